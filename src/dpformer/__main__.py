@@ -1,0 +1,3 @@
+from dpformer.cli import main
+
+main()

@@ -1,0 +1,32 @@
+"""The list of commands. Each lives in a module of its own, named after it."""
+
+from typing import Annotated
+
+import typer
+
+from dpformer import __version__
+from dpformer.cli.bench import bench
+
+app = typer.Typer(
+    name="dpformer",
+    help="Private recommendations from people's sequences, with user-level differential privacy.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+app.command()(bench)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"dpformer {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """Private recommendations from people's sequences, with user-level differential privacy."""

@@ -1,0 +1,1 @@
+"""Benchmarks and the paper's tables and figures. Nothing else imports this package."""

@@ -1,0 +1,6 @@
+"""Benchmarks, each a module with `run(quick: bool) -> dict` (figures, JSON-ready) and `show(figures) -> str | Table`.
+
+They are looked up by name, so that asking for one imports only that one.
+"""
+
+BENCHMARKS: dict[str, str] = {}

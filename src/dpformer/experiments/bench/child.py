@@ -1,0 +1,41 @@
+"""Run a function in a fresh process and tell its time and peak memory.
+
+A process of its own is the only honest way to read peak memory: an allocator does not give back what an
+earlier contender took.
+"""
+
+import importlib
+import json
+import resource
+import subprocess
+import sys
+import time
+from typing import Any
+
+
+def run_child(target: str, **arguments: Any) -> dict[str, Any]:
+    """Call `package.module:function(**arguments)` in a new interpreter.
+
+    Returns what the function returns (a JSON-ready dict) plus `seconds` (the call alone) and `peak_mb` (resident
+    memory of the whole process, imports included).
+    """
+    command = [sys.executable, "-m", "dpformer.experiments.bench.child", target, json.dumps(arguments)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+def _main(target: str, arguments: str) -> None:
+    module, name = target.split(":")
+    function = getattr(importlib.import_module(module), name)
+    start = time.perf_counter()
+    result = function(**json.loads(arguments)) or {}
+    seconds = time.perf_counter() - start
+    # Linux counts ru_maxrss in KiB, macOS in bytes.
+    unit = 1 if sys.platform == "darwin" else 1024
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    sys.stdout.write(json.dumps({**result, "seconds": seconds, "peak_mb": peak / 2**20}) + "\n")
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])
