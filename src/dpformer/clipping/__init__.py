@@ -1,0 +1,9 @@
+"""Phantom Clipping: exact per-sample gradient clipping for any shared parameter."""
+
+from dpformer.clipping.clip import Clip
+from dpformer.clipping.forms import Dense, Outer, Sparse
+from dpformer.clipping.phantom import PhantomClipping
+from dpformer.clipping.tape import Tape, register_rule
+from dpformer.clipping.views import View
+
+__all__ = ["Clip", "Dense", "Outer", "PhantomClipping", "Sparse", "Tape", "View", "register_rule"]

@@ -1,0 +1,189 @@
+"""The gradient of one parameter for every sample of a batch, kept as the factors it is made of.
+
+A parameter is looked at as a matrix of `R x C` (last dimension `C`, all others `R`; a vector is `R x 1`). What a use of
+it adds to the gradient of sample `i` is one of three forms:
+
+    Outer   G_i = sum_t rows[i,t] (x) cols[i,t]               linear maps: rows = output gradient, cols = input
+    Sparse  G_i = sum_t onehot(index[i,t]) (x) values[i,t]    embeddings, positions
+    Dense   G_i itself                                        biases and scales: small, already summed over time
+
+The gradient is the sum over all uses, so its squared norm has a term for every *pair* of uses. Leaving out the pairs of
+different uses (an embedding that is also the output head, say) gives a norm that is too small, and so a bound that is
+no bound. `inner` has one formula per pair of forms; none builds an `R x C` matrix per sample.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass
+class Outer:
+    """`G_i = sum_t rows[i,t] (x) cols[i,t]`; rows `[B, T, R]`, cols `[B, T, C]`."""
+
+    rows: Tensor
+    cols: Tensor
+
+    def bound(self) -> Tensor:
+        """`sum_t |rows_t| |cols_t|` `[B]`: the triangle inequality's bound on the norm."""
+        return (_lengths(self.rows) * _lengths(self.cols)).sum(1)
+
+    def form_into(self, out: Tensor, samples: slice) -> None:
+        """Add the gradients of `samples` to `out` `[b, R, C]`."""
+        out.baddbmm_(self.rows[samples].transpose(1, 2), self.cols[samples])
+
+    def add_weighted(self, weights: Tensor, out: Tensor) -> None:
+        """Add `sum_i weights[i] G_i` to `out` `[R, C]`."""
+        # Scale the narrower factor: it is the cheaper one to copy.
+        rows, cols = self.rows, self.cols
+        if rows.shape[-1] < cols.shape[-1]:
+            rows = rows * weights[:, None, None]
+        else:
+            cols = cols * weights[:, None, None]
+        out.addmm_(rows.flatten(0, 1).T, cols.flatten(0, 1))
+
+    def forget(self, samples: Tensor) -> None:
+        """Make the gradient of the marked samples (`[B]`, bool) zero, whatever it was."""
+        self.rows = self.rows.masked_fill(samples[:, None, None], 0)
+        self.cols = self.cols.masked_fill(samples[:, None, None], 0)
+
+
+@dataclass
+class Sparse:
+    """`G_i = sum_t onehot(index[i,t]) (x) values[i,t]`; index `[B, T]`, values `[B, T, C]`."""
+
+    index: Tensor
+    values: Tensor
+
+    def bound(self) -> Tensor:
+        """`sum_t |values_t|` `[B]`."""
+        return _lengths(self.values).sum(1)
+
+    def form_into(self, out: Tensor, samples: slice) -> None:
+        """Add the gradients of `samples` to `out` `[b, R, C]`."""
+        index, values = self.index[samples], self.values[samples]
+        b, R, C = out.shape
+        offsets = torch.arange(b, device=index.device)[:, None] * R
+        out.view(b * R, C).index_add_(0, (index + offsets).flatten(), values.flatten(0, 1))
+
+    def add_weighted(self, weights: Tensor, out: Tensor) -> None:
+        """Add `sum_i weights[i] G_i` to `out` `[R, C]`."""
+        out.index_add_(0, self.index.flatten(), (self.values * weights[:, None, None]).flatten(0, 1))
+
+    def forget(self, samples: Tensor) -> None:
+        """Make the gradient of the marked samples (`[B]`, bool) zero, whatever it was."""
+        self.values = self.values.masked_fill(samples[:, None, None], 0)
+
+
+@dataclass
+class Dense:
+    """`G_i = gradient[i]`, `[B, R, C]`. `bound` is that of the terms it was summed from."""
+
+    gradient: Tensor
+    bound_: Tensor
+
+    def bound(self) -> Tensor:
+        """The bound on the norm of what was summed, `[B]`."""
+        return self.bound_
+
+    def form_into(self, out: Tensor, samples: slice) -> None:
+        """Add the gradients of `samples` to `out` `[b, R, C]`."""
+        out.add_(self.gradient[samples])
+
+    def add_weighted(self, weights: Tensor, out: Tensor) -> None:
+        """Add `sum_i weights[i] G_i` to `out` `[R, C]`."""
+        out.view(-1).addmv_(self.gradient.flatten(1).T, weights)
+
+    def forget(self, samples: Tensor) -> None:
+        """Make the gradient of the marked samples (`[B]`, bool) zero, whatever it was."""
+        self.gradient = self.gradient.masked_fill(samples[:, None, None], 0)
+
+
+Form = Outer | Sparse | Dense
+
+
+def inner(a: Form, b: Form) -> Tensor:
+    """`<G_i^a, G_i^b>` for every sample, `[B]`, summed in float64.
+
+    Outer, Outer:    sum_{t,u} <rows_t, rows'_u> <cols_t, cols'_u>
+    Outer, Sparse:   sum_{t,u} rows_t[index_u] <cols_t, values_u>
+    Outer, Dense:    sum_t rows_t' D cols_t
+    Sparse, Sparse:  sum_{t,u} [index_t = index'_u] <values_t, values'_u>
+    Sparse, Dense:   sum_t <D[index_t], values_t>
+    """
+    match a, b:
+        case Outer(), Outer():
+            return _sum((a.rows @ b.rows.transpose(1, 2)) * (a.cols @ b.cols.transpose(1, 2)))
+        case Outer(), Sparse():
+            picked = a.rows.gather(2, b.index[:, None, :].expand(-1, a.rows.shape[1], -1))
+            return _sum(picked * (a.cols @ b.values.transpose(1, 2)))
+        case Outer(), Dense():
+            return _sum((a.rows @ b.gradient) * a.cols)
+        case Sparse(), Sparse():
+            same = a.index[:, :, None] == b.index[:, None, :]
+            return _sum((a.values @ b.values.transpose(1, 2)) * same)
+        case Sparse(), Dense():
+            picked = b.gradient.gather(1, a.index[:, :, None].expand(-1, -1, a.values.shape[-1]))
+            return _sum(picked * a.values)
+        case Dense(), Dense():
+            return _sum(a.gradient * b.gradient)
+        case _:
+            return inner(b, a)
+
+
+def sparse_squared_norms(form: Sparse, R: int) -> Tensor:
+    """`|G_i|^2` of a sparse form, `[B]`, in `T log T` rather than `T^2`: add equal rows up, then square.
+
+    Two events of one item, with gradients 1 and 2 in one dimension, give 9 and not 1 + 4:
+
+    >>> form = Sparse(torch.tensor([[7, 7, 3]]), torch.tensor([[[1.0], [2.0], [5.0]]]))
+    >>> sparse_squared_norms(form, R=10)
+    tensor([34.], dtype=torch.float64)
+    """
+    B, T = form.index.shape
+    sample = torch.arange(B, device=form.index.device)[:, None]
+    rows, place = torch.unique(form.index + sample * R, return_inverse=True)
+    summed = form.values.new_zeros(len(rows), form.values.shape[-1])
+    summed.index_add_(0, place.flatten(), form.values.flatten(0, 1))
+    squares = _sum(summed * summed)
+    return squares.new_zeros(B).index_add_(0, rows // R, squares)
+
+
+def merge(forms: list[Form]) -> list[Form]:
+    """At most one form of each kind with the same sum: uses are concatenated along time, dense gradients added.
+
+    So a recurrent weight, used at each of `T` steps, is one linear use of `T` times.
+    """
+    outers = [f for f in forms if isinstance(f, Outer)]
+    sparses = [f for f in forms if isinstance(f, Sparse)]
+    denses = [f for f in forms if isinstance(f, Dense)]
+    merged: list[Form] = []
+    if outers:
+        merged.append(outers[0] if len(outers) == 1 else Outer(_cat(f.rows for f in outers), _cat(f.cols for f in outers)))
+    if sparses:
+        merged.append(
+            sparses[0] if len(sparses) == 1 else Sparse(_cat(f.index for f in sparses), _cat(f.values for f in sparses))
+        )
+    if denses:
+        gradient, bound = denses[0].gradient, denses[0].bound_
+        for f in denses[1:]:
+            gradient, bound = gradient + f.gradient, bound + f.bound_
+        merged.append(Dense(gradient, bound))
+    return merged
+
+
+def _cat(tensors: Iterable[Tensor]) -> Tensor:
+    return torch.cat(list(tensors), dim=1)
+
+
+def _lengths(x: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(x, dim=-1)
+
+
+def _sum(x: Tensor) -> Tensor:
+    """Sum over all dimensions but the first, accumulated in float64: terms of both signs may cancel."""
+    return x.sum(dim=tuple(range(1, x.dim())), dtype=torch.float64)

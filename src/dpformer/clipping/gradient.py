@@ -1,0 +1,109 @@
+"""Norms and weighted sums of one parameter's per-sample gradients, by the cheaper of two routes.
+
+    gram     the pairs of terms: sum_{t,u} <rows_t, rows_u> <cols_t, cols_u> + ...; work 2 B T^2 (R + C)
+    formed   G_i itself, a few samples at a time, then its norm;                    work 2 B T R C
+
+Short sequences want the first, long ones the second; the switch is about at T = R C / (R + C).
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from dpformer.clipping.forms import Dense, Form, Outer, Sparse, inner, merge, sparse_squared_norms
+
+Route = Literal["gram", "formed"]
+
+# Elements of per-sample gradients that are formed at once (16 MB of float32).
+FORMED_ELEMENTS = 2**22
+
+
+def matrix_shape(shape: torch.Size) -> tuple[int, int]:
+    """`(R, C)` of a parameter: its last dimension and all others; a vector is a column.
+
+    >>> matrix_shape(torch.Size([5, 3])), matrix_shape(torch.Size([1, 5, 3])), matrix_shape(torch.Size([4]))
+    ((5, 3), (5, 3), (4, 1))
+    """
+    if len(shape) < 2:
+        return shape.numel(), 1
+    return shape[:-1].numel(), shape[-1]
+
+
+class ParameterGradient:
+    """The gradients of `parameter` for `B` samples, as the sum of the forms that its uses gave."""
+
+    def __init__(self, parameter: nn.Parameter, forms: list[Form], batch: int, route: Route | None = None) -> None:
+        self.parameter = parameter
+        self.batch = batch
+        self.shape = matrix_shape(parameter.shape)
+        self.forms = merge(forms)
+        self.route = route or self._cheaper_route()
+
+    def measure(self) -> tuple[Tensor, Tensor]:
+        """`|G_i|^2` and the square of the bound `K_i` on it (the sum of the sizes of all terms), each `[B]`, float64."""
+        bound = torch.zeros(self.batch, dtype=torch.float64, device=self.parameter.device)
+        for form in self.forms:
+            bound += form.bound()
+        squared = self._formed(bound) if self.route == "formed" else self._gram()
+        return squared, bound.square()
+
+    def add_weighted_sum(self, weights: Tensor) -> None:
+        """Add `sum_i weights[i] G_i` to the parameter's `.grad`."""
+        out = self.parameter.grad
+        assert out is not None
+        for form in self.forms:
+            form.add_weighted(weights.to(out.dtype), out.view(self.shape))
+
+    def forget(self, samples: Tensor) -> None:
+        """Take the marked samples (`[B]`, bool) out."""
+        for form in self.forms:
+            form.forget(samples)
+
+    def _cheaper_route(self) -> Route:
+        R, C = self.shape
+        gram = formed = 0
+        T = {type(form): form.rows.shape[1] if isinstance(form, Outer) else 0 for form in self.forms}
+        for form in self.forms:
+            match form:
+                case Outer():
+                    t = T[Outer]
+                    gram += 2 * t * t * (R + C)
+                    formed += 2 * t * R * C + 2 * R * C
+                case Sparse():
+                    t = form.index.shape[1]
+                    gram += 2 * t * C + 2 * t * T.get(Outer, 0) * C
+                    formed += 2 * t * C + R * C
+                case Dense():
+                    gram += 2 * R * C + 2 * T.get(Outer, 0) * R * C
+                    formed += 2 * R * C
+        return "gram" if gram <= formed else "formed"
+
+    def _gram(self) -> Tensor:
+        total = torch.zeros(self.batch, dtype=torch.float64, device=self.parameter.device)
+        for k, form in enumerate(self.forms):
+            total += sparse_squared_norms(form, self.shape[0]) if isinstance(form, Sparse) else inner(form, form)
+            for other in self.forms[k + 1 :]:
+                total += 2 * inner(form, other)
+        return total
+
+    def _formed(self, bound: Tensor) -> Tensor:
+        R, C = self.shape
+        # Where all samples' gradients are no larger than the factors they come from, they replace the factors:
+        # no more memory, and the weighted sum is then one matrix-vector product.
+        factors = sum(f.rows.numel() + f.cols.numel() for f in self.forms if isinstance(f, Outer))
+        replace = self.batch * R * C <= max(factors, FORMED_ELEMENTS // 4)
+        chunk = self.batch if replace else min(self.batch, max(1, FORMED_ELEMENTS // (R * C)))
+        buffer = self.parameter.new_empty(chunk, R, C, requires_grad=False)
+        squares = []
+        for start in range(0, self.batch, chunk):
+            stop = min(start + chunk, self.batch)
+            part = buffer[: stop - start].zero_()
+            for form in self.forms:
+                form.form_into(part, slice(start, stop))
+            squares.append(torch.linalg.vector_norm(part, dim=(1, 2), dtype=torch.float64).square())
+        if replace:
+            self.forms = [Dense(buffer, bound)]
+        return torch.cat(squares)

@@ -1,0 +1,217 @@
+"""Phantom Clipping: exact per-sample clipping for any model, shared parameters included, with one backward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from dpformer.clipping import rules  # noqa: F401  (fills the registry)
+from dpformer.clipping.clip import Clip, Rule
+from dpformer.clipping.forms import Form
+from dpformer.clipping.gradient import ParameterGradient, Route
+from dpformer.clipping.tape import Tape, Use
+from dpformer.errors import ClippingError
+
+Losses = Callable[[], Tensor]
+# From squared norms and squared bounds, each [B], to the weights of the sum, [B].
+Weigh = Callable[[Tensor, Tensor], Tensor]
+
+
+class PhantomClipping:
+    """Clips the gradient of each sample to `max_norm` and adds the sum to `.grad`.
+
+    Guarantee: with `rule` either "flat" or "automatic", adding or removing one sample changes the sum that `backward`
+    adds by at most `max_norm` (up to a relative 1e-6) in L2 norm over all trainable parameters of `module`, if each loss
+    depends on its own sample alone. Anything that would break this is refused:
+
+    =============================================  =================================================================
+    a parameter in a function without a rule       ClippingError that names both
+    a trainable parameter without any use          ClippingError; freeze it
+    losses that mix samples (batch norm, in-batch  ClippingError when a batch of a new structure is first seen, and
+    negatives) or a batch that is not first        always where the layout is not evident
+    a sample with a NaN or infinite gradient       adds nothing; its norm is returned as it is; see `nonfinite`
+    an empty batch                                 adds nothing; `.grad` is there
+    parameters in float16 or bfloat16              ClippingError: their sums round by more than a sample may add
+    =============================================  =================================================================
+
+    What cannot be seen here: a loss whose *scale* depends on other samples, such as a division by the number of tokens in
+    the batch. Divide by constants, or by a sample's own length.
+
+    >>> model = nn.Linear(2, 1, bias=False)
+    >>> x = torch.tensor([[3.0, 4.0], [0.3, 0.4]])
+    >>> clipping = PhantomClipping(model, max_norm=1.0, rule="flat")
+    >>> clipping.backward(lambda: model(x)[:, 0])
+    tensor([5.0000, 0.5000], dtype=torch.float64)
+    >>> model.weight.grad  # (3, 4) / 5 + (0.3, 0.4)
+    tensor([[0.9000, 1.2000]])
+    """
+
+    def __init__(self, module: nn.Module, max_norm: float = 1.0, rule: Rule = "automatic", route: Route | None = None) -> None:
+        self.module = module
+        self.clip = Clip(max_norm, rule)
+        self.route = route
+        # Samples whose gradient was not finite, since this object was made.
+        self.nonfinite = 0
+        self._seen: set[tuple[tuple[str, str, int], ...]] = set()
+        for name, parameter in self._trainable():
+            if parameter.dtype not in (torch.float32, torch.float64):
+                raise ClippingError(
+                    f"parameter {name!r} is {parameter.dtype}: a sum in this type rounds by more than one sample may add. "
+                    "Keep parameters in float32 and run the forward pass under torch.autocast"
+                )
+
+    @property
+    def sensitivity(self) -> float:
+        """How much one sample can change the sum, in L2 norm: the scale that noise is calibrated to."""
+        return self.clip.max_norm
+
+    def backward(self, compute_losses: Losses) -> Tensor:
+        """Run the forward pass that returns one loss per sample `[B]`; add `sum_i c_i g_i` to `.grad`.
+
+        Returns the gradient norms `|g_i|`, `[B]`, float64. They are not private.
+        """
+        return self._run(compute_losses, lambda squared, bound: self.clip.factors(squared, bound, self._eps()))
+
+    def norms(self, compute_losses: Losses) -> Tensor:
+        """The gradient norms `[B]` alone; `.grad` is left as it is. They are not private."""
+        return self._run(compute_losses, None)
+
+    def weighted_sum(self, compute_losses: Losses, weights: Tensor) -> Tensor:
+        """Add `sum_i weights[i] g_i` to `.grad`, for weights `[B]` of the caller's; returns the norms.
+
+        Weights that are not computed by a clipping rule carry no guarantee.
+        """
+
+        def weigh(squared: Tensor, bound: Tensor) -> Tensor:
+            if weights.shape != squared.shape:
+                raise ClippingError(f"weights have shape {tuple(weights.shape)}, losses {tuple(squared.shape)}")
+            return torch.where(squared.isfinite(), weights.to(squared), 0.0)
+
+        return self._run(compute_losses, weigh)
+
+    def _trainable(self) -> list[tuple[str, nn.Parameter]]:
+        return [(name, p) for name, p in self.module.named_parameters() if p.requires_grad]
+
+    def _eps(self) -> float:
+        return max((torch.finfo(p.dtype).eps for _, p in self._trainable()), default=0.0)
+
+    def _run(self, compute_losses: Losses, weigh: Weigh | None) -> Tensor:
+        tape = Tape(self.module)
+        with torch.enable_grad(), tape:
+            losses = compute_losses()
+        _check_losses(losses)
+        if weigh is not None:
+            for _, parameter in self._trainable():
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+        batch = len(losses)
+        if batch == 0:
+            return torch.zeros(0, dtype=torch.float64)
+        if unused := tape.unused():
+            raise ClippingError(
+                f"parameter {unused[0]!r} requires a gradient and is not used in the forward pass"
+                + (f" (and {len(unused) - 1} more)" if len(unused) > 1 else "")
+                + ": freeze it with requires_grad_(False), or use it"
+            )
+        self._differentiate(tape, losses, batch)
+        with torch.no_grad():
+            return self._sum(tape, losses.detach(), batch, weigh)
+
+    def _differentiate(self, tape: Tape, losses: Tensor, batch: int) -> None:
+        """Fill in the gradient at the output of every use."""
+        tape.check_graph(losses)
+        for use in tape.uses:
+            if use.shape[:1].numel() % batch or not use.shape:
+                raise ClippingError(
+                    f"{use.function} uses {use.names} in a result of shape {tuple(use.shape)} whose first dimension does not "
+                    f"hold the {batch} samples: keep samples first, and padded rather than packed by a mask"
+                )
+        structure = tuple((use.function, use.names, len(use.shape)) for use in tape.uses)
+        evident = all(batch in (use.shape[0], use.merged) for use in tape.uses)
+        held = {name: (p.grad, p.grad._version if p.grad is not None else 0) for name, p in self._trainable()}
+        if structure not in self._seen or not evident or tape.ragged:
+            self._check_apart(tape, losses, batch)
+            self._seen.add(structure)
+        torch.autograd.grad(losses.sum(), tape.anchor, allow_unused=True)
+        for name, p in self._trainable():
+            grad, version = held[name]
+            if p.grad is not grad or (grad is not None and grad._version != version):
+                p.grad = None
+                raise ClippingError(f"a gradient reached parameter {name!r} during the backward pass, past the recorder")
+
+    @staticmethod
+    def _check_apart(tape: Tape, losses: Tensor, batch: int) -> None:
+        """Raise if the gradient at sample i's part of a use comes from another sample's loss.
+
+        Backward is linear, so with weights w on the losses the gradient at sample i's part must be exactly w_i times the one
+        without. A batch norm, in-batch negatives or a batch dimension in another place make it a mixture.
+        """
+        if batch == 1:
+            return
+        weights = 1 + torch.rand(batch, dtype=losses.dtype, device=losses.device)
+        torch.autograd.grad((losses * weights).sum(), tape.anchor, allow_unused=True, retain_graph=True)
+        weighted = [use.gradient for use in tape.uses]
+        for use in tape.uses:
+            use.gradient = None
+        torch.autograd.grad(losses.sum(), tape.anchor, allow_unused=True, retain_graph=True)
+        # What rounding leaves of a gradient that ought to be zero is relative to the gradients it comes from.
+        largest = max((_largest(use.gradient) for use in tape.uses if use.gradient is not None), default=0.0)
+        for use, mixed in zip(tape.uses, weighted, strict=True):
+            if use.gradient is None or mixed is None:
+                continue
+            plain, mixed = use.gradient.reshape(batch, -1), mixed.reshape(batch, -1)
+            eps = torch.finfo(plain.dtype).eps
+            off = _largest(mixed - plain * weights[:, None].to(plain))
+            if off > eps**0.5 * _largest(plain) + 100 * eps * largest:
+                raise ClippingError(
+                    f"the loss of one sample depends on another at {use.function} with {use.names}: samples must be the first "
+                    "dimension everywhere, and nothing (batch norm, in-batch negatives) may mix them"
+                )
+
+    def _sum(self, tape: Tape, losses: Tensor, batch: int, weigh: Weigh | None) -> Tensor:
+        gradients = self._gradients(tape.uses, batch)
+        squared = torch.zeros(batch, dtype=torch.float64, device=losses.device)
+        bound = torch.zeros_like(squared)
+        for gradient in gradients:
+            s, b = gradient.measure()
+            squared += s
+            bound += b
+        squared = torch.where(losses.isfinite(), squared, torch.nan)
+        lost = ~(squared.isfinite() & bound.isfinite())
+        if weigh is not None:
+            if lost.any():
+                self.nonfinite += int(lost.sum())
+                for gradient in gradients:
+                    gradient.forget(lost)
+            weights = weigh(squared, bound)
+            for gradient in gradients:
+                gradient.add_weighted_sum(weights)
+        return squared.clamp_min(0).sqrt()
+
+    def _gradients(self, uses: list[Use], batch: int) -> list[ParameterGradient]:
+        forms: dict[int, tuple[nn.Parameter, list[Form]]] = {}
+        for use in uses:
+            if use.gradient is None:
+                continue
+            for view, form in use.derive(use.gradient, batch):
+                forms.setdefault(id(view.parameter), (view.parameter, []))[1].append(form)
+            use.gradient = None
+        return [ParameterGradient(parameter, found, batch, self.route) for parameter, found in forms.values()]
+
+
+def _check_losses(losses: Tensor) -> None:
+    if not isinstance(losses, Tensor) or losses.dim() != 1:
+        shape = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
+        raise ClippingError(
+            f"compute_losses must return one loss per sample, shape [B], not {shape}: use reduction='none' and sum over "
+            "positions, not over samples"
+        )
+    if len(losses) and not losses.requires_grad:
+        raise ClippingError("the losses do not depend on any trainable parameter")
+
+
+def _largest(x: Tensor) -> float:
+    """The largest absolute value that is finite (a sample that is not is dropped later)."""
+    return float(torch.where(x.isfinite(), x, 0.0).abs().amax()) if x.numel() else 0.0

@@ -1,0 +1,8 @@
+"""What happens to a parameter in each known torch function: one small module per kind of function.
+
+Importing this package fills the registry `dpformer.clipping.tape.RULES`.
+"""
+
+from dpformer.clipping.rules import elementwise, embedding, linear, matmul, moving, norm
+
+__all__ = ["elementwise", "embedding", "linear", "matmul", "moving", "norm"]

@@ -1,0 +1,76 @@
+"""Rows of a table: the gradient of row r is the sum of the gradients at all places where it was looked up.
+
+An item that occurs twice, with gradients 1 and 2, has the gradient 3, not two gradients of its own:
+
+>>> import torch
+>>> from dpformer.clipping import PhantomClipping
+>>> table, s = torch.nn.Embedding(5, 1), torch.tensor([[4, 4, 2]])
+>>> g = torch.tensor([[[1.0], [2.0], [5.0]]])
+>>> PhantomClipping(table).norms(lambda: (table(s) * g).sum((1, 2))).square().round()  # 3^2 + 5^2
+tensor([34.], dtype=torch.float64)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from dpformer.clipping.forms import Form, Sparse
+from dpformer.clipping.rules.shapes import per_sample
+from dpformer.clipping.tape import Tape, register_rule
+from dpformer.clipping.views import View
+
+
+@register_rule(F.embedding)
+def embedding(
+    tape: Tape,
+    function: Any,
+    input: Tensor,
+    weight: Tensor,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Tensor:
+    """F.embedding; the row `padding_idx` gets no gradient, as in torch."""
+    view = tape.view(weight)
+    assert view is not None
+    if max_norm is not None or scale_grad_by_freq or sparse:
+        raise tape.refuse(function, view, "has no rule for max_norm, scale_grad_by_freq or sparse")
+    if padding_idx is not None and padding_idx < 0:
+        padding_idx += weight.shape[0]
+    return rows(tape, function, view, input, padding_idx)
+
+
+def rows(tape: Tape, function: Any, view: View, ids: Tensor, padding: int | None = None) -> Tensor:
+    """Rows `ids` of a whole parameter: a use where the ids belong to samples, else (positions, say) a view."""
+    if view.layout != "whole" or view.parameter.dim() != 2:
+        raise tape.refuse(function, view, "looks rows up in a part of it; look them up in the whole table")
+    shared = tape.is_shared(ids)
+    if shared or (ids.dim() > 1 and ids.shape[0] == 1):
+        # A first dimension of 1 is either made for broadcasting or a batch of one: as a view it is right in both cases.
+        return tape.add_view(view.take(ids.clone(), padding, has_batch=ids.dim() > 1 and not (shared and ids.shape[0] == 1)))
+    output = F.embedding(ids, view.value.detach())
+
+    def derive(gradient: Tensor, batch: int) -> Iterator[tuple[View, Form]]:
+        index = ids.reshape(batch, -1)
+        values = per_sample(gradient, batch, view.parameter.dtype)
+        if padding is not None:
+            values = values.masked_fill((index == padding)[..., None], 0)
+        yield view, Sparse(index, values)
+
+    return tape.record(function, output, [view], derive, like=ids)
+
+
+@register_rule(torch.index_select, torch.Tensor.index_select)
+def index_select(tape: Tape, function: Any, input: Tensor, dim: int, index: Tensor) -> Tensor:
+    """Rows of a table by a list of ids."""
+    view = tape.view(input)
+    if view is None or dim not in (0, -input.dim()):
+        raise tape.refuse(function, view or tape.view(index), "selects along a dimension without a rule")  # type: ignore[arg-type]
+    return rows(tape, function, view, index)

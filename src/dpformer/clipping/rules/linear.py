@@ -1,0 +1,44 @@
+"""`y = x W' + b`: the gradient of W is `sum_t g_t (x) x_t`, of b `sum_t g_t`, with g the gradient at y.
+
+Two times, one input and one output feature: x = (1, 2), g = (3, 4) give dW = 3*1 + 4*2 = 11 and db = 7:
+
+>>> import torch
+>>> from dpformer.clipping import PhantomClipping
+>>> layer = torch.nn.Linear(1, 1)
+>>> x, g = torch.tensor([[[1.0], [2.0]]]), torch.tensor([[[3.0], [4.0]]])
+>>> PhantomClipping(layer).norms(lambda: (layer(x) * g).sum((1, 2))).square().round()  # 11^2 + 7^2
+tensor([170.], dtype=torch.float64)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from dpformer.clipping.forms import Form
+from dpformer.clipping.rules.shapes import from_broadcast, per_sample
+from dpformer.clipping.tape import Tape, register_rule
+from dpformer.clipping.views import View
+
+
+@register_rule(F.linear)
+def linear(tape: Tape, function: Any, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """F.linear with a trainable weight, bias or both; any leading dimensions."""
+    if (fixed := tape.view(input)) is not None:
+        raise tape.refuse(function, fixed, "takes it as its input rather than its weight")
+    output = F.linear(input, tape.value(weight), tape.value(bias))
+    w, b = tape.view(weight), tape.view(bias)
+    if w is not None and w.value.dim() != 2:
+        raise tape.refuse(function, w, "takes it as a vector; give the weight two dimensions")
+
+    def derive(gradient: Tensor, batch: int) -> Iterator[tuple[View, Form]]:
+        if w is not None:
+            g = per_sample(gradient, batch, w.parameter.dtype)
+            yield w, w.from_outer(g, per_sample(input, batch, w.parameter.dtype))
+        if b is not None:
+            yield b, from_broadcast(b, gradient, batch)
+
+    return tape.record(function, output, [w, b], derive, like=input)

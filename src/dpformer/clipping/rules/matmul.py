@@ -1,0 +1,93 @@
+"""Products with a parameter: `x @ P`, `x @ P.T`, `P @ x`, `x @ p`, `addmm` (Hugging Face's Conv1D).
+
+`y = x P` has the gradient `sum_t x_t (x) g_t`. With x = (1, 2), g = 3 in one time it is (3, 6):
+
+>>> import torch
+>>> from dpformer.clipping import PhantomClipping
+>>> class Product(torch.nn.Module):
+...     def __init__(self):
+...         super().__init__()
+...         self.P = torch.nn.Parameter(torch.zeros(2, 1))
+>>> module, x = Product(), torch.tensor([[1.0, 2.0]])
+>>> PhantomClipping(module).norms(lambda: 3 * (x @ module.P)[:, 0]).square().round()  # 3^2 + 6^2
+tensor([45.], dtype=torch.float64)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dpformer.clipping.forms import Form
+from dpformer.clipping.rules.shapes import from_broadcast, per_sample
+from dpformer.clipping.tape import Tape, register_rule
+from dpformer.clipping.views import View
+
+
+@register_rule(torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__, torch.mm, torch.Tensor.mm)
+def matmul(tape: Tape, function: Any, left: Tensor, right: Tensor) -> Tensor:
+    """A product with a parameter on one side."""
+    l, r = tape.view(left), tape.view(right)
+    if r is None:
+        assert l is not None
+        return _from_left(tape, function, l, right)
+    if l is not None:
+        raise tape.refuse(function, l, "multiplies it with another parameter")
+    output = torch.matmul(left, r.value.detach())
+    if r.value.dim() > 2 or left.dim() < 2:
+        raise tape.refuse(function, r, "multiplies it in a shape without a rule (wanted [B, ..., p] @ [p, q] or [p])")
+
+    def derive(gradient: Tensor, batch: int) -> Iterator[tuple[View, Form]]:
+        if r.value.dim() == 1:
+            yield r, from_broadcast(r, gradient[..., None] * left.detach(), batch)
+        else:
+            dtype = r.parameter.dtype
+            yield r, r.from_outer(per_sample(left, batch, dtype), per_sample(gradient, batch, dtype))
+
+    return tape.record(function, output, [r], derive, like=left)
+
+
+def _from_left(tape: Tape, function: Any, l: View, right: Tensor) -> Tensor:
+    """`P @ x` with x `[B, p, T]`: the gradient is `sum_t g[:, t] (x) x[:, t]`."""
+    if l.value.dim() != 2 or right.dim() != 3:
+        raise tape.refuse(function, l, "multiplies it in a shape without a rule (wanted [q, p] @ [B, p, T])")
+    output = torch.matmul(l.value.detach(), right)
+
+    def derive(gradient: Tensor, batch: int) -> Iterator[tuple[View, Form]]:
+        dtype = l.parameter.dtype
+        rows = per_sample(gradient.transpose(1, 2), batch, dtype)
+        yield l, l.from_outer(rows, per_sample(right.transpose(1, 2), batch, dtype))
+
+    return tape.record(function, output, [l], derive, like=right)
+
+
+@register_rule(torch.Tensor.__rmatmul__)
+def reflected(tape: Tape, function: Any, right: Tensor, left: Tensor) -> Tensor:
+    """`left @ right`, called from the right."""
+    return matmul(tape, function, left, right)
+
+
+@register_rule(torch.addmm, torch.Tensor.addmm)
+def addmm(
+    tape: Tape, function: Any, input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1
+) -> Tensor:
+    """`input + mat1 @ mat2`: a bias and a linear map whose weight lies the other way round."""
+    views = [tape.view(t) for t in (input, mat1, mat2)]
+    if views[1] is not None:
+        raise tape.refuse(function, views[1], "takes it as its second argument rather than its third")
+    if beta != 1 or alpha != 1:
+        raise tape.refuse(function, next(v for v in views if v is not None), "has no rule for beta or alpha")
+    output = torch.addmm(tape.value(input), mat1, tape.value(mat2))
+    b, _, w = views
+
+    def derive(gradient: Tensor, batch: int) -> Iterator[tuple[View, Form]]:
+        if w is not None:
+            dtype = w.parameter.dtype
+            yield w, w.from_outer(per_sample(mat1, batch, dtype), per_sample(gradient, batch, dtype))
+        if b is not None:
+            yield b, from_broadcast(b, gradient, batch)
+
+    return tape.record(function, output, [w, b], derive, like=mat1)

@@ -1,0 +1,55 @@
+"""Functions that only move a parameter's elements: they make views, whose use comes when they meet the batch.
+
+Learned positions: with the gradients (1, 2) at two times, `P[:2]` gets (1, 2) and the rest of P nothing:
+
+>>> import torch
+>>> from dpformer.clipping import PhantomClipping
+>>> class Positions(torch.nn.Module):
+...     def __init__(self):
+...         super().__init__()
+...         self.P = torch.nn.Parameter(torch.zeros(9, 1))
+>>> module, x, g = Positions(), torch.zeros(1, 2, 1), torch.tensor([[[1.0], [2.0]]])
+>>> PhantomClipping(module).norms(lambda: ((x + module.P[:2]) * g).sum((1, 2))).square().round()
+tensor([5.], dtype=torch.float64)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dpformer.clipping.rules.embedding import rows
+from dpformer.clipping.tape import Tape, register_rule
+
+T = torch.Tensor
+
+
+@register_rule(
+    *(torch.t, T.t, T.T.__get__, T.mT.__get__, torch.transpose, T.transpose, T.swapaxes, T.permute, torch.permute),  # type: ignore[attr-defined]
+    *(T.view, T.reshape, torch.reshape, T.view_as, T.flatten, torch.flatten, T.squeeze, torch.squeeze),
+    *(T.unsqueeze, torch.unsqueeze, T.expand, T.expand_as, T.narrow, torch.narrow, T.contiguous),
+    lazy=True,
+)
+def move(tape: Tape, function: Any, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """A view of a view."""
+    view = tape.view(input)
+    if view is None:
+        # x.view_as(p), x.expand_as(p): the parameter gives its shape only
+        return function(input, *(tape.value(a) for a in args), **kwargs)  # type: ignore[no-any-return]
+    return tape.add_view(view.derive(function, args, kwargs))
+
+
+@register_rule(T.__getitem__, lazy=True)
+def getitem(tape: Tape, function: Any, input: Tensor, key: Any) -> Tensor:
+    """Rows by ids, or any slice."""
+    view = tape.view(input)
+    if view is None:
+        raise tape.refuse(function, tape.view(key), "uses it as an index")  # type: ignore[arg-type]
+    if isinstance(key, Tensor) and key.dtype in (torch.int64, torch.int32) and view.layout == "whole":
+        return rows(tape, function, view, key)
+    keys = key if isinstance(key, tuple) else (key,)
+    if any(isinstance(k, Tensor) and not tape.is_shared(k) for k in keys):
+        raise tape.refuse(function, view, "picks elements by an index without a rule (wanted one tensor of row ids)")
+    return tape.add_view(view.derive(function, (key,), {}))

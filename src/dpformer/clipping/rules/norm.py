@@ -1,0 +1,76 @@
+"""Layer norm and RMS norm: `y = xhat * w + b` has the gradients `sum_t g_t xhat_t` and `sum_t g_t`.
+
+xhat of (1, 3) is (-1, 1); with g = (2, 5) the weight gets (-2, 5) and the bias (2, 5):
+
+>>> import torch
+>>> from dpformer.clipping import PhantomClipping
+>>> norm = torch.nn.LayerNorm(2, eps=0)
+>>> x, g = torch.tensor([[[1.0, 3.0]]]), torch.tensor([[[2.0, 5.0]]])
+>>> PhantomClipping(norm).norms(lambda: (norm(x) * g).sum((1, 2))).square().round()  # 4 + 25 + 4 + 25
+tensor([58.], dtype=torch.float64)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from dpformer.clipping.forms import Form
+from dpformer.clipping.rules.shapes import from_broadcast
+from dpformer.clipping.tape import Tape, register_rule
+from dpformer.clipping.views import View
+
+
+@register_rule(F.layer_norm)
+def layer_norm(
+    tape: Tape,
+    function: Any,
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Tensor:
+    """F.layer_norm with a trainable weight, bias or both."""
+    output = F.layer_norm(input, normalized_shape, tape.value(weight), tape.value(bias), eps)
+    # xhat is computed again when it is needed: cheap, where keeping it would cost as much memory as the input.
+    return _record(tape, function, output, input, weight, bias, lambda x: F.layer_norm(x, normalized_shape, eps=eps))
+
+
+@register_rule(F.rms_norm)
+def rms_norm(
+    tape: Tape,
+    function: Any,
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    eps: float | None = None,
+) -> Tensor:
+    """F.rms_norm with a trainable weight."""
+    output = F.rms_norm(input, normalized_shape, tape.value(weight), eps)
+    return _record(tape, function, output, input, weight, None, lambda x: F.rms_norm(x, normalized_shape, eps=eps))
+
+
+def _record(
+    tape: Tape,
+    function: Any,
+    output: Tensor,
+    input: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    normalise: Callable[[Tensor], Tensor],
+) -> Tensor:
+    if (fixed := tape.view(input)) is not None:
+        raise tape.refuse(function, fixed, "takes it as its input rather than its weight")
+    w, b = tape.view(weight), tape.view(bias)
+
+    def derive(gradient: Tensor, batch: int) -> Iterator[tuple[View, Form]]:
+        if w is not None:
+            yield w, from_broadcast(w, gradient * normalise(input.detach()), batch)
+        if b is not None:
+            yield b, from_broadcast(b, gradient, batch)
+
+    return tape.record(function, output, [w, b], derive, like=input)

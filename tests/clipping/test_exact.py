@@ -1,0 +1,167 @@
+"""Norms and sums against one sample at a time, in float64, for every rule, pair of uses, route and edge of shape."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn import functional as F
+
+from tests.clipping.models import Albert, Everything, Recurrent, Tied
+from tests.clipping.oracle import assert_exact
+
+TIES = ["functional-T", "functional-transpose", "functional-linear", "left", "rows", "module", "untied"]
+
+
+@pytest.fixture(autouse=True)
+def _float64():
+    torch.manual_seed(0)
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def losses(module, batch):
+    return module.losses(*batch)
+
+
+@pytest.mark.parametrize("rule", ["automatic", "flat"])
+@pytest.mark.parametrize("reduction", ["sum", "mean"])
+@pytest.mark.parametrize("tie", TIES)
+def test_every_way_to_tie(tie, reduction, rule):
+    model = Tied(M=11, d=4, L=9, tie=tie, reduction=reduction)
+    s = torch.randint(0, 11, (5, 7))
+    s[1] = 3  # one item, over and over
+    s[2, 2:] = 0  # padding
+    s[3, 1:] = 0
+    assert_exact(model, losses, s, rule=rule)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    B=st.integers(1, 6),
+    T=st.integers(1, 9),
+    M=st.integers(2, 12),
+    d=st.integers(1, 7),
+    seed=st.integers(0, 2**31),
+    tie=st.sampled_from(TIES),
+)
+def test_any_size(B, T, M, d, seed, tie):
+    """Length 1, M < L, one item, B = T, d = 1, a batch of one: all of them."""
+    torch.manual_seed(seed)
+    model = Tied(M, d, L=9, tie=tie)
+    assert_exact(model, losses, torch.randint(1 if M > 1 else 0, M, (B, T)), tolerance=1e-8)
+
+
+@settings(max_examples=25, deadline=None)
+@given(B=st.integers(1, 5), T=st.integers(1, 6), M=st.integers(2, 9), seed=st.integers(0, 2**31))
+@pytest.mark.parametrize("kind", [Albert, Recurrent])
+def test_shared_layers_and_recurrent_weights(kind, B, T, M, seed):
+    torch.manual_seed(seed)
+    assert_exact(kind(M, 4), losses, torch.randint(0, M, (B, T)), tolerance=1e-8)
+
+
+@settings(max_examples=25, deadline=None)
+@given(B=st.integers(1, 5), T=st.integers(1, 6), n=st.integers(2, 5), seed=st.integers(0, 2**31))
+def test_one_parameter_in_every_form_at_once(B, T, n, seed):
+    torch.manual_seed(seed)
+    assert_exact(Everything(n), losses, torch.randint(0, n, (B, T)), tolerance=1e-7)
+
+
+def test_loss_at_the_last_position_only():
+    model = Tied(M=9, d=4, L=6)
+
+    def last(module, batch):
+        (s,) = batch
+        return F.cross_entropy(module(s)[:, -1], s[:, 0], reduction="none")
+
+    assert_exact(model, last, torch.randint(1, 9, (4, 6)))
+
+
+def test_all_padding_gives_a_zero_gradient_and_norm():
+    model = Tied(M=9, d=4, L=6)
+    s = torch.randint(1, 9, (4, 6))
+    s[2] = 0
+    assert_exact(model, losses, s)
+
+
+class Module(nn.Module):
+    """A module around one function of its parameters."""
+
+    def __init__(self, function, **parameters):
+        super().__init__()
+        self.function = function
+        for name, value in parameters.items():
+            self.register_parameter(name, nn.Parameter(value))
+
+    def losses(self, *batch):
+        return self.function(self, *batch).square().flatten(1).sum(1)
+
+
+X = (4, 5, 3)
+RULES = {
+    "linear": lambda: (Module(lambda m, x: F.linear(x, m.w, m.b), w=torch.randn(2, 3), b=torch.randn(2)), X),
+    "linear without bias": lambda: (Module(lambda m, x: F.linear(x, m.w), w=torch.randn(2, 3)), X),
+    "linear on vectors": lambda: (Module(lambda m, x: F.linear(x, m.w, m.b), w=torch.randn(2, 3), b=torch.randn(2)), (4, 3)),
+    "linear, four dimensions": lambda: (Module(lambda m, x: F.linear(x, m.w), w=torch.randn(2, 3)), (4, 2, 5, 3)),
+    "linear, bias only": lambda: (Module(lambda m, x: F.linear(x, torch.ones(2, 3), m.b), b=torch.randn(2)), X),
+    "linear, transposed": lambda: (Module(lambda m, x: F.linear(x, m.w.T), w=torch.randn(3, 2)), X),
+    "linear, sliced": lambda: (Module(lambda m, x: F.linear(x, m.w[1:3]), w=torch.randn(4, 3)), X),
+    "linear, columns": lambda: (Module(lambda m, x: F.linear(x, m.w[:, :3]), w=torch.randn(4, 5)), X),
+    "linear, reshaped": lambda: (Module(lambda m, x: F.linear(x, m.w.view(2, 3)), w=torch.randn(6)), X),
+    "matmul": lambda: (Module(lambda m, x: x @ m.w, w=torch.randn(3, 2)), X),
+    "matmul with a vector": lambda: (Module(lambda m, x: x @ m.w, w=torch.randn(3)), X),
+    "matmul from the left": lambda: (Module(lambda m, x: m.w @ x.transpose(1, 2), w=torch.randn(2, 3)), X),
+    "mm": lambda: (Module(lambda m, x: torch.mm(x, m.w), w=torch.randn(3, 2)), (4, 3)),
+    "addmm": lambda: (
+        Module(lambda m, x: torch.addmm(m.b, x.view(-1, 3), m.w).view(4, 5, 2)[: len(x)] if len(x) == 4
+               else torch.addmm(m.b, x.view(-1, 3), m.w).view(len(x), 5, 2), w=torch.randn(3, 2), b=torch.randn(2)), X),
+    "layer norm": lambda: (Module(lambda m, x: F.layer_norm(x, (3,), m.w, m.b), w=torch.randn(3), b=torch.randn(3)), X),
+    "layer norm, two dimensions": lambda: (
+        Module(lambda m, x: F.layer_norm(x, (5, 3), m.w, m.b), w=torch.randn(5, 3), b=torch.randn(5, 3)), X),
+    "rms norm": lambda: (Module(lambda m, x: F.rms_norm(x, (3,), m.w), w=torch.randn(3)), X),
+    "scale and bias": lambda: (Module(lambda m, x: x * m.w + m.b, w=torch.randn(3), b=torch.randn(3)), X),
+    "reflected": lambda: (Module(lambda m, x: m.b - m.w * x, w=torch.randn(3), b=torch.randn(3)), X),
+    "minus": lambda: (Module(lambda m, x: x - m.b, b=torch.randn(5, 3)), X),
+    "in place": lambda: (Module(lambda m, x: (x * 1).add_(m.b).mul_(m.w), w=torch.randn(3), b=torch.randn(3)), X),
+    "a scalar": lambda: (Module(lambda m, x: x * m.w, w=torch.randn(())), X),
+    "broadcast over features": lambda: (Module(lambda m, x: x * m.w, w=torch.randn(5, 1)), X),
+    "positions, sliced": lambda: (Module(lambda m, x: x + m.p[: x.shape[1]], p=torch.randn(9, 3)), X),
+    "positions, whole": lambda: (Module(lambda m, x: x + m.p, p=torch.randn(5, 3)), X),
+    "positions, with a leading 1": lambda: (Module(lambda m, x: x + m.p[:, : x.shape[1]], p=torch.randn(1, 9, 3)), X),
+    "positions, unsqueezed": lambda: (Module(lambda m, x: x + m.p[: x.shape[1]].unsqueeze(0), p=torch.randn(9, 3)), X),
+    "positions by [1, L] ids": lambda: (
+        Module(lambda m, x: x + F.embedding(torch.arange(x.shape[1])[None], m.p), p=torch.randn(9, 3)), X),
+    "positions by [L] ids": lambda: (Module(lambda m, x: x + m.p[torch.arange(x.shape[1])], p=torch.randn(9, 3)), X),
+    "positions by [B, L] ids": lambda: (
+        Module(lambda m, x: x + m.p[torch.arange(x.shape[1]).expand(len(x), -1)], p=torch.randn(9, 3)), X),
+    "positions through dropout": lambda: (
+        Module(lambda m, x: x + F.dropout(m.p[torch.arange(x.shape[1]).expand(len(x), -1)], 0.0), p=torch.randn(9, 3)), X),
+    "a class token": lambda: (
+        Module(lambda m, x: torch.cat([m.c.expand(len(x), -1, -1), x], 1).cumsum(1), c=torch.randn(1, 1, 3)), X),
+    "relative positions": lambda: (
+        Module(lambda m, x: x @ x.transpose(1, 2) + m.p[(torch.arange(5)[:, None] - torch.arange(5)).abs()].permute(2, 0, 1)[0],
+               p=torch.randn(9, 1)), X),
+    "index_select": lambda: (Module(lambda m, x: x + m.p.index_select(0, torch.tensor([1, 1, 0, 4, 2])), p=torch.randn(9, 3)), X),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_rule(name):
+    module, shape = RULES[name]()
+    assert_exact(module, losses, torch.randn(shape))
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_rule_when_batch_length_and_width_are_equal(name):
+    """Where sizes coincide, a dimension could be taken for another."""
+    if "four" in name:
+        pytest.skip("shape of its own")
+    torch.manual_seed(1)
+    module, shape = RULES[name]()
+    x = torch.randn(3, 5, 3) if len(shape) == 3 else torch.randn(3, 3)
+    if name == "addmm":
+        pytest.skip("shape of its own")
+    assert_exact(module, losses, x)
+    if len(shape) == 3:
+        assert_exact(RULES[name]()[0], losses, torch.randn(5, 5, 3))
