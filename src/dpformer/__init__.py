@@ -9,6 +9,7 @@ __version__ = "0.1.0.dev0"
 # starts quickly.
 _EXPORTS = {
     "PhantomClipping": "dpformer.clipping",
+    "TiedCrossEntropy": "dpformer.clipping",
 }
 
 

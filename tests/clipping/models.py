@@ -15,7 +15,9 @@ def next_token_losses(logits: Tensor, s: Tensor, reduction: str = "mean") -> Ten
 class Tied(nn.Module):
     """A one-block Transformer with a shared embedding, tied in one of the ways people tie."""
 
-    def __init__(self, M: int, d: int, L: int, tie: str = "functional-T", padding: bool = True, reduction: str = "mean"):
+    def __init__(
+        self, M: int, d: int, L: int, tie: str = "functional-T", padding: bool = True, reduction: str = "mean"
+    ):
         super().__init__()
         self.tie, self.reduction = tie, reduction
         self.embedding = nn.Embedding(M, d, padding_idx=0 if padding else None)

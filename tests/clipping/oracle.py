@@ -37,7 +37,9 @@ def flat(norms: Tensor) -> Tensor:
     return (1.0 / norms).clamp(max=1)
 
 
-def assert_exact(module: nn.Module, losses: Losses, *batch: Tensor, tolerance: float = 1e-9, rule: str = "automatic") -> None:
+def assert_exact(
+    module: nn.Module, losses: Losses, *batch: Tensor, tolerance: float = 1e-9, rule: str = "automatic"
+) -> None:
     """Norms and clipped sums equal those of the loop, by both routes and by the one chosen."""
     norms, gradients = loop(module, losses, batch)
     for route in ("gram", "formed", None):
@@ -50,7 +52,9 @@ def assert_exact(module: nn.Module, losses: Losses, *batch: Tensor, tolerance: f
         factors = {"automatic": automatic, "flat": flat}[rule](norms.double())
         expected = weighted(gradients, factors)
         size = sum(g.double().square().sum() for g in expected.values()).sqrt()
-        wrong = sum((p.grad - expected[n]).double().square().sum() for n, p in module.named_parameters() if n in expected).sqrt()
+        wrong = sum(
+            (p.grad - expected[n]).double().square().sum() for n, p in module.named_parameters() if n in expected
+        ).sqrt()
         assert wrong <= (2e-6 + tolerance) * max(size, 1e-12), (route, wrong, size)
         # Without the slack, the sum is exact.
         for p in module.parameters():

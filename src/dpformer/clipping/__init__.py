@@ -2,8 +2,9 @@
 
 from dpformer.clipping.clip import Clip
 from dpformer.clipping.forms import Dense, Outer, Sparse
+from dpformer.clipping.head import TiedCrossEntropy
 from dpformer.clipping.phantom import PhantomClipping
 from dpformer.clipping.tape import Tape, register_rule
 from dpformer.clipping.views import View
 
-__all__ = ["Clip", "Dense", "Outer", "PhantomClipping", "Sparse", "Tape", "View", "register_rule"]
+__all__ = ["Clip", "Dense", "Outer", "PhantomClipping", "Sparse", "Tape", "TiedCrossEntropy", "View", "register_rule"]

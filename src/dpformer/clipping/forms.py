@@ -163,7 +163,9 @@ def merge(forms: list[Form]) -> list[Form]:
     denses = [f for f in forms if isinstance(f, Dense)]
     merged: list[Form] = []
     if outers:
-        merged.append(outers[0] if len(outers) == 1 else Outer(_cat(f.rows for f in outers), _cat(f.cols for f in outers)))
+        merged.append(
+            outers[0] if len(outers) == 1 else Outer(_cat(f.rows for f in outers), _cat(f.cols for f in outers))
+        )
     if sparses:
         merged.append(
             sparses[0] if len(sparses) == 1 else Sparse(_cat(f.index for f in sparses), _cat(f.values for f in sparses))

@@ -11,12 +11,11 @@ from dpformer.clipping import rules  # noqa: F401  (fills the registry)
 from dpformer.clipping.clip import Clip, Rule
 from dpformer.clipping.forms import Form
 from dpformer.clipping.gradient import ParameterGradient, Route
+from dpformer.clipping.stream import Head, StreamedGradient, Weigh
 from dpformer.clipping.tape import Tape, Use
 from dpformer.errors import ClippingError
 
 Losses = Callable[[], Tensor]
-# From squared norms and squared bounds, each [B], to the weights of the sum, [B].
-Weigh = Callable[[Tensor, Tensor], Tensor]
 
 
 class PhantomClipping:
@@ -48,7 +47,9 @@ class PhantomClipping:
     tensor([[0.9000, 1.2000]])
     """
 
-    def __init__(self, module: nn.Module, max_norm: float = 1.0, rule: Rule = "automatic", route: Route | None = None) -> None:
+    def __init__(
+        self, module: nn.Module, max_norm: float = 1.0, rule: Rule = "automatic", route: Route | None = None
+    ) -> None:
         self.module = module
         self.clip = Clip(max_norm, rule)
         self.route = route
@@ -72,7 +73,8 @@ class PhantomClipping:
 
         Returns the gradient norms `|g_i|`, `[B]`, float64. They are not private.
         """
-        return self._run(compute_losses, lambda squared, bound: self.clip.factors(squared, bound, self._eps()))
+        eps = max((torch.finfo(p.dtype).eps for _, p in self._trainable()), default=0.0)
+        return self._run(compute_losses, lambda samples, squared, bound: self.clip.factors(squared, bound, eps))
 
     def norms(self, compute_losses: Losses) -> Tensor:
         """The gradient norms `[B]` alone; `.grad` is left as it is. They are not private."""
@@ -84,18 +86,19 @@ class PhantomClipping:
         Weights that are not computed by a clipping rule carry no guarantee.
         """
 
-        def weigh(squared: Tensor, bound: Tensor) -> Tensor:
-            if weights.shape != squared.shape:
-                raise ClippingError(f"weights have shape {tuple(weights.shape)}, losses {tuple(squared.shape)}")
-            return torch.where(squared.isfinite(), weights.to(squared), 0.0)
+        def weigh(samples: Tensor, squared: Tensor, bound: Tensor) -> Tensor:
+            return torch.where(squared.isfinite(), weights.to(squared)[samples], 0.0)
 
-        return self._run(compute_losses, weigh)
+        def checked() -> Tensor:
+            losses = compute_losses()
+            if weights.shape != losses.shape:
+                raise ClippingError(f"weights have shape {tuple(weights.shape)}, losses {tuple(losses.shape)}")
+            return losses
+
+        return self._run(checked, weigh)
 
     def _trainable(self) -> list[tuple[str, nn.Parameter]]:
         return [(name, p) for name, p in self.module.named_parameters() if p.requires_grad]
-
-    def _eps(self) -> float:
-        return max((torch.finfo(p.dtype).eps for _, p in self._trainable()), default=0.0)
 
     def _run(self, compute_losses: Losses, weigh: Weigh | None) -> Tensor:
         tape = Tape(self.module)
@@ -139,32 +142,36 @@ class PhantomClipping:
             grad, version = held[name]
             if p.grad is not grad or (grad is not None and grad._version != version):
                 p.grad = None
-                raise ClippingError(f"a gradient reached parameter {name!r} during the backward pass, past the recorder")
+                raise ClippingError(
+                    f"a gradient reached parameter {name!r} during the backward pass, past the recorder"
+                )
 
     @staticmethod
     def _check_apart(tape: Tape, losses: Tensor, batch: int) -> None:
         """Raise if the gradient at sample i's part of a use comes from another sample's loss.
 
-        Backward is linear, so with weights w on the losses the gradient at sample i's part must be exactly w_i times the one
-        without. A batch norm, in-batch negatives or a batch dimension in another place make it a mixture.
+        Backward is linear, so with weights w on the losses the gradient at sample i's part must be w_i times the one without.
+        A batch norm, in-batch negatives or a batch dimension in another place make it a mixture. Weights 1 and 2 make the
+        comparison sharp: doubling commutes with rounding.
         """
         if batch == 1:
             return
-        weights = 1 + torch.rand(batch, dtype=losses.dtype, device=losses.device)
+        generator = torch.Generator()  # of its own, so that the model's random numbers are those of an unchecked pass
+        generator.seed()
+        weights = torch.randint(1, 3, (batch,), generator=generator)
+        weights[torch.randperm(batch, generator=generator)[:2]] = torch.tensor([1, 2])
+        weights = weights.to(losses.device)
         torch.autograd.grad((losses * weights).sum(), tape.anchor, allow_unused=True, retain_graph=True)
         weighted = [use.gradient for use in tape.uses]
         for use in tape.uses:
             use.gradient = None
         torch.autograd.grad(losses.sum(), tape.anchor, allow_unused=True, retain_graph=True)
-        # What rounding leaves of a gradient that ought to be zero is relative to the gradients it comes from.
-        largest = max((_largest(use.gradient) for use in tape.uses if use.gradient is not None), default=0.0)
         for use, mixed in zip(tape.uses, weighted, strict=True):
             if use.gradient is None or mixed is None:
                 continue
-            plain, mixed = use.gradient.reshape(batch, -1), mixed.reshape(batch, -1)
-            eps = torch.finfo(plain.dtype).eps
-            off = _largest(mixed - plain * weights[:, None].to(plain))
-            if off > eps**0.5 * _largest(plain) + 100 * eps * largest:
+            plain = use.gradient.reshape(batch, -1)
+            off = mixed.reshape(batch, -1) - plain * weights[:, None]
+            if _largest(off) > 100 * torch.finfo(plain.dtype).eps * _largest(plain):
                 raise ClippingError(
                     f"the loss of one sample depends on another at {use.function} with {use.names}: samples must be the first "
                     "dimension everywhere, and nothing (batch norm, in-batch negatives) may mix them"
@@ -172,33 +179,50 @@ class PhantomClipping:
 
     def _sum(self, tape: Tape, losses: Tensor, batch: int, weigh: Weigh | None) -> Tensor:
         gradients = self._gradients(tape.uses, batch)
-        squared = torch.zeros(batch, dtype=torch.float64, device=losses.device)
+        everyone = torch.arange(batch, device=losses.device)
+        squared = torch.where(losses.isfinite(), 0.0, torch.nan).double()
         bound = torch.zeros_like(squared)
-        for gradient in gradients:
+        # The last of the streamed gradients is measured and added in one pass, when all other norms are known.
+        streamed = [g for g in gradients if isinstance(g, StreamedGradient)][-1:]
+        others = [g for g in gradients if g not in streamed]
+        for gradient in others:
             s, b = gradient.measure()
             squared += s
             bound += b
-        squared = torch.where(losses.isfinite(), squared, torch.nan)
-        lost = ~(squared.isfinite() & bound.isfinite())
+        if streamed:
+            s, b = streamed[0].clip(weigh and (lambda i, s, b: weigh(i, squared[i] + s, bound[i] + b)))
+            squared += s
+            bound += b
         if weigh is not None:
+            lost = ~(squared.isfinite() & bound.isfinite())
             if lost.any():
                 self.nonfinite += int(lost.sum())
-                for gradient in gradients:
+                for gradient in others:
                     gradient.forget(lost)
-            weights = weigh(squared, bound)
-            for gradient in gradients:
+            weights = weigh(everyone, squared, bound)
+            for gradient in others:
                 gradient.add_weighted_sum(weights)
         return squared.clamp_min(0).sqrt()
 
-    def _gradients(self, uses: list[Use], batch: int) -> list[ParameterGradient]:
-        forms: dict[int, tuple[nn.Parameter, list[Form]]] = {}
+    def _gradients(self, uses: list[Use], batch: int) -> list[ParameterGradient | StreamedGradient]:
+        forms: dict[int, tuple[nn.Parameter, list[Form], list[Head]]] = {}
         for use in uses:
             if use.gradient is None:
                 continue
             for view, form in use.derive(use.gradient, batch):
-                forms.setdefault(id(view.parameter), (view.parameter, []))[1].append(form)
+                _, plain, heads = forms.setdefault(id(view.parameter), (view.parameter, [], []))
+                heads.append(form) if isinstance(form, Head) else plain.append(form)
+                if len(heads) > 1:
+                    raise ClippingError(
+                        f"TiedCrossEntropy is called twice with {use.names}: call it once, with hidden states joined along time"
+                    )
             use.gradient = None
-        return [ParameterGradient(parameter, found, batch, self.route) for parameter, found in forms.values()]
+        return [
+            StreamedGradient(p, heads[0], plain, batch, self.route)
+            if heads
+            else ParameterGradient(p, plain, batch, self.route)
+            for p, plain, heads in forms.values()
+        ]
 
 
 def _check_losses(losses: Tensor) -> None:

@@ -88,7 +88,9 @@ class Tape(TorchFunctionMode):
         self._views[id(view.value)] = view
         return view.value
 
-    def record(self, function: Any, output: Tensor, views: Iterable[View | None], derive: Derive, like: Tensor) -> Tensor:
+    def record(
+        self, function: Any, output: Tensor, views: Iterable[View | None], derive: Derive, like: Tensor
+    ) -> Tensor:
         """Remember a use; returns `output`, to be returned to the model in its place.
 
         `like` is the tensor whose first dimension says how samples lie in the output.
@@ -99,6 +101,16 @@ class Tape(TorchFunctionMode):
         if output._is_view():
             output = output.clone()
         return _Record.apply(output, self.anchor, use)  # type: ignore[no-untyped-call, no-any-return]
+
+    def record_rows(self, function: Any, view: View) -> Tensor:
+        """Make a use of a view that has the batch in it; returns its value."""
+        output = view.value.detach().clone()
+
+        def derive(gradient: Tensor, batch: int) -> list[tuple[View, Form]]:
+            bound = torch.linalg.vector_norm(gradient.reshape(batch, -1), dim=1)
+            return [(view, view.from_gradient(gradient, batch, bound, own_rows=True))]
+
+        return self.record(function, output, [view], derive, like=output)
 
     def refuse(self, function: Any, view: View, why: str = "has no clipping rule") -> ClippingError:
         """The error for a parameter in a place where its per-sample gradient is not known."""
@@ -132,7 +144,7 @@ class Tape(TorchFunctionMode):
                 return out
         if rule is None or rule not in LAZY or len(views) > 1:
             # Rows picked, or a parameter repeated, for each sample: the batch is in there already, so that is a use.
-            swapped = {id(view.value): self._record_rows(func, view) for view in views if view.has_batch}
+            swapped = {id(view.value): self.record_rows(func, view) for view in views if view.has_batch}
             args, kwargs = _swap(args, swapped), {key: _swap(value, swapped) for key, value in kwargs.items()}
             views = [view for view in views if not view.has_batch]
         if not views:
@@ -140,15 +152,6 @@ class Tape(TorchFunctionMode):
         if rule is None:
             raise self.refuse(func, views[0])
         return rule(self, func, *args, **kwargs)
-
-    def _record_rows(self, function: Any, view: View) -> Tensor:
-        output = view.value.detach().clone()
-
-        def derive(gradient: Tensor, batch: int) -> list[tuple[View, Form]]:
-            bound = torch.linalg.vector_norm(gradient.reshape(batch, -1), dim=1)
-            return [(view, view.from_gradient(gradient, batch, bound, own_rows=True))]
-
-        return self.record(function, output, [view], derive, like=output)
 
     # -- after the forward pass --------------------------------------------------------------------------------
 
@@ -217,7 +220,13 @@ class _Record(torch.autograd.Function):
         return (gradient if ctx.needs_input_grad[0] else None), None, None
 
 
-_RAGGED = {torch.Tensor.__getitem__, torch.masked_select, torch.Tensor.masked_select, torch.nonzero, torch.Tensor.nonzero}
+_RAGGED = {
+    torch.Tensor.__getitem__,
+    torch.masked_select,
+    torch.Tensor.masked_select,
+    torch.nonzero,
+    torch.Tensor.nonzero,
+}
 
 
 def _has_mask(key: Any) -> bool:
@@ -228,7 +237,13 @@ def _has_mask(key: Any) -> bool:
 def _merged(like: Tensor) -> int | None:
     """First dimension of the tensor that `like` is a sample-major flattening of, if that can be seen."""
     base = like._base
-    if base is not None and base.dim() and base.numel() == like.numel() and base.is_contiguous() and like.is_contiguous():
+    if (
+        base is not None
+        and base.dim()
+        and base.numel() == like.numel()
+        and base.is_contiguous()
+        and like.is_contiguous()
+    ):
         return base.shape[0]
     return None
 

@@ -3,6 +3,6 @@
 Importing this package fills the registry `dpformer.clipping.tape.RULES`.
 """
 
-from dpformer.clipping.rules import elementwise, embedding, linear, matmul, moving, norm
+from dpformer.clipping.rules import elementwise, embedding, head, linear, matmul, moving, norm
 
-__all__ = ["elementwise", "embedding", "linear", "matmul", "moving", "norm"]
+__all__ = ["elementwise", "embedding", "head", "linear", "matmul", "moving", "norm"]

@@ -63,7 +63,11 @@ def _combine(
     if a is not None and b is not None:
         raise tape.refuse(function, view, "combines it with another parameter before the batch is there")
     if not isinstance(x, Tensor) or alpha != 1:
-        raise tape.refuse(function, view, "combines it with a number; scale what it is added to or multiplied with instead")
+        if not view.has_batch:
+            raise tape.refuse(function, view, "combines it with a number; scale what it is added to or multiplied with")
+        recorded = tape.record_rows(function, view)
+        left, right = (recorded, other) if a is not None else (input, recorded)
+        return compute(left, right, alpha=alpha) if alpha != 1 else compute(left, right)
     output = compute(tape.value(input), tape.value(other))
 
     def derive(gradient: Tensor, batch: int) -> Iterator[tuple[View, Form]]:

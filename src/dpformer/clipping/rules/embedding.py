@@ -54,7 +54,9 @@ def rows(tape: Tape, function: Any, view: View, ids: Tensor, padding: int | None
     shared = tape.is_shared(ids)
     if shared or (ids.dim() > 1 and ids.shape[0] == 1):
         # A first dimension of 1 is either made for broadcasting or a batch of one: as a view it is right in both cases.
-        return tape.add_view(view.take(ids.clone(), padding, has_batch=ids.dim() > 1 and not (shared and ids.shape[0] == 1)))
+        return tape.add_view(
+            view.take(ids.clone(), padding, has_batch=ids.dim() > 1 and not (shared and ids.shape[0] == 1))
+        )
     output = F.embedding(ids, view.value.detach())
 
     def derive(gradient: Tensor, batch: int) -> Iterator[tuple[View, Form]]:

@@ -37,7 +37,9 @@ def from_broadcast(view: View, terms: Tensor, batch: int) -> Form:
     summed = _sum_to(apart, (batch, k if own_rows else 1, *aligned[1:]))
     # Cauchy-Schwarz: n terms added into each element have norms that sum to at most sqrt(n)
     # times their root sum of squares.
-    bound = torch.linalg.vector_norm(apart.reshape(batch, -1), dim=1) * math.sqrt(apart.numel() / max(1, summed.numel()))
+    bound = torch.linalg.vector_norm(apart.reshape(batch, -1), dim=1) * math.sqrt(
+        apart.numel() / max(1, summed.numel())
+    )
     return view.from_gradient(summed, batch, bound, own_rows)
 
 

@@ -1,0 +1,64 @@
+"""`TiedCrossEntropy`: the table's use as a catalogue's output layer; its algebra is in `dpformer.clipping.stream`.
+
+Two items with logits 0 and target 1: D = (1/2, -1/2), so with H = 4 the gradient is (2, -2):
+
+>>> import torch
+>>> from dpformer.clipping import PhantomClipping, TiedCrossEntropy
+>>> head, table = TiedCrossEntropy(), torch.nn.Embedding(2, 1)
+>>> _ = torch.nn.init.zeros_(table.weight)
+>>> H, y, w = torch.tensor([[[4.0]]]), torch.tensor([[1]]), torch.tensor([[1.0]])
+>>> PhantomClipping(table).norms(lambda: head(H, table.weight, y, w)).square().round()  # 2^2 + 2^2
+tensor([8.], dtype=torch.float64)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dpformer.clipping.head import HeadPass, Workspace, tied_cross_entropy
+from dpformer.clipping.stream import Head
+from dpformer.clipping.tape import Tape, register_rule
+from dpformer.clipping.views import View
+
+
+@register_rule(tied_cross_entropy)
+def tied(
+    tape: Tape,
+    function: Any,
+    hidden: Tensor,
+    table: Tensor,
+    targets: Tensor,
+    weights: Tensor,
+    bias: Any,
+    workspace: Workspace,
+) -> Tensor:
+    """The head with a trainable table, which must be a whole parameter."""
+    view = tape.view(table)
+    if (fixed := tape.view(hidden)) is not None:
+        raise tape.refuse(function, fixed, "takes it as hidden states")
+    assert view is not None
+    if view.layout != "whole":
+        raise tape.refuse(function, view, "needs the whole table; use a bias of -inf to leave items out")
+    head = HeadPass(hidden.detach(), view.parameter.detach(), targets, weights, bias, workspace)
+
+    def derive(gradient: Tensor, batch: int) -> Iterator[tuple[View, Any]]:
+        yield view, Head(head, gradient)
+
+    return tape.record(function, _AtHidden.apply(hidden, head), [view], derive, like=hidden)  # type: ignore[no-untyped-call]
+
+
+class _AtHidden(torch.autograd.Function):
+    """The losses of a head as a function of its hidden states."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, head: HeadPass) -> Tensor:  # type: ignore[override]
+        ctx.gradient = head.gradient
+        return head.losses.clone()
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        return ctx.gradient * upstream[:, None, None], None

@@ -1,0 +1,130 @@
+"""The gradient of a table that is a catalogue's output layer, and perhaps its input layer too: Phantom Clipping proper.
+
+With s: tokens looked up, x: gradient at what was looked up, D: gradient at the logits, H: input of the head, for one sample
+
+    |G|^2 = sum_{t,u} [s_t = s_u] <x_t, x_u>  +  <H H', D D'>  +  2 sum_{t,u} D[u, s_t] <x_t, H_u>
+
+(the paper's claim, with its first term unsquared). Nothing of size M x M or B x M x d is built. Where a sample has about
+as many tokens as the table has columns, or more, the products of D with itself cost more than `G = D'H + onehot(s)'x`,
+which is then formed for one sample at a time in memory that is used again, and added to the sum straight away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from dpformer.clipping.forms import Form, Outer, Sparse, inner
+from dpformer.clipping.gradient import ParameterGradient, Route
+from dpformer.clipping.head import HeadPass, Tile
+
+# From samples, their squared norms and squared bounds, each [b], to their weights in the sum, [b].
+Weigh = Callable[[Tensor, Tensor, Tensor], Tensor]
+Settle = Callable[[Tensor, Tensor], Tensor | None]
+
+
+@dataclass
+class Head:
+    """The form of a table's use as output layer; `upstream` `[B]` is the gradient at the losses."""
+
+    head: HeadPass
+    upstream: Tensor
+
+
+class StreamedGradient:
+    """Per-sample gradients of a table with one use as output layer and any other uses."""
+
+    def __init__(
+        self, parameter: nn.Parameter, head: Head, others: list[Form], batch: int, route: Route | None = None
+    ) -> None:
+        self.parameter = parameter
+        self.head, self.upstream = head.head, head.upstream.to(parameter.dtype)
+        self.others = ParameterGradient(parameter, others, batch, route)
+        self.route = route
+
+    def measure(self) -> tuple[Tensor, Tensor]:
+        """As `ParameterGradient.measure`."""
+        return self.clip(None)
+
+    def add_weighted_sum(self, weights: Tensor) -> None:
+        """As `ParameterGradient.add_weighted_sum`."""
+        self.clip(lambda samples, squared, bound: weights[samples])
+
+    def forget(self, samples: Tensor) -> None:
+        """As `ParameterGradient.forget`."""
+        self.upstream = self.upstream.masked_fill(samples, 0)
+        self.others.forget(samples)
+
+    def clip(self, weigh: Weigh | None) -> tuple[Tensor, Tensor]:
+        """Squared norms and squared bounds `[B]`; and, if `weigh` is given, the weighted sum in the same pass over D."""
+        others, bound = self.others.measure()
+        bound = (bound.sqrt() + self.head.bound.double() * self.upstream.abs().double()).square()
+        squared = others.clone()
+        # Weights of the other uses' forms, which are added at the end; 0 where they went into a formed gradient.
+        pending = torch.zeros_like(others)
+
+        def settle(samples: Tensor, found: Tensor) -> Tensor | None:
+            squared[samples] = found
+            if weigh is None:
+                return None
+            return torch.where(found.isfinite(), weigh(samples, found, bound[samples]), 0.0)
+
+        forms = self.others.forms
+        sparse = forms[0] if len(forms) == 1 and isinstance(forms[0], Sparse) else None
+        buffer = None
+        for tile in self.head.tiles():
+            if (
+                self.route != "formed"
+                and tile.whole
+                and (sparse or not forms)
+                and (self.route or _gram_is_cheaper(tile))
+            ):
+                self._gram(tile, sparse, others, settle, pending)
+            else:
+                buffer = torch.empty_like(self.parameter, requires_grad=False) if buffer is None else buffer
+                self._formed(tile, buffer, settle)
+        if weigh is not None:
+            pending[self.head.empty] = weigh(self.head.empty, squared[self.head.empty], bound[self.head.empty]).double()
+            if (lost := ~squared.isfinite()).any():
+                self.others.forget(lost)
+            self.others.add_weighted_sum(pending)
+        return squared, bound
+
+    def _gram(self, tile: Tile, sparse: Sparse | None, others: Tensor, settle: Settle, pending: Tensor) -> None:
+        samples = tile.samples
+        own = Outer(tile.D, tile.H * self.upstream[samples, None, None])
+        squared = others[samples] + inner(own, own)
+        if sparse is not None:
+            squared += 2 * inner(own, Sparse(sparse.index[samples], sparse.values[samples]))
+        weights = settle(samples, squared)
+        if weights is not None:
+            if (lost := ~squared.isfinite()).any():
+                own.forget(lost)
+            assert self.parameter.grad is not None
+            own.add_weighted(weights.to(self.parameter.dtype), self.parameter.grad)
+            pending[samples] = weights.double()
+
+    def _formed(self, tile: Tile, buffer: Tensor, settle: Settle) -> None:
+        for k, i in enumerate(tile.samples.tolist()):
+            H = tile.H[k] * self.upstream[i]
+            if tile.first:
+                torch.mm(tile.D[k].T, H, out=buffer)
+            else:
+                buffer.addmm_(tile.D[k].T, H)
+            if not tile.last:
+                continue
+            for form in self.others.forms:
+                form.form_into(buffer[None], slice(i, i + 1))
+            squared = torch.linalg.vector_norm(buffer, dtype=torch.float64).square()
+            weights = settle(tile.samples[k : k + 1], squared[None])
+            if weights is not None and bool(squared.isfinite()):
+                assert self.parameter.grad is not None
+                self.parameter.grad.add_(buffer, alpha=float(weights))
+
+
+def _gram_is_cheaper(tile: Tile) -> bool:
+    """Both routes need D'H for the sum; gram also needs D D', formed three passes over the table."""
+    return tile.H.shape[1] < tile.H.shape[2]

@@ -1,0 +1,69 @@
+"""GRU and LSTM layers as plain loops over `F.linear`, which the clipping recorder sees into (`nn.GRU` hides its weights).
+
+Parameters, their names' meaning and the results are those of `torch.nn.GRU` and `torch.nn.LSTM` (one layer, batch first).
+The input's part of all gates is one product for the whole sequence; only the recurrent part runs step by step.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class _Recurrent(nn.Module):
+    gates: int
+
+    def __init__(self, input_size: int, hidden_size: int) -> None:
+        super().__init__()
+        self.hidden_size = hidden_size
+        size = self.gates * hidden_size
+        self.weight_ih = nn.Parameter(torch.empty(size, input_size))
+        self.weight_hh = nn.Parameter(torch.empty(size, hidden_size))
+        self.bias_ih = nn.Parameter(torch.empty(size))
+        self.bias_hh = nn.Parameter(torch.empty(size))
+        for parameter in self.parameters():
+            nn.init.uniform_(parameter, -(hidden_size**-0.5), hidden_size**-0.5)
+
+
+class GRU(_Recurrent):
+    """Gated recurrent unit (Cho et al. 2014): x `[B, T, input]` to states `[B, T, hidden]`.
+
+    r = sigmoid(W_ir x + b_ir + W_hr h + b_hr)      z = sigmoid(W_iz x + b_iz + W_hz h + b_hz)
+    n = tanh(W_in x + b_in + r (W_hn h + b_hn))     h' = (1 - z) n + z h
+    """
+
+    gates = 3
+
+    def forward(self, x: Tensor) -> Tensor:
+        """States after each step; the first starts from zeros."""
+        h = x.new_zeros(x.shape[0], self.hidden_size)
+        states = []
+        for given in F.linear(x, self.weight_ih, self.bias_ih).unbind(1):
+            r, z, n = given.chunk(3, 1)
+            hr, hz, hn = F.linear(h, self.weight_hh, self.bias_hh).chunk(3, 1)
+            n = torch.tanh(n + torch.sigmoid(r + hr) * hn)
+            h = torch.lerp(n, h, torch.sigmoid(z + hz))
+            states.append(h)
+        return torch.stack(states, 1) if states else x.new_zeros(*x.shape[:2], self.hidden_size)
+
+
+class LSTM(_Recurrent):
+    """Long short-term memory (Hochreiter & Schmidhuber 1997): x `[B, T, input]` to states `[B, T, hidden]`.
+
+    i, f, o = sigmoid(W x + b + U h + b'), each its own      g = tanh(W_g x + b_g + U_g h + b'_g)
+    c' = f c + i g                                           h' = o tanh(c')
+    """
+
+    gates = 4
+
+    def forward(self, x: Tensor) -> Tensor:
+        """States after each step; the first starts from zeros."""
+        h = c = x.new_zeros(x.shape[0], self.hidden_size)
+        states = []
+        for given in F.linear(x, self.weight_ih, self.bias_ih).unbind(1):
+            i, f, g, o = (given + F.linear(h, self.weight_hh, self.bias_hh)).chunk(4, 1)
+            c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+            h = torch.sigmoid(o) * torch.tanh(c)
+            states.append(h)
+        return torch.stack(states, 1) if states else x.new_zeros(*x.shape[:2], self.hidden_size)

@@ -1,0 +1,266 @@
+"""Whatever the recorder does not understand raises, with the parameter's name; nothing is ever silently wrong."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.utils import parametrizations
+from torch.utils.checkpoint import checkpoint
+
+from dpformer import PhantomClipping
+from dpformer.clipping import Dense, forms, register_rule, tape
+from dpformer.errors import ClippingError
+from tests.clipping.models import Tied
+from tests.clipping.oracle import assert_exact, loop
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)
+
+
+def refuses(module, function, match, B=4):
+    x = torch.randn(B, 5, 3)
+    for p in module.parameters():
+        p.grad = None
+    with pytest.raises(ClippingError, match=match):
+        PhantomClipping(module).backward(lambda: function(module, x))
+    assert all(p.grad is None or not p.grad.any() for p in module.parameters()), "something was released"
+
+
+def linear():
+    return nn.Linear(3, 3)
+
+
+def sums(y):
+    return y.flatten(1).square().sum(1)
+
+
+REFUSED = {
+    "a regulariser on weights": (linear, lambda m, x: sums(m(x)) + m.weight.square().sum(), "'weight'.*square"),
+    "a norm of weights": (linear, lambda m, x: sums(m(x)) + m.weight.norm(), "'weight'.*norm"),
+    "a loss on the weights alone": (linear, lambda m, x: sums(m(x)) + 0.1 * m.bias.abs().sum(), "'bias'.*abs"),
+    "a convolution": (lambda: nn.Conv1d(5, 2, 3), lambda m, x: sums(m(x)), "'weight'.*conv1d"),
+    "a bilinear form": (lambda: nn.Bilinear(3, 3, 2), lambda m, x: sums(m(x, x)), "'weight'.*bilinear"),
+    "einsum": (linear, lambda m, x: sums(torch.einsum("btd,ed->bte", x, m.weight) + m.bias), "'weight'.*einsum"),
+    "multi-head attention": (
+        lambda: nn.MultiheadAttention(3, 1, batch_first=True),
+        lambda m, x: sums(m(x, x, x)[0]),
+        "in_proj_weight.*multi_head_attention",
+    ),
+    "nn.GRU": (lambda: nn.GRU(3, 3, batch_first=True), lambda m, x: sums(m(x)[0]), "weight_ih_l0.*gru"),
+    "nn.LSTM": (lambda: nn.LSTM(3, 3, batch_first=True), lambda m, x: sums(m(x)[0]), "weight_ih_l0.*lstm"),
+    "weight norm": (lambda: parametrizations.weight_norm(linear()), lambda m, x: sums(m(x)), "original1.*weight_norm"),
+    "orthogonal weights": (lambda: parametrizations.orthogonal(linear()), lambda m, x: sums(m(x)), "original"),
+    "a softmax of a parameter": (linear, lambda m, x: sums(F.linear(x, m.weight.softmax(0), m.bias)), "'weight'.*softmax"),
+    "a product of two parameters": (linear, lambda m, x: sums(F.linear(x, m.weight * m.bias)), "'weight'.*mul"),
+    "a parameter as input": (linear, lambda m, x: sums(x @ F.linear(m.weight, m.weight) + m.bias), "'weight'.*linear"),
+    "concatenated parameters": (linear, lambda m, x: sums(x @ torch.cat([m.weight, m.weight], 1) + m.bias.repeat(2)), "'weight'.*cat"),
+    "addmm with alpha": (linear, lambda m, x: sums(torch.addmm(m.bias, x[:, 0], m.weight, alpha=2)), "alpha"),
+    "max_norm": (lambda: nn.Embedding(5, 3, max_norm=1.0), lambda m, x: sums(m(x.long().abs()[..., 0])), "max_norm"),
+    "a parameter without a use": (lambda: nn.ModuleList([linear(), linear()]), lambda m, x: sums(m[0](x)), "'1.weight'.*not used"),
+    "losses without the parameters": (linear, lambda m, x: sums(m(x)).detach(), "do not depend"),
+    "one loss for the batch": (linear, lambda m, x: sums(m(x)).mean(), "one loss per sample"),
+    "batch norm of its own": (
+        lambda: nn.Sequential(linear(), nn.Flatten(1), nn.BatchNorm1d(15)),
+        lambda m, x: sums(m(x)),
+        "'2.weight'.*batch_norm",
+    ),
+    "batch norm without parameters": (linear, lambda m, x: sums(F.batch_norm(m(x), None, None, training=True)), "another"),
+    "in-batch negatives": (
+        linear,
+        lambda m, x: F.cross_entropy(m(x)[:, 0] @ x[:, 1].T * m(x)[:, 0].sum(1), torch.arange(len(x)), reduction="none"),
+        "another",
+    ),
+    "time first": (linear, lambda m, x: sums(m(x.transpose(0, 1)).transpose(0, 1)), "does not hold|another"),
+    "packed by a mask": (linear, lambda m, x: m(x[x[..., 0] > 0]).sum() + sums(x), "does not hold|another"),
+    "a tensor from outside": (linear, lambda m, x: sums(m(x) * torch.ones(3, requires_grad=True)), "no parameter of the module"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name):
+    make, function, match = REFUSED[name]
+    refuses(make(), function, match)
+
+
+def test_time_first_is_noticed_even_when_batch_and_length_are_equal():
+    refuses(linear(), lambda m, x: sums(m(x.transpose(0, 1)).transpose(0, 1)), "another", B=5)
+
+
+def test_mixing_is_noticed_in_a_later_batch_of_another_structure():
+    m, clipping = linear(), None
+    clipping = PhantomClipping(m)
+    x = torch.randn(4, 5, 3)
+    clipping.backward(lambda: sums(m(x)))
+    mask = torch.zeros(4, 5, dtype=torch.bool)
+    mask[0, :2] = mask[1, :2] = True  # four tokens, of two of the four samples
+    with pytest.raises(ClippingError, match="another"):
+        clipping.backward(lambda: torch.zeros(4).index_add(0, torch.tensor([0, 0, 1, 1]), sums(m(x[mask]))))
+
+
+class Double(torch.autograd.Function):
+    """A function that the recorder cannot see: it takes the parameter straight into autograd."""
+
+    @staticmethod
+    def forward(ctx, x, w):
+        ctx.save_for_backward(x, w)
+        return 2 * x @ w
+
+    @staticmethod
+    def backward(ctx, g):
+        x, w = ctx.saved_tensors
+        return 2 * g @ w.T, 2 * x.flatten(0, 1).T @ g.flatten(0, 1)
+
+
+def test_a_custom_autograd_function_is_caught_in_the_graph():
+    refuses(linear(), lambda m, x: sums(m(x)) + sums(Double.apply(x, m.weight)), "'weight'.*DoubleBackward")
+
+
+class Smuggled(torch.autograd.Function):
+    """The worst: a backward that writes a parameter's gradient by itself."""
+
+    @staticmethod
+    def forward(ctx, x, box):
+        ctx.box = box
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, g):
+        with torch.enable_grad():
+            torch.autograd.backward(ctx.box[0].square().sum())
+        return g, None
+
+
+def test_a_gradient_written_during_the_backward_is_caught():
+    module = linear()
+    x = torch.randn(4, 5, 3)
+    with pytest.raises(ClippingError, match="past the recorder"):
+        PhantomClipping(module).backward(lambda: sums(Smuggled.apply(module(x), [module.weight])))
+    assert module.weight.grad is None
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointing_is_exact_or_raises(reentrant):
+    module = nn.Sequential(linear(), nn.Tanh(), linear())
+    x = torch.randn(4, 5, 3, requires_grad=False)
+    expected, _ = loop(module, lambda m, batch: sums(m(*batch)), (x,))
+    try:
+        norms = PhantomClipping(module).norms(lambda: sums(checkpoint(module, x, use_reentrant=reentrant)))
+    except (ClippingError, RuntimeError):
+        return
+    torch.testing.assert_close(norms.float(), expected.float())
+
+
+def test_frozen_parameters_cost_nothing_and_may_be_used_anyhow():
+    module = nn.Sequential(linear(), nn.Flatten(), nn.LayerNorm(15), nn.Linear(15, 2))
+    module[0].requires_grad_(False)
+    module[2].bias.requires_grad_(False)
+    recorder = tape.Tape(module)
+    with recorder:
+        out = module(torch.randn(4, 5, 3)) + module[0].weight.softmax(0).sum()
+    assert [use.names for use in recorder.uses] == ["'2.weight'", "'3.weight', '3.bias'"]
+    assert out.requires_grad
+
+    def losses(m, batch):
+        return sums(m(*batch) + m[0].weight.softmax(0).sum())
+
+    assert_exact(module.double(), losses, torch.randn(4, 5, 3, dtype=torch.float64))
+
+
+def test_detached_and_attribute_uses_are_no_uses():
+    module = linear().double()
+
+    def losses(m, batch):
+        (x,) = batch
+        scale = m.weight.detach().norm() + m.weight.data.mean() + m.weight.shape[0] + m.weight.numel()
+        with torch.no_grad():
+            scale = scale + m.weight.square().sum()
+        return sums(m(x) * scale + torch.zeros_like(m.bias) + (m.bias > 0))
+
+    assert_exact(module, losses, torch.randn(4, 5, 3, dtype=torch.float64))
+
+
+def test_low_precision_parameters_are_refused_and_autocast_keeps_the_bound():
+    with pytest.raises(ClippingError, match=r"bfloat16.*autocast"):
+        PhantomClipping(linear().bfloat16())
+    model = Tied(M=30, d=8, L=12, tie="module")
+    s = torch.randint(1, 30, (6, 12))
+    exact = PhantomClipping(model).norms(lambda: model.losses(s))
+
+    def losses():
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return model.losses(s).float()
+
+    for i in range(6):
+        model.zero_grad()
+        clipping = PhantomClipping(model, max_norm=0.5, rule="flat")
+        one = s[i : i + 1]
+
+        def alone(one=one):
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                return model.losses(one).float()
+
+        clipping.backward(alone)
+        total = sum(p.grad.double().square().sum() for p in model.parameters()).sqrt()
+        assert total <= 0.5 * (1 + 1e-6)
+    # bfloat16 has 8 bits: norms agree to a few percent with those of float32.
+    torch.testing.assert_close(PhantomClipping(model).norms(losses), exact, rtol=0.05, atol=0)
+
+
+def test_bad_arguments():
+    with pytest.raises(ClippingError, match="max_norm"):
+        PhantomClipping(linear(), max_norm=0)
+    with pytest.raises(ClippingError, match="rule"):
+        PhantomClipping(linear(), rule="ghost")
+    m, x = linear(), torch.randn(4, 5, 3)
+    with pytest.raises(ClippingError, match=r"weights have shape \(3,\)"):
+        PhantomClipping(m).weighted_sum(lambda: sums(m(x)), torch.ones(3))
+
+
+def test_users_own_rules():
+    class Power(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.p = nn.Parameter(torch.rand(3, dtype=torch.float64) + 1)
+
+        def forward(self, x):
+            return torch.pow(x, self.p)
+
+    def losses(m, batch):
+        return sums(m(*batch))
+
+    x, module = torch.rand(4, 5, 3, dtype=torch.float64) + 0.5, Power()
+    with pytest.raises(ClippingError, match=r"'p'.*pow"):
+        PhantomClipping(module).norms(lambda: losses(module, (x,)))
+
+    @register_rule(torch.pow)
+    def power(recorder, function, base, exponent):
+        view = recorder.view(exponent)
+        output = torch.pow(base, recorder.value(exponent))
+
+        def derive(gradient, batch):
+            terms = gradient * torch.pow(base, view.value.detach()) * base.log()
+            summed = terms.sum(1)
+            yield view, Dense(summed[..., None], terms.norm(dim=2).sum(1))
+
+        return recorder.record(function, output, [view], derive, like=base)
+
+    try:
+        assert_exact(module, losses, x)
+    finally:
+        del tape.RULES[torch.pow]
+
+
+def test_negative_control_without_the_cross_term(monkeypatch):
+    """The check against the loop must fail for the classic mistake: the norms of both uses of a tie without their product."""
+    whole = forms.inner
+
+    def no_cross(a, b):
+        return whole(a, b) if a is b else torch.zeros(len(a.bound()), dtype=torch.float64)
+
+    monkeypatch.setattr("dpformer.clipping.gradient.inner", no_cross)
+    model = Tied(M=11, d=4, L=9, tie="module").double()
+    s = torch.randint(1, 11, (5, 7))
+    with pytest.raises(AssertionError):
+        assert_exact(model, lambda m, batch: m.losses(*batch), s)
