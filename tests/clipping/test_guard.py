@@ -55,10 +55,11 @@ REFUSED = {
     "a softmax of a parameter": (linear, lambda m, x: sums(F.linear(x, m.weight.softmax(0), m.bias)), "'weight'.*softmax"),
     "a product of two parameters": (linear, lambda m, x: sums(F.linear(x, m.weight * m.bias)), "'weight'.*mul"),
     "a parameter as input": (linear, lambda m, x: sums(x @ F.linear(m.weight, m.weight) + m.bias), "'weight'.*linear"),
-    "concatenated parameters": (linear, lambda m, x: sums(x @ torch.cat([m.weight, m.weight], 1) + m.bias.repeat(2)), "'weight'.*cat"),
+    "concatenated parameters": (linear, lambda m, x: sums(x @ torch.cat([m.weight] * 2, 1)), "'weight'.*cat"),
     "addmm with alpha": (linear, lambda m, x: sums(torch.addmm(m.bias, x[:, 0], m.weight, alpha=2)), "alpha"),
     "max_norm": (lambda: nn.Embedding(5, 3, max_norm=1.0), lambda m, x: sums(m(x.long().abs()[..., 0])), "max_norm"),
-    "a parameter without a use": (lambda: nn.ModuleList([linear(), linear()]), lambda m, x: sums(m[0](x)), "'1.weight'.*not used"),
+    "a parameter without a use": (
+        lambda: nn.ModuleList([linear(), linear()]), lambda m, x: sums(m[0](x)), "'1.weight'.*not used"),
     "losses without the parameters": (linear, lambda m, x: sums(m(x)).detach(), "do not depend"),
     "one loss for the batch": (linear, lambda m, x: sums(m(x)).mean(), "one loss per sample"),
     "batch norm of its own": (

@@ -144,7 +144,7 @@ def sparse_squared_norms(form: Sparse, R: int) -> Tensor:
     >>> sparse_squared_norms(form, R=10)
     tensor([34.], dtype=torch.float64)
     """
-    B, T = form.index.shape
+    B = len(form.index)
     sample = torch.arange(B, device=form.index.device)[:, None]
     rows, place = torch.unique(form.index + sample * R, return_inverse=True)
     summed = form.values.new_zeros(len(rows), form.values.shape[-1])

@@ -66,9 +66,9 @@ def tied_cross_entropy(
     """The function behind `TiedCrossEntropy`; a tape replaces it by its rule."""
     if has_torch_function((hidden, table)):
         arguments = (hidden, table, targets, weights, bias, workspace)
-        return handle_torch_function(tied_cross_entropy, (hidden, table), *arguments)  # type: ignore[no-any-return]
+        return handle_torch_function(tied_cross_entropy, (hidden, table), *arguments)
     head = HeadPass(hidden.detach(), table.detach(), targets, weights, bias, workspace)
-    return _Plain.apply(hidden, table, head)  # type: ignore[no-untyped-call, no-any-return]
+    return _Plain.apply(hidden, table, head)
 
 
 class Workspace:
@@ -233,12 +233,12 @@ class _Plain(torch.autograd.Function):
     """The head under plain autograd."""
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, table: Tensor, head: HeadPass) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, hidden: Tensor, table: Tensor, head: HeadPass) -> Tensor:
         ctx.head = head
         return head.losses
 
     @staticmethod
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, Tensor | None, None]:  # type: ignore[override]
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         head: HeadPass = ctx.head
         at_hidden = head.gradient * upstream[:, None, None] if ctx.needs_input_grad[0] else None
         at_table = None

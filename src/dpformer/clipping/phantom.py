@@ -134,10 +134,13 @@ class PhantomClipping:
         structure = tuple((use.function, use.names, len(use.shape)) for use in tape.uses)
         evident = all(batch in (use.shape[0], use.merged) for use in tape.uses)
         held = {name: (p.grad, p.grad._version if p.grad is not None else 0) for name, p in self._trainable()}
-        if structure not in self._seen or not evident or tape.ragged:
-            self._check_apart(tape, losses, batch)
-            self._seen.add(structure)
+        suspect = batch > 1 and (structure not in self._seen or not evident or tape.ragged)
+        if suspect:
+            weights, weighted = self._weighted_pass(tape, losses)
         torch.autograd.grad(losses.sum(), tape.anchor, allow_unused=True)
+        if suspect:
+            _check_apart(tape.uses, weights, weighted)
+            self._seen.add(structure)
         for name, p in self._trainable():
             grad, version = held[name]
             if p.grad is not grad or (grad is not None and grad._version != version):
@@ -147,35 +150,19 @@ class PhantomClipping:
                 )
 
     @staticmethod
-    def _check_apart(tape: Tape, losses: Tensor, batch: int) -> None:
-        """Raise if the gradient at sample i's part of a use comes from another sample's loss.
-
-        Backward is linear, so with weights w on the losses the gradient at sample i's part must be w_i times the one without.
-        A batch norm, in-batch negatives or a batch dimension in another place make it a mixture. Weights 1 and 2 make the
-        comparison sharp: doubling commutes with rounding.
-        """
-        if batch == 1:
-            return
+    def _weighted_pass(tape: Tape, losses: Tensor) -> tuple[Tensor, list[Tensor | None]]:
+        """Weights of 1 and 2, at random, `[B]`, and the gradients at all uses with the losses so weighted."""
+        batch = len(losses)
         generator = torch.Generator()  # of its own, so that the model's random numbers are those of an unchecked pass
         generator.seed()
         weights = torch.randint(1, 3, (batch,), generator=generator)
         weights[torch.randperm(batch, generator=generator)[:2]] = torch.tensor([1, 2])
         weights = weights.to(losses.device)
         torch.autograd.grad((losses * weights).sum(), tape.anchor, allow_unused=True, retain_graph=True)
-        weighted = [use.gradient for use in tape.uses]
+        gradients = [use.gradient for use in tape.uses]
         for use in tape.uses:
             use.gradient = None
-        torch.autograd.grad(losses.sum(), tape.anchor, allow_unused=True, retain_graph=True)
-        for use, mixed in zip(tape.uses, weighted, strict=True):
-            if use.gradient is None or mixed is None:
-                continue
-            plain = use.gradient.reshape(batch, -1)
-            off = mixed.reshape(batch, -1) - plain * weights[:, None]
-            if _largest(off) > 100 * torch.finfo(plain.dtype).eps * _largest(plain):
-                raise ClippingError(
-                    f"the loss of one sample depends on another at {use.function} with {use.names}: samples must be the first "
-                    "dimension everywhere, and nothing (batch norm, in-batch negatives) may mix them"
-                )
+        return weights, gradients
 
     def _sum(self, tape: Tape, losses: Tensor, batch: int, weigh: Weigh | None) -> Tensor:
         gradients = self._gradients(tape.uses, batch)
@@ -223,6 +210,25 @@ class PhantomClipping:
             else ParameterGradient(p, plain, batch, self.route)
             for p, plain, heads in forms.values()
         ]
+
+
+def _check_apart(uses: list[Use], weights: Tensor, weighted: list[Tensor | None]) -> None:
+    """Raise if the gradient at sample i's part of a use comes from another sample's loss.
+
+    Backward is linear, so with weights w on the losses the gradient at sample i's part must be w_i times the one without.
+    A batch norm, in-batch negatives or a batch dimension in another place make it a mixture. Weights 1 and 2 make the
+    comparison sharp: doubling commutes with rounding.
+    """
+    for use, mixed in zip(uses, weighted, strict=True):
+        if use.gradient is None or mixed is None:
+            continue
+        plain = use.gradient.reshape(len(weights), -1)
+        off = mixed.reshape(len(weights), -1) - plain * weights[:, None]
+        if _largest(off) > 100 * torch.finfo(plain.dtype).eps * _largest(plain):
+            raise ClippingError(
+                f"the loss of one sample depends on another at {use.function} with {use.names}: samples must be the first "
+                "dimension everywhere, and nothing (batch norm, in-batch negatives) may mix them"
+            )
 
 
 def _check_losses(losses: Tensor) -> None:

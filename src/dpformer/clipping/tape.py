@@ -58,6 +58,8 @@ class Tape(TorchFunctionMode):
         self._views: dict[int, View] = {}
         self._trainable: dict[int, str] = {}
         self._shared: dict[int, Tensor] = {}
+        # Tensors that are others with their first dimensions merged, and the first dimension those had.
+        self._merged: dict[int, tuple[int, Tensor]] = {}
         for name, parameter in module.named_parameters():
             if parameter.requires_grad:
                 self._trainable[id(parameter)] = name
@@ -96,11 +98,12 @@ class Tape(TorchFunctionMode):
         `like` is the tensor whose first dimension says how samples lie in the output.
         """
         used = tuple(view for view in views if view is not None)
-        use = Use(_name(function), used, derive, output.shape, _merged(like))
+        merged = self._merged[id(like)][0] if id(like) in self._merged else None
+        use = Use(_name(function), used, derive, output.shape, merged)
         self.uses.append(use)
         if output._is_view():
             output = output.clone()
-        return _Record.apply(output, self.anchor, use)  # type: ignore[no-untyped-call, no-any-return]
+        return _Record.apply(output, self.anchor, use)
 
     def record_rows(self, function: Any, view: View) -> Tensor:
         """Make a use of a view that has the batch in it; returns its value."""
@@ -131,6 +134,8 @@ class Tape(TorchFunctionMode):
             if all(id(t) in self._shared for t in tensors):
                 for t in _tensors((out,)):
                     self._shared[id(t)] = t
+            elif func in _RESHAPES:
+                self._note_merge(tensors[0], out)
             elif func in _RAGGED and (func is not torch.Tensor.__getitem__ or _has_mask(args[1])):
                 self.ragged = True
             return out
@@ -152,6 +157,11 @@ class Tape(TorchFunctionMode):
         if rule is None:
             raise self.refuse(func, views[0])
         return rule(self, func, *args, **kwargs)
+
+    def _note_merge(self, before: Tensor, after: Tensor) -> None:
+        joined = before.dim() - after.dim() + 1
+        if joined > 1 and after.shape[1:] == before.shape[joined:]:
+            self._merged[id(after)] = before.shape[0], after
 
     # -- after the forward pass --------------------------------------------------------------------------------
 
@@ -209,17 +219,18 @@ class _Record(torch.autograd.Function):
     """The identity; its backward leaves the gradient in the use. In place, so that later in-place changes are allowed."""
 
     @staticmethod
-    def forward(ctx: Any, output: Tensor, anchor: Tensor, use: Use) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, output: Tensor, anchor: Tensor, use: Use) -> Tensor:
         ctx.use = use
         ctx.mark_dirty(output)
         return output
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None]:
         ctx.use.gradient = gradient
         return (gradient if ctx.needs_input_grad[0] else None), None, None
 
 
+_RESHAPES = {torch.Tensor.view, torch.Tensor.reshape, torch.reshape, torch.Tensor.flatten, torch.flatten}
 _RAGGED = {
     torch.Tensor.__getitem__,
     torch.masked_select,
@@ -232,20 +243,6 @@ _RAGGED = {
 def _has_mask(key: Any) -> bool:
     keys = key if isinstance(key, tuple) else (key,)
     return any(isinstance(k, Tensor) and k.dtype in (torch.bool, torch.uint8) for k in keys)
-
-
-def _merged(like: Tensor) -> int | None:
-    """First dimension of the tensor that `like` is a sample-major flattening of, if that can be seen."""
-    base = like._base
-    if (
-        base is not None
-        and base.dim()
-        and base.numel() == like.numel()
-        and base.is_contiguous()
-        and like.is_contiguous()
-    ):
-        return base.shape[0]
-    return None
 
 
 def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:

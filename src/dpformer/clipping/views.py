@@ -6,7 +6,7 @@ A view's use is where it meets the batch, because only there the gradients of th
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -60,6 +60,10 @@ class View:
     def take(self, ids: Tensor, padding: int | None, has_batch: bool) -> View:
         """The view of the rows `ids` of a whole parameter, `[*ids.shape, C]`."""
         return View(self.parameter, self.name, _leaf(self.parameter.detach()[ids]), "rows", ids, padding, has_batch)
+
+    def copied(self, value: Tensor) -> View:
+        """The same view with a copy of its value, perhaps in another type."""
+        return replace(self, value=_leaf(value))
 
     def row_ids(self) -> Tensor:
         """Row of the parameter that each row of the view is, `[*value.shape[:-1]]`."""

@@ -48,17 +48,17 @@ def tied(
     def derive(gradient: Tensor, batch: int) -> Iterator[tuple[View, Any]]:
         yield view, Head(head, gradient)
 
-    return tape.record(function, _AtHidden.apply(hidden, head), [view], derive, like=hidden)  # type: ignore[no-untyped-call]
+    return tape.record(function, _AtHidden.apply(hidden, head), [view], derive, like=hidden)
 
 
 class _AtHidden(torch.autograd.Function):
     """The losses of a head as a function of its hidden states."""
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, head: HeadPass) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, hidden: Tensor, head: HeadPass) -> Tensor:
         ctx.gradient = head.gradient
         return head.losses.clone()
 
     @staticmethod
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None]:
         return ctx.gradient * upstream[:, None, None], None

@@ -30,12 +30,12 @@ from dpformer.clipping.views import View
 @register_rule(torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__, torch.mm, torch.Tensor.mm)
 def matmul(tape: Tape, function: Any, left: Tensor, right: Tensor) -> Tensor:
     """A product with a parameter on one side."""
-    l, r = tape.view(left), tape.view(right)
+    p, r = tape.view(left), tape.view(right)
     if r is None:
-        assert l is not None
-        return _from_left(tape, function, l, right)
-    if l is not None:
-        raise tape.refuse(function, l, "multiplies it with another parameter")
+        assert p is not None
+        return _from_left(tape, function, p, right)
+    if p is not None:
+        raise tape.refuse(function, p, "multiplies it with another parameter")
     output = torch.matmul(left, r.value.detach())
     if r.value.dim() > 2 or left.dim() < 2:
         raise tape.refuse(function, r, "multiplies it in a shape without a rule (wanted [B, ..., p] @ [p, q] or [p])")
@@ -50,18 +50,18 @@ def matmul(tape: Tape, function: Any, left: Tensor, right: Tensor) -> Tensor:
     return tape.record(function, output, [r], derive, like=left)
 
 
-def _from_left(tape: Tape, function: Any, l: View, right: Tensor) -> Tensor:
+def _from_left(tape: Tape, function: Any, p: View, right: Tensor) -> Tensor:
     """`P @ x` with x `[B, p, T]`: the gradient is `sum_t g[:, t] (x) x[:, t]`."""
-    if l.value.dim() != 2 or right.dim() != 3:
-        raise tape.refuse(function, l, "multiplies it in a shape without a rule (wanted [q, p] @ [B, p, T])")
-    output = torch.matmul(l.value.detach(), right)
+    if p.value.dim() != 2 or right.dim() != 3:
+        raise tape.refuse(function, p, "multiplies it in a shape without a rule (wanted [q, p] @ [B, p, T])")
+    output = torch.matmul(p.value.detach(), right)
 
     def derive(gradient: Tensor, batch: int) -> Iterator[tuple[View, Form]]:
-        dtype = l.parameter.dtype
+        dtype = p.parameter.dtype
         rows = per_sample(gradient.transpose(1, 2), batch, dtype)
-        yield l, l.from_outer(rows, per_sample(right.transpose(1, 2), batch, dtype))
+        yield p, p.from_outer(rows, per_sample(right.transpose(1, 2), batch, dtype))
 
-    return tape.record(function, output, [l], derive, like=right)
+    return tape.record(function, output, [p], derive, like=right)
 
 
 @register_rule(torch.Tensor.__rmatmul__)

@@ -29,7 +29,7 @@ T = torch.Tensor
 @register_rule(
     *(torch.t, T.t, T.T.__get__, T.mT.__get__, torch.transpose, T.transpose, T.swapaxes, T.permute, torch.permute),  # type: ignore[attr-defined]
     *(T.view, T.reshape, torch.reshape, T.view_as, T.flatten, torch.flatten, T.squeeze, torch.squeeze),
-    *(T.unsqueeze, torch.unsqueeze, T.expand, T.expand_as, T.narrow, torch.narrow, T.contiguous),
+    *(T.unsqueeze, torch.unsqueeze, T.expand, T.expand_as, T.narrow, torch.narrow),
     lazy=True,
 )
 def move(tape: Tape, function: Any, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -37,8 +37,17 @@ def move(tape: Tape, function: Any, input: Tensor, *args: Any, **kwargs: Any) ->
     view = tape.view(input)
     if view is None:
         # x.view_as(p), x.expand_as(p): the parameter gives its shape only
-        return function(input, *(tape.value(a) for a in args), **kwargs)  # type: ignore[no-any-return]
+        return function(input, *(tape.value(a) for a in args), **kwargs)
     return tape.add_view(view.derive(function, args, kwargs))
+
+
+@register_rule(T.to, T.type_as, T.float, T.double, T.half, T.bfloat16, T.contiguous, T.clone, torch.clone, lazy=True)
+def copy(tape: Tape, function: Any, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """The same elements in another type or place."""
+    view = tape.view(input)
+    if view is None:
+        return function(input, *(tape.value(a) for a in args), **kwargs)
+    return tape.add_view(view.copied(function(view.value.detach(), *args, **kwargs)))
 
 
 @register_rule(T.__getitem__, lazy=True)
