@@ -1,5 +1,9 @@
 """Against Opacus' per-sample gradients (hooks), which are exact for a module-tied model."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
@@ -46,3 +50,18 @@ def test_equal_to_opacus_per_sample_gradients():
     factors = (1 / theirs).clamp(max=1)
     for n, g in samples.items():
         torch.testing.assert_close(ours[n], torch.einsum("b,b...->...", factors, g), rtol=3e-6, atol=1e-9)
+
+
+def test_the_documented_failures_are_reproducible():
+    """docs/clipping.md shows what this script prints."""
+    script = Path(__file__).parents[2] / "scripts" / "peer_failures.py"
+    printed = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True).stdout
+    rows = {tuple(line[:31].split(maxsplit=1)): line[31:].split() for line in printed.splitlines()[1:]}
+    found = {(tie, method.strip()): row for (tie, method), row in rows.items()}
+    assert float(found["FunctionalTie", "Opacus ghost"][0]) > 5
+    assert float(found["FunctionalTie", "Opacus hooks"][1]) < 0.5
+    assert "refuses" in " ".join(found["ModuleTie", "Opacus ghost"])
+    for tie in ("FunctionalTie", "ModuleTie"):
+        contribution, cosine = map(float, found[tie, "Phantom Clipping"])
+        assert 0.999 < contribution <= 1
+        assert cosine > 0.9999

@@ -178,6 +178,11 @@ def merge(forms: list[Form]) -> list[Form]:
     return merged
 
 
+def squared_norms(gradients: Tensor) -> Tensor:
+    """`|G_i|^2` of gradients `[B, R, C]` themselves, `[B]`: rows in their own type, the sum of rows in float64."""
+    return torch.linalg.vector_norm(gradients, dim=-1).double().square().sum(1)
+
+
 def _cat(tensors: Iterable[Tensor]) -> Tensor:
     return torch.cat(list(tensors), dim=1)
 

@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from dpformer.clipping.forms import Dense, Form, Outer, Sparse, inner, merge, sparse_squared_norms
+from dpformer.clipping.forms import Dense, Form, Outer, Sparse, inner, merge, sparse_squared_norms, squared_norms
 
 Route = Literal["gram", "formed"]
 
@@ -103,7 +103,7 @@ class ParameterGradient:
             part = buffer[: stop - start].zero_()
             for form in self.forms:
                 form.form_into(part, slice(start, stop))
-            squares.append(torch.linalg.vector_norm(part, dim=(1, 2), dtype=torch.float64).square())
+            squares.append(squared_norms(part))
         if replace:
             self.forms = [Dense(buffer, bound)]
         return torch.cat(squares)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from dpformer.clipping.forms import Form, Outer, Sparse, inner
+from dpformer.clipping.forms import Form, Outer, Sparse, inner, squared_norms
 from dpformer.clipping.gradient import ParameterGradient, Route
 from dpformer.clipping.head import HeadPass, Tile
 
@@ -118,8 +118,8 @@ class StreamedGradient:
                 continue
             for form in self.others.forms:
                 form.form_into(buffer[None], slice(i, i + 1))
-            squared = torch.linalg.vector_norm(buffer, dtype=torch.float64).square()
-            weights = settle(tile.samples[k : k + 1], squared[None])
+            squared = squared_norms(buffer[None])
+            weights = settle(tile.samples[k : k + 1], squared)
             if weights is not None and bool(squared.isfinite()):
                 assert self.parameter.grad is not None
                 self.parameter.grad.add_(buffer, alpha=float(weights))

@@ -93,7 +93,8 @@ class _Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.norm1(x)
-        x = x + self.o(F.scaled_dot_product_attention(self.q(h), self.k(h), self.v(h), is_causal=True))
+        q, k, v = (f(h)[:, None] for f in (self.q, self.k, self.v))  # one head
+        x = x + self.o(F.scaled_dot_product_attention(q, k, v, is_causal=True)[:, 0])
         return x + self.down(F.relu(self.up(self.norm2(x))))
 
 
