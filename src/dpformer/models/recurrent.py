@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from dpformer.models.base import SequenceModel
+
 
 class _Recurrent(nn.Module):
     gates: int
@@ -67,3 +69,29 @@ class LSTM(_Recurrent):
             h = torch.sigmoid(o) * torch.tanh(c)
             states.append(h)
         return torch.stack(states, 1) if states else x.new_zeros(*x.shape[:2], self.hidden_size)
+
+
+class _Recommender(SequenceModel):
+    layer: type[_Recurrent]
+
+    def __init__(self, items: int, d: int = 64, tied: bool = True, dropout: float = 0.0) -> None:
+        super().__init__(items, d, tied)
+        self.recurrent = self.layer(d, d)
+        self.dropout = dropout
+
+    def forward(self, s: Tensor) -> Tensor:
+        """Hidden states `[B, L, d]` of item ids `[B, L]`."""
+        x = F.dropout(self.embedding(s), self.dropout, self.training)
+        return F.dropout(self.recurrent(x), self.dropout, self.training)
+
+
+class GRURecommender(_Recommender):
+    """Item embeddings, a GRU, and the embeddings again as output table."""
+
+    layer = GRU
+
+
+class LSTMRecommender(_Recommender):
+    """Item embeddings, an LSTM, and the embeddings again as output table."""
+
+    layer = LSTM

@@ -1,0 +1,197 @@
+"""A causal Transformer for next-item prediction, with Re-Attention."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from dpformer.models import attention, error
+from dpformer.models.base import SequenceModel
+
+Correction = Literal["logits", "literal", "none"]
+
+
+@dataclass(frozen=True)
+class ReAttention:
+    """How attention is corrected for the noise on its keys.
+
+    correction      "logits" (ours), "literal" (the paper's formula), "none" (errors are tracked and not used: an ablation)
+    cap             largest correction within a row, in nats; None for no cap
+    scale           factor on all standard deviations
+    training_only   leave inference alone
+    """
+
+    correction: Correction = "logits"
+    cap: float | None = 5.0
+    scale: float = 1.0
+    training_only: bool = False
+
+
+class Transformer(SequenceModel):
+    """`blocks` of self-attention and feed-forward layers over item and position embeddings.
+
+    norm="pre" normalises what goes into each layer, and the last output; norm="post" normalises after each residual sum, as the
+    standard encoder does. Without `set_errors` the attention is the ordinary one.
+    """
+
+    def __init__(
+        self,
+        items: int,
+        max_length: int,
+        d: int = 64,
+        heads: int = 1,
+        blocks: int = 2,
+        feed_forward: int | None = None,
+        dropout: float = 0.0,
+        norm: Literal["pre", "post"] = "pre",
+        activation: Literal["relu", "gelu"] = "relu",
+        tied: bool = True,
+        reattention: ReAttention | None = None,
+    ) -> None:
+        super().__init__(items, d, tied)
+        self.max_length = max_length
+        self.positions = nn.Parameter(torch.randn(max_length, d) * 0.02)
+        self.blocks = nn.ModuleList(
+            Block(d, heads, feed_forward or d, dropout, norm, activation) for _ in range(blocks)
+        )
+        self.norm = nn.LayerNorm(d) if norm == "pre" else nn.Identity()
+        self.dropout = dropout
+        self.reattention = reattention
+        # Variances of item embeddings, position embeddings and block parameters; all zero until set.
+        self.var_items: Tensor
+        self.var_positions: Tensor
+        self.var_blocks: Tensor
+        self.register_buffer("var_items", torch.zeros(items + 1))
+        self.register_buffer("var_positions", torch.zeros(max_length))
+        self.register_buffer("var_blocks", torch.zeros(()))
+
+    def set_errors(
+        self, noise_multiplier: float, batch_size: float, frequencies: Tensor, lengths: Tensor, averaging: float = 1.0
+    ) -> None:
+        """Effective errors of all parameters, from public or released quantities alone.
+
+        frequencies `[items + 1]`: fraction of sequences that hold each item (row 0 is not read). lengths `[max_length]`: fraction
+        of sequences with at least t items, for t = 1, 2, .... averaging: the sum of squared weights, where the parameters in use
+        are a weighted average of iterates.
+        """
+        if self.reattention is None:
+            raise ValueError("this Transformer was made without reattention")
+        scale = self.reattention.scale * averaging**0.5
+        usual = frequencies.clamp(1e-9, 1.0).index_fill(0, torch.tensor(0), 1.0)
+        self.var_items.copy_(error.effective_error(noise_multiplier, batch_size, usual, scale))
+        self.var_items[0] = 0
+        self.var_positions.copy_(error.effective_error(noise_multiplier, batch_size, lengths.clamp(1e-9, 1.0), scale))
+        self.var_blocks.copy_(error.effective_error(noise_multiplier, batch_size, 1.0, scale))
+
+    def forward(self, s: Tensor) -> Tensor:
+        """Hidden states `[B, L, d]` of item ids `[B, L]`, L at most `max_length`."""
+        return self.trace(s)[-1].x
+
+    def trace(self, s: Tensor) -> list[State]:
+        """The state before each block and at the end (normalised): hidden states, and variances if they are tracked."""
+        L = s.shape[1]
+        x = F.dropout(self.embedding(s) + self.positions[:L], self.dropout, self.training)
+        r = self.reattention
+        # Without noise there is nothing to correct, and attention is then ordinary attention to the last bit.
+        tracked = r is not None and not (r.training_only and not self.training) and bool(self.var_blocks > 0)
+        var = self.var_items[s] + self.var_positions[:L] if tracked else None
+        states = [State(x, var)]
+        for k, block in enumerate(self.blocks):
+            states.append(block(states[-1], r, self.var_blocks, last=k == len(self.blocks) - 1))
+        states[-1] = State(self.norm(states[-1].x), states[-1].var)
+        return states
+
+
+@dataclass(frozen=True)
+class State:
+    """Hidden states `[B, L, d]` and the variance of their coordinates `[B, L]`, None where it is not tracked."""
+
+    x: Tensor
+    var: Tensor | None
+
+
+class Block(nn.Module):
+    """Attention and feed-forward layers, each with a residual connection."""
+
+    def __init__(self, d: int, heads: int, feed_forward: int, dropout: float, norm: str, activation: str) -> None:
+        super().__init__()
+        if d % heads:
+            raise ValueError(f"d = {d} is not a multiple of heads = {heads}")
+        self.heads, self.dropout, self.pre, self.activation = heads, dropout, norm == "pre", activation
+        self.norm1, self.norm2 = nn.LayerNorm(d), nn.LayerNorm(d)
+        self.q, self.k, self.v, self.o = (nn.Linear(d, d) for _ in range(4))
+        self.up, self.down = nn.Linear(d, feed_forward), nn.Linear(feed_forward, d)
+
+    def forward(self, state: State, r: ReAttention | None, var_w: Tensor, last: bool) -> State:
+        """One block. `var_w` is the variance of the block's parameters; the `last` block's output variance is of no use."""
+        x, var = state.x, state.var
+        h = self.norm1(x) if self.pre else x
+        mixed, var_mixed = self._attend(h, _normed(self.norm1, x, var) if self.pre else var, r, var_w, last)
+        x = x + F.dropout(mixed, self.dropout, self.training)
+        with torch.no_grad():
+            var = None if var is None or var_mixed is None else var + var_mixed
+            if not self.pre:
+                var = _normed(self.norm1, x, var)
+        x = x if self.pre else self.norm1(x)
+        h = self.norm2(x) if self.pre else x
+        fed, var_fed = self._feed(h, _normed(self.norm2, x, var) if self.pre else var, var_w)
+        x = x + F.dropout(fed, self.dropout, self.training)
+        with torch.no_grad():
+            var = None if var is None or var_fed is None else var + var_fed
+            if not self.pre:
+                var = _normed(self.norm2, x, var)
+        return State(x if self.pre else self.norm2(x), var)
+
+    def _attend(
+        self, h: Tensor, var: Tensor | None, r: ReAttention | None, var_w: Tensor, last: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        q, k, v = (self._split(f(h)) for f in (self.q, self.k, self.v))
+        dropout = self.dropout if self.training else 0.0
+        if var is None or r is None:
+            return self.o(self._join(attention.attend(q, k, v, dropout=dropout))), None
+        with torch.no_grad():
+            var_k = self._propagate(self.k, h, var, var_w)
+        # Gradient flows through the query here; through weights and variances it does not.
+        penalty = error.penalty(q, var_k, r.cap) if r.correction == "logits" else None
+        if r.correction == "literal":
+            joined = self._join(attention.literal_attend(q, k, v, var_k, r.cap))
+        else:
+            joined = self._join(attention.attend(q, k, v, penalty, dropout))
+        if last:
+            return self.o(joined), None
+        with torch.no_grad():
+            # One number a token: the mean over heads.
+            var_v = self._propagate(self.v, h, var, var_w)
+            var_out = error.attention_output(var_v, attention.scores(q, k, penalty)).mean(1)
+            var_out = error.linear(var_out, joined, self.o.weight, var_w)
+        return self.o(joined), var_out
+
+    def _feed(self, h: Tensor, var: Tensor | None, var_w: Tensor) -> tuple[Tensor, Tensor | None]:
+        c = self.up(h)
+        a = F.relu(c) if self.activation == "relu" else F.gelu(c)
+        if var is not None:
+            with torch.no_grad():
+                var = error.relu(error.linear(var, h, self.up.weight, var_w), c)
+                var = error.linear(var, a, self.down.weight, var_w)
+        return self.down(a), var
+
+    def _propagate(self, layer: nn.Linear, h: Tensor, var: Tensor, var_w: Tensor) -> Tensor:
+        """The variance of a layer's outputs for each head, `[B, heads, L]`."""
+        weight = layer.weight.view(self.heads, 1, -1, layer.in_features)
+        return error.linear(var[:, None], h[:, None], weight, var_w)
+
+    def _split(self, x: Tensor) -> Tensor:
+        B, L, d = x.shape
+        return x.view(B, L, self.heads, d // self.heads).transpose(1, 2)
+
+    def _join(self, x: Tensor) -> Tensor:
+        return x.transpose(1, 2).flatten(2)
+
+
+@torch.no_grad()
+def _normed(norm: nn.LayerNorm, x: Tensor, var: Tensor | None) -> Tensor | None:
+    return None if var is None else error.layer_norm(var, x, norm.weight, norm.eps)
