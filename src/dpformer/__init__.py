@@ -1,3 +1,22 @@
 """Transformers on people's sequences with user-level differential privacy."""
 
+from importlib import import_module
+from typing import Any
+
 __version__ = "0.1.0.dev0"
+
+# Name to module, imported when first asked for: `import dpformer` stays light.
+_EXPORTS = {
+    "prepare": "dpformer.data",
+    "prepare_named": "dpformer.data",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _EXPORTS:
+        return getattr(import_module(_EXPORTS[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_EXPORTS])

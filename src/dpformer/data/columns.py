@@ -36,7 +36,7 @@ def find_columns(names: Sequence[str], asked: Mapping[str, str], where: str) -> 
             raise DataError(f"{where}: no column {name!r} for {OPTIONS[role]}; the columns are {_listed(names)}")
         found[role] = name
     if len(set(found.values())) < len(found):
-        raise DataError(f"{where}: one column is asked for twice ({_listed(list(found.values()))}); name different ones")
+        raise DataError(f"{where}: a column is asked for twice ({_listed(list(found.values()))}); name different ones")
     plain: dict[str, str] = {}
     for name in names:
         if name not in found.values():

@@ -6,7 +6,7 @@ from typing import Any
 import polars as pl
 
 from dpformer.data.sequences import Sequences
-from dpformer.data.split import Split, split
+from dpformer.data.splits import Split, split
 
 
 @dataclass(frozen=True)

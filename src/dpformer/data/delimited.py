@@ -129,7 +129,7 @@ def _is_header(cells: tuple[str, ...], asked: Mapping[str, str]) -> bool:
 
 
 def _columns(path: Path, layout: Layout, text: str, asked: Mapping[str, str]) -> dict[str, str]:
-    """Role to name; without a header the places say it: user, item[, rating][, time], as MovieLens and Amazon have it."""
+    """Role to name; without a header places say it: user, item[, rating][, time], as MovieLens and Amazon have it."""
     if layout.header:
         try:
             return find_columns(layout.names, asked, str(path))
@@ -145,7 +145,7 @@ def _columns(path: Path, layout: Layout, text: str, asked: Mapping[str, str]) ->
         first = next(line for line in text.splitlines() if line.strip()).split("::")
     else:
         first = rows_of(text, layout.separator, layout.quoted)[0]
-    places = (USER, ITEM) if len(layout.names) == 2 else None
+    places: tuple[str, ...] | None = (USER, ITEM) if len(layout.names) == 2 else None
     if len(layout.names) == 3 and _like_time(first[2]):
         places = (USER, ITEM, TIME)
     if len(layout.names) == 4 and _like_time(first[3]):
@@ -180,4 +180,6 @@ def _split_lines(path: Path, layout: Layout) -> pl.LazyFrame:
     if len(uneven):
         row, fields = uneven.row(0)
         raise DataError(f"{path}: row {row + 1} has {fields} fields where row 1 has {width}; mend or drop that row")
-    return lines.select(pl.col("line").str.split_exact("::", width - 1).struct.rename_fields(layout.names)).unnest("line")
+    return lines.select(pl.col("line").str.split_exact("::", width - 1).struct.rename_fields(layout.names)).unnest(
+        "line"
+    )

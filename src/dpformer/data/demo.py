@@ -38,7 +38,9 @@ def demo_frame() -> pl.DataFrame:
         users.append(np.full(length, user))
         items.append(volumes)
         times.append(clock + gaps)
-    log = pl.DataFrame({"user": np.concatenate(users), "item": np.concatenate(items), "timestamp": np.concatenate(times)})
+    log = pl.DataFrame(
+        {"user": np.concatenate(users), "item": np.concatenate(items), "timestamp": np.concatenate(times)}
+    )
     titles = _titles()
     return log.sort("timestamp", maintain_order=True).select(
         user_id=pl.format("reader-{}", pl.col("user").cast(pl.String).str.zfill(4)),

@@ -45,11 +45,13 @@ def check_ids(log: Log, role: str, column: pl.Series) -> None:
     if column.null_count():
         row = int(column.is_null().arg_max() or 0)
         kind = role.removesuffix("_id")
-        raise log.error(row, role, f"no {kind}", f"every event needs one: fill it in or drop that row (of {column.null_count()})")
+        raise log.error(
+            row, role, f"no {kind}", f"every event needs one: fill it in or drop that row (of {column.null_count()})"
+        )
 
 
 def encode(column: pl.Series, untyped: bool) -> Coded:
-    """Number the ids in their order. untyped: text that is all whole numbers, written in the one usual way, is numbers."""
+    """Number the ids in their order. untyped: text that is all whole numbers, in the usual notation, is numbers."""
     if column.dtype != pl.Categorical:
         ids = column.unique().sort()
         codes = (

@@ -93,7 +93,9 @@ def _dtype(path: Path, number: int, role: str, name: str, sample: list[dict[str,
         return pl.Int64()
     if isinstance(value, float):
         return pl.Float64()
-    raise DataError(f"{path}: line {number}, column {name!r}: {_kind(value)} where one value is needed; flatten it first")
+    raise DataError(
+        f"{path}: line {number}, column {name!r}: {_kind(value)} where one value is needed; flatten it first"
+    )
 
 
 def _kind(value: object) -> str:

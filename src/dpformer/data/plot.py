@@ -7,7 +7,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from dpformer.data.dataset import Dataset
-from dpformer.data.statistics import item_counts, statistics
+from dpformer.data.summary import item_counts, statistics
 
 
 def draw_long_tail(dataset: Dataset, path: Path) -> None:

@@ -27,7 +27,9 @@ def read_log(log: Any, *, user: str | None = None, item: str | None = None, time
     try:
         return _read_path(str(log), asked)
     except OSError as error:
-        raise DataError(f"{log}: cannot be read ({error.strerror or error}); check the path and its permissions") from None
+        raise DataError(
+            f"{log}: cannot be read ({error.strerror or error}); check the path and its permissions"
+        ) from None
 
 
 def _read_path(name: str, asked: Mapping[str, str]) -> Log:

@@ -38,7 +38,9 @@ class Sequences:
 
     def frame(self) -> pl.DataFrame:
         """`user_id` and `items` (a list), one row a user."""
-        events = pl.DataFrame({"user": np.repeat(np.arange(len(self), dtype=np.int32), self.lengths), "items": self.items})
+        events = pl.DataFrame(
+            {"user": np.repeat(np.arange(len(self), dtype=np.int32), self.lengths), "items": self.items}
+        )
         lists = events.with_columns(pl.col("user").set_sorted()).group_by("user", maintain_order=True).agg("items")
         return pl.DataFrame([self.users.alias("user_id"), lists["items"]])
 

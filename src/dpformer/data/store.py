@@ -11,7 +11,7 @@ import polars as pl
 
 from dpformer.data.dataset import Dataset
 from dpformer.data.hashing import sha256_of
-from dpformer.data.prepare import MANIFEST_FORMAT, MANIFEST_VERSION
+from dpformer.data.pipeline import MANIFEST_FORMAT, MANIFEST_VERSION
 from dpformer.data.sequences import Sequences
 from dpformer.errors import DataError
 
@@ -27,7 +27,9 @@ def check_target(folder: Path, force: bool) -> None:
     if _manifest(folder) is None:
         raise DataError(f"{folder}: exists and was not written by prepare; choose another folder with -o")
     if not force:
-        raise DataError(f"{folder}: holds prepared data already; say --force to write it anew, or choose another with -o")
+        raise DataError(
+            f"{folder}: holds prepared data already; say --force to write it anew, or choose another with -o"
+        )
 
 
 def save(dataset: Dataset, folder: Path | str, *, force: bool = False) -> None:
@@ -47,7 +49,9 @@ def save(dataset: Dataset, folder: Path | str, *, force: bool = False) -> None:
     try:
         _write_whole(folder, write)
     except OSError as error:
-        raise DataError(f"{folder}: cannot be written ({error.strerror or error}); choose another folder with -o") from None
+        raise DataError(
+            f"{folder}: cannot be written ({error.strerror or error}); choose another folder with -o"
+        ) from None
 
 
 def load(folder: Path | str) -> Dataset:
@@ -55,7 +59,9 @@ def load(folder: Path | str) -> Dataset:
     folder = Path(folder)
     manifest = _manifest(folder)
     if manifest is None:
-        raise DataError(f"{folder}: holds no prepared data (no sound {MANIFEST}); run: dpformer prepare LOG -o {folder}")
+        raise DataError(
+            f"{folder}: holds no prepared data (no sound {MANIFEST}); run: dpformer prepare LOG -o {folder}"
+        )
     again = "run dpformer prepare again"
     if manifest.get("version") != MANIFEST_VERSION:
         found = manifest.get("version")

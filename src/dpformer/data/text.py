@@ -6,7 +6,7 @@ import io
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, Literal, cast
 
 from dpformer.errors import DataError
 
@@ -45,7 +45,9 @@ def sample(path: Path) -> str:
     if len(head) == SAMPLE_BYTES:
         head = head[: head.rfind(b"\n") + 1] or head
     if b"\x00" in head:
-        raise DataError(f"{path}: is neither text (UTF-8), gzip nor Parquet; export the log as CSV, JSON lines or Parquet")
+        raise DataError(
+            f"{path}: is neither text (UTF-8), gzip nor Parquet; export the log as CSV, JSON lines or Parquet"
+        )
     try:
         text = head.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -57,10 +59,9 @@ def sample(path: Path) -> str:
 
 def delimited_fault(path: Path, separator: str, quoted: bool, width: int, header: bool, error: Exception) -> DataError:
     """Why a delimited file could not be read: walks it row by row, which only an error needs."""
-    quoting = csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE
     lines = (line for _, line in numbered_lines(path))
     try:
-        rows = csv.reader(lines, delimiter=separator, quoting=quoting)
+        rows = csv.reader(lines, delimiter=separator, quoting=_quoting(quoted))
         for number, row in enumerate((row for row in rows if row), 0 if header else 1):
             if len(row) > width:
                 return DataError(
@@ -78,8 +79,11 @@ def delimited_fault(path: Path, separator: str, quoted: bool, width: int, header
 
 def rows_of(text: str, separator: str, quoted: bool = True) -> list[list[str]]:
     """The non-empty rows of a sample, split at `separator`."""
-    quoting = csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE
-    return [row for row in csv.reader(io.StringIO(text), delimiter=separator, quoting=quoting) if row]
+    return [row for row in csv.reader(io.StringIO(text), delimiter=separator, quoting=_quoting(quoted)) if row]
+
+
+def _quoting(quoted: bool) -> Literal[0, 3]:
+    return csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE
 
 
 def _not_utf8(path: Path, line: int, error: UnicodeDecodeError) -> DataError:

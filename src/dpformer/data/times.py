@@ -92,7 +92,7 @@ def check_times(log: Log, times: pl.Series, nanoseconds: bool) -> Unit:
     raw = log.frame.select(TIME).slice(row, 1).collect().item()
     if raw is None or raw == "":
         raise log.error(row, TIME, "no time", _CURE)
-    if isinstance(raw, int | float) and raw < 0 or str(raw).startswith("-"):
+    if (isinstance(raw, int | float) and raw < 0) or str(raw).startswith("-"):
         raise log.error(row, TIME, f"the time {raw} is negative", _CURE)
     if times[row] is None and not isinstance(raw, datetime):
         raise log.error(row, TIME, f"{raw!r} is no time as in the first row", _CURE)

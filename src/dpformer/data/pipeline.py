@@ -15,7 +15,7 @@ from dpformer.data.ids import Coded, check_ids, compact, encode, id_expression
 from dpformer.data.log import Log
 from dpformer.data.read import read_log
 from dpformer.data.sequences import Sequences
-from dpformer.data.split import SHORTEST_SPLIT
+from dpformer.data.splits import SHORTEST_SPLIT
 from dpformer.data.times import check_times, time_expression
 from dpformer.errors import DataError
 
