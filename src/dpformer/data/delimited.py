@@ -13,7 +13,7 @@ import polars as pl
 
 from dpformer.data.columns import ALIASES, ITEM, RATING, TIME, TITLE, USER, find_columns
 from dpformer.data.log import Log, first_line, one_file, select_roles
-from dpformer.data.text import delimited_fault, numbered_lines, rows_of
+from dpformer.data.text import delimited_fault, first_line_of, numbered_lines, rows_of
 from dpformer.errors import DataError
 
 SEPARATORS = (",", "\t", ";", "|", " ")
@@ -71,7 +71,7 @@ def _explain(path: Path, layout: Layout, error: Exception) -> DataError:
 
 
 def _layout(path: Path, text: str, asked: Mapping[str, str]) -> Layout:
-    first = next(line for line in text.splitlines() if line.strip())
+    first = first_line_of(text)
     if "::" in first:
         width = first.count("::") + 1
         return Layout("::", _numbered(width), header=False, quoted=False, format="MovieLens ::")
@@ -142,7 +142,7 @@ def _columns(path: Path, layout: Layout, text: str, asked: Mapping[str, str]) ->
             raise DataError(f"{path}: has no header; give both --user column_N and --item column_N")
         return find_columns(layout.names, asked, str(path))
     if layout.separator == "::":
-        first = next(line for line in text.splitlines() if line.strip()).split("::")
+        first = first_line_of(text).split("::")
     else:
         first = rows_of(text, layout.separator, layout.quoted)[0]
     places: tuple[str, ...] | None = (USER, ITEM) if len(layout.names) == 2 else None

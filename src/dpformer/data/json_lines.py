@@ -23,8 +23,6 @@ _CHUNK = 50_000
 def read_json_lines(path: Path, asked: Mapping[str, str]) -> Log:
     """A log with one object a line, strict JSON or (told by the first line) Python literals."""
     first_number, first = next((number, line) for number, line in numbered_lines(path) if line.strip())
-    if first.lstrip().startswith("["):
-        raise DataError(f"{path}: is a JSON array; write one object a line (jq -c '.[]' OLD > NEW)")
     strict = _is_json(first)
     sample = [record for _, record in islice(_records(path), _SAMPLE_LINES)]
     names = list(dict.fromkeys(name for record in sample for name in record))
@@ -45,6 +43,16 @@ def read_json_lines(path: Path, asked: Mapping[str, str]) -> Log:
         explain=lambda error: _fault(path, schema, error),
         place=one_file(path),
     )
+
+
+def looks_like_json(path: Path, first: str) -> bool:
+    """Whether the first line is an object, or begins like JSON in a file that no other reader would take."""
+    if first.lstrip()[0] not in "{[":
+        return False
+    try:
+        return bool(_parse(path, 1, first.strip()))
+    except DataError:
+        return "::" not in first
 
 
 def _is_json(line: str) -> bool:
@@ -73,6 +81,8 @@ def _parse(path: Path, number: int, line: str) -> dict[str, Any]:
             record = ast.literal_eval(line)
         except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
             record = None
+    if line.startswith("["):
+        raise DataError(f"{path}: line {number} begins a JSON array; write one object a line (jq -c '.[]' OLD > NEW)")
     if not isinstance(record, dict):
         raise DataError(f"{path}: line {number} is no JSON object; write one {{...}} a line")
     return record

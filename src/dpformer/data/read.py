@@ -8,10 +8,10 @@ from typing import Any
 from dpformer.data.columns import ITEM, TIME, USER
 from dpformer.data.delimited import read_delimited
 from dpformer.data.frames import read_frame
-from dpformer.data.json_lines import read_json_lines
+from dpformer.data.json_lines import looks_like_json, read_json_lines
 from dpformer.data.log import Log
 from dpformer.data.parquet import read_parquet
-from dpformer.data.text import sample
+from dpformer.data.text import first_line_of, sample
 from dpformer.errors import DataError
 
 
@@ -48,7 +48,7 @@ def _read_path(name: str, asked: Mapping[str, str]) -> Log:
     if magic == b"PAR1" or path.suffix == ".parquet":
         return read_parquet(name, [path], asked)
     text = sample(path)
-    if text.lstrip()[0] in "{[":
+    if looks_like_json(path, first_line_of(text)):
         return read_json_lines(path, asked)
     return read_delimited(path, text, asked)
 

@@ -57,6 +57,11 @@ def sample(path: Path) -> str:
     return text
 
 
+def first_line_of(text: str) -> str:
+    """The first line that is not blank. Only a line feed ends a line: `splitlines` would also cut at rarer marks."""
+    return next(line for line in text.split("\n") if line.strip()).removesuffix("\r")
+
+
 def delimited_fault(path: Path, separator: str, quoted: bool, width: int, header: bool, error: Exception) -> DataError:
     """Why a delimited file could not be read: walks it row by row, which only an error needs."""
     lines = (line for _, line in numbered_lines(path))
