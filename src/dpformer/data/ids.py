@@ -45,9 +45,8 @@ def check_ids(log: Log, role: str, column: pl.Series) -> None:
     if column.null_count():
         row = int(column.is_null().arg_max() or 0)
         kind = role.removesuffix("_id")
-        raise log.error(
-            row, role, f"no {kind}", f"every event needs one: fill it in or drop that row (of {column.null_count()})"
-        )
+        lacking = f"{column.null_count():,} in all"
+        raise log.error(row, role, f"no {kind}", f"every event needs one: fill it in or drop that row ({lacking})")
 
 
 def encode(column: pl.Series, untyped: bool) -> Coded:

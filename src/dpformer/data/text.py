@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Literal, cast
 
+from dpformer.data.log import first_line
 from dpformer.errors import DataError
 
 SAMPLE_BYTES = 1 << 16
@@ -65,6 +66,7 @@ def first_line_of(text: str) -> str:
 def delimited_fault(path: Path, separator: str, quoted: bool, width: int, header: bool, error: Exception) -> DataError:
     """Why a delimited file could not be read: walks it row by row, which only an error needs."""
     lines = (line for _, line in numbered_lines(path))
+    number = 0
     try:
         rows = csv.reader(lines, delimiter=separator, quoting=_quoting(quoted))
         for number, row in enumerate((row for row in rows if row), 0 if header else 1):
@@ -77,8 +79,6 @@ def delimited_fault(path: Path, separator: str, quoted: bool, width: int, header
         return fault
     except csv.Error as fault:
         return DataError(f"{path}: row {number + 1} cannot be read ({fault}); look for an unclosed quote before it")
-    from dpformer.data.log import first_line
-
     return DataError(f"{path}: cannot be read ({first_line(error)}); look for an unclosed quote or a damaged end")
 
 
