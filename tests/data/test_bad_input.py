@@ -69,6 +69,13 @@ CASES: dict[str, tuple[Callable[[Path], object], list[str]]] = {
     "short row": (text("user,item,time\n1,a,5\n1\n"), ["row 2", "'item'", "no item"]),
     "null time": (text("user,item,time\n1,a,5\n1,b,\n"), ["row 2", "'time'", "no time", "or drop that row"]),
     "long row": (text("user,item\n1,a\n1,b,c\n"), ["row 2 has 3 fields", "quotes"]),
+    "unclosed quote": (text('user,item\n1,a\n1,"b\n1,c\n'), ["row 2", "quote", "twice"]),
+    "quote inside": (text('user,item\n1,a\n1,5" disk\n1,c\n'), ["line 3", "quote", "twice"]),
+    "name twice": (text("user,user,item\n1,a,b\n1,a,b\n"), ["two columns", "'user'", "rename"]),
+    "American dates": (
+        text("user,item,date\n1,a,05/17/2020\n1,b,05/18/2020\n"),
+        ["row 1", "'date'", "'05/17/2020'", "ISO"],
+    ),
     "uneven ::": (text("1::2::5::978300760\n1::3::978300760\n"), ["row 2 has 3 fields"]),
     "null in Parquet": (
         lambda folder: parquet(folder, user_id=pl.Series(["a", None, "b", "b"])),

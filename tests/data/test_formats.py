@@ -217,6 +217,17 @@ def test_columns_by_name_and_by_place(tmp_path: Path):
     assert found(prepare(log, user="column_2", item="column_1")) == {"a": ["x", "y"], "b": ["z"]}
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["\n\nuser,item\n\n1,a\n\n1,b\n\n", "1 a \n1 b \n", ",user,item\n0,1,a\n1,1,b\n", "user|item\r\n1|a\r\n\r\n1|b"],
+)
+def test_what_people_have(text: str, tmp_path: Path):
+    """Blank lines, a separator at the end of lines, the index that pandas writes, no line feed at the end."""
+    log = tmp_path / "log"
+    log.write_text(text)
+    assert found(prepare(log)) == {"1": ["a", "b"]}
+
+
 def test_a_byte_order_mark_and_windows_line_ends(tmp_path: Path):
     log = tmp_path / "log.csv"
     log.write_bytes(b"\xef\xbb\xbfuser,item\r\n1,a\r\n1,b\r\n")

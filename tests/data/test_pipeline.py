@@ -92,7 +92,7 @@ def test_statistics_of_a_small_log():
 
 
 def dump(dataset: Dataset) -> str:
-    """Canonical and free of our numbering: `user: item item ...` a line, users by id, items by time, all ids as in the log."""
+    """Free of our numbering: `user: item item ...` a line, users by id, items by time, ids as in the log."""
     ids = np.concatenate([[0], dataset.catalogue["item_id"].to_numpy()])
     rows = zip(dataset.sequences.users, dataset.sequences, strict=True)
     return "".join(f"{user}: {' '.join(map(str, ids[items]))}\n" for user, items in rows)

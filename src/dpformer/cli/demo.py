@@ -66,4 +66,4 @@ def demo(
         f"padded to {_MAX_LENGTH} each, {1 - lengths.mean() / _MAX_LENGTH:.0%} of the positions would be padding; "
         "who was drawn comes from the operating system's entropy and differs at every run"
     )
-    stderr.print(f"written to {output} (long tail drawn in {output / PLOT})", markup=False)
+    stderr.print(f"written to {output} (long tail drawn in {output / PLOT})", markup=False, soft_wrap=True)

@@ -77,7 +77,7 @@ def prepare(
         return
     tell_story(dataset)
     stdout.print(statistics_table(figures))
-    stderr.print(f"written to {output} (long tail drawn in {output / PLOT})", markup=False)
+    stderr.print(f"written to {output} (long tail drawn in {output / PLOT})", markup=False, soft_wrap=True)
 
 
 def tell_story(dataset: "Dataset") -> None:

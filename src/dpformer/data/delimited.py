@@ -36,6 +36,9 @@ def read_delimited(path: Path, text: str, asked: Mapping[str, str]) -> Log:
     """A log from rows of text; `text` is the sample that tells the layout."""
     layout = _layout(path, text, asked)
     columns = _columns(path, layout, text, asked)
+    twice = [name for name in set(layout.names) if name and layout.names.count(name) > 1]
+    if twice:
+        raise DataError(f"{path}: two columns are called {twice[0]!r}; rename one in the first line")
     if layout.separator == "::":
         frame = _split_lines(path, layout)
     else:
@@ -46,7 +49,7 @@ def read_delimited(path: Path, text: str, asked: Mapping[str, str]) -> Log:
             new_columns=list(layout.names),
             quote_char='"' if layout.quoted else None,
             infer_schema=False,
-        )
+        ).filter(~pl.all_horizontal(pl.all().is_null()))  # blank lines
     return Log(
         frame=select_roles(frame, columns, (USER, ITEM, TIME, TITLE)),
         name=str(path),
@@ -82,9 +85,6 @@ def _layout(path: Path, text: str, asked: Mapping[str, str]) -> Layout:
     # Amazon's and SASRec's ids hold no quotes; a space-separated file has no rule for quoting.
     quoted = separator != " "
     cells = rows_of(text, separator, quoted)[0]
-    if separator == " ":
-        while cells and not cells[-1]:
-            cells.pop()
     names = tuple(cell.strip() for cell in cells)
     kind = {",": "CSV", "\t": "TSV", " ": "text with spaces"}.get(separator, f"CSV with {separator!r}")
     if _is_header(names, asked):
@@ -145,17 +145,19 @@ def _columns(path: Path, layout: Layout, text: str, asked: Mapping[str, str]) ->
         first = first_line_of(text).split("::")
     else:
         first = rows_of(text, layout.separator, layout.quoted)[0]
-    places: tuple[str, ...] | None = (USER, ITEM) if len(layout.names) == 2 else None
-    if len(layout.names) == 3 and _like_time(first[2]):
+    # Some write a separator at the end of each line.
+    width = len(first) - (first[-1] == "")
+    places: tuple[str, ...] | None = (USER, ITEM) if width == 2 else None
+    if width == 3 and _like_time(first[2]):
         places = (USER, ITEM, TIME)
-    if len(layout.names) == 4 and _like_time(first[3]):
+    if width == 4 and _like_time(first[3]):
         places = (USER, ITEM, RATING, TIME)
     if places is None:
         raise DataError(
-            f"{path}: has no header and {len(layout.names)} columns, of which row 1 does not tell the time; "
+            f"{path}: has no header and {width} columns, of which row 1 does not tell the time; "
             "say --user column_1 --item column_2 and, if there is one, --time column_N"
         )
-    return dict(zip(places, layout.names, strict=True))
+    return dict(zip(places, layout.names, strict=False))
 
 
 def _like_time(cell: str) -> bool:

@@ -57,7 +57,9 @@ def _from_pandas(frame: Any) -> pl.LazyFrame:
                 )
         try:
             columns[str(name)] = pl.from_pandas(values.reset_index(drop=True), nan_to_null=True)
-        except (pl.exceptions.PolarsError, TypeError, ValueError, ImportError) as error:
+        except ImportError:
+            raise DataError(f"frame: column {name!r} of pandas needs pyarrow; pip install 'dpformer[frames]'") from None
+        except (pl.exceptions.PolarsError, TypeError, ValueError) as error:
             raise DataError(
                 f"frame: column {name!r} cannot be read ({first_line(error)}); make it text or numbers"
             ) from None

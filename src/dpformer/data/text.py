@@ -65,21 +65,23 @@ def first_line_of(text: str) -> str:
 
 def delimited_fault(path: Path, separator: str, quoted: bool, width: int, header: bool, error: Exception) -> DataError:
     """Why a delimited file could not be read: walks it row by row, which only an error needs."""
+    cure = 'put fields that hold the separator into "quotes"' if quoted else "mend or drop that row"
+    quotes = 'put the whole field into "quotes" and write each quote in it twice ("")'
     lines = (line for _, line in numbered_lines(path))
-    number = 0
+    number = 0 if header else 1
     try:
-        rows = csv.reader(lines, delimiter=separator, quoting=_quoting(quoted))
-        for number, row in enumerate((row for row in rows if row), 0 if header else 1):
+        for row in csv.reader(lines, delimiter=separator, quoting=_quoting(quoted), strict=True):
             if len(row) > width:
-                return DataError(
-                    f"{path}: row {number} has {len(row)} fields where the first line has {width}; "
-                    'put fields that hold the separator into "quotes"'
-                )
+                return DataError(f"{path}: row {number} has {len(row)} fields where the first line has {width}; {cure}")
+            number += bool(row)
+        for line_number, line in numbered_lines(path):
+            if quoted and line.count('"') % 2:
+                return DataError(f"{path}: line {line_number} has a quote inside a field; {quotes}")
     except DataError as fault:
         return fault
-    except csv.Error as fault:
-        return DataError(f"{path}: row {number + 1} cannot be read ({fault}); look for an unclosed quote before it")
-    return DataError(f"{path}: cannot be read ({first_line(error)}); look for an unclosed quote or a damaged end")
+    except csv.Error:
+        return DataError(f"{path}: row {number} opens a quote and does not close it rightly; {quotes}")
+    return DataError(f"{path}: cannot be read ({first_line(error)}); write it again")
 
 
 def rows_of(text: str, separator: str, quoted: bool = True) -> list[list[str]]:

@@ -17,7 +17,7 @@ from dpformer.errors import DataError
 LATEST = 4_102_444_800
 # Milliseconds from here (1973-03-03) on; as seconds it would be the year 5138, so the units never overlap.
 SMALLEST_MS = 100_000_000_000
-_CURE = "give every event a time after 1970 as epoch seconds, milliseconds or ISO text, or drop that row"
+_CURE = "write epoch seconds, milliseconds or ISO text (2020-05-17T12:00:00) from 1970 on, or drop that row"
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,10 @@ def time_expression(log: Log) -> tuple[pl.Expr, bool]:
         return time.cast(pl.Float64 if not dtype.is_integer() else pl.Int64, strict=False), False
     if dtype.is_temporal() and dtype not in (pl.Time, pl.Duration):
         # Microseconds hold every year; the step to nanoseconds is taken only inside the range that is accepted.
-        second = time.cast(pl.Datetime("us")).to_physical() // 10**6
-        return pl.when(second.is_between(0, LATEST - 1)).then(time.cast(pl.Datetime("ns")).to_physical()), True
+        second = time.cast(pl.Datetime("us"), strict=False).to_physical() // 10**6
+        return pl.when(second.is_between(0, LATEST - 1)).then(
+            time.cast(pl.Datetime("ns"), strict=False).to_physical()
+        ), True
     if dtype in (pl.String, pl.Categorical, pl.Enum):
         text = time.cast(pl.String).str.strip_chars()
         first = log.frame.select(text.alias("text")).filter(pl.col("text").is_not_null()).head(1).collect()
@@ -68,7 +70,7 @@ def _iso(text: pl.Expr) -> pl.Expr:
         with_offset.dt.replace_time_zone(None),
         spaced.str.to_datetime(clock, time_unit="ns", strict=False),
         spaced.str.to_datetime("%Y-%m-%d %H:%M", time_unit="ns", strict=False),
-        spaced.str.to_date("%Y-%m-%d", strict=False).cast(pl.Datetime("ns")),
+        spaced.str.to_date("%Y-%m-%d", strict=False).cast(pl.Datetime("ns"), strict=False),
     ]
     # A year with four digits that nanoseconds cannot hold would wrap round into an innocent one.
     plausible = text.str.slice(0, 4).cast(pl.Int32, strict=False).is_between(1970, 2099)
@@ -95,5 +97,5 @@ def check_times(log: Log, times: pl.Series, nanoseconds: bool) -> Unit:
     if (isinstance(raw, int | float) and raw < 0) or str(raw).startswith("-"):
         raise log.error(row, TIME, f"the time {raw} is negative", _CURE)
     if times[row] is None and not isinstance(raw, datetime):
-        raise log.error(row, TIME, f"{raw!r} is no time as in the first row", _CURE)
+        raise log.error(row, TIME, f"{raw!r} is no time" + (" as in the first row" if row else ""), _CURE)
     raise log.error(row, TIME, f"the time {raw} is absurd (read as {unit.name})", _CURE)
