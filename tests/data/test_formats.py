@@ -161,6 +161,7 @@ def test_frames(events: Events):
 ID_TYPES = {
     "int8": pl.Series([3, 1, 3], dtype=pl.Int8),
     "uint64": pl.Series([2**64 - 1, 1, 2**64 - 1], dtype=pl.UInt64),
+    "far apart": pl.Series([-(2**63), 2**63 - 1, -(2**63)]),
     "negative": pl.Series([-3, 1, -3]),
     "float": pl.Series([1.5, 2.0, 1.5]),
     "bool": pl.Series([True, False, True]),

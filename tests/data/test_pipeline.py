@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from dpformer.data import Dataset, Filter, Sequences, prepare, prepare_named, split, statistics
 from dpformer.data.filters import keep_frequent
+from dpformer.data.ids import encode
 
 PAIRS = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), min_size=1, max_size=60)
 
@@ -152,3 +153,11 @@ def test_the_order_of_rows_matters_only_for_ties(data: st.DataObject):
     )
     assert np.array_equal(one.sequences.items, other.sequences.items)
     assert one.sequences.users.equals(other.sequences.users)
+
+
+@given(ids=st.lists(st.integers(-5, 5) | st.integers(-(2**63), 2**63 - 1), min_size=1), text=st.booleans())
+def test_numbering_ids_loses_nothing_and_keeps_their_order(ids: list[int], text: bool):
+    column = pl.Series(ids, dtype=pl.Int64)
+    coded = encode(column.cast(pl.String).cast(pl.Categorical) if text else column, untyped=text)
+    assert coded.ids.to_list() == sorted(set(ids))
+    assert coded.ids.gather(coded.codes).to_list() == ids

@@ -52,16 +52,7 @@ def check_ids(log: Log, role: str, column: pl.Series) -> None:
 def encode(column: pl.Series, untyped: bool) -> Coded:
     """Number the ids in their order. untyped: text that is all whole numbers, in the usual notation, is numbers."""
     if column.dtype != pl.Categorical:
-        ids = column.unique().sort()
-        codes = (
-            column.to_frame("id")
-            .lazy()
-            .join(ids.to_frame("id").with_row_index("code").lazy(), on="id", how="left", maintain_order="left")
-            .select(pl.col("code").cast(pl.Int32))
-            .collect(engine="streaming")
-            .to_series()
-        )
-        return Coded(codes.to_numpy(), ids)
+        return _encode_numbers(column)
     distinct = column.unique()
     ids = distinct.cast(pl.String)
     if untyped:
@@ -73,6 +64,28 @@ def encode(column: pl.Series, untyped: bool) -> Coded:
     place = np.zeros(int(physical.max(initial=0)) + 1, dtype=np.int32)
     place[physical] = np.arange(len(physical), dtype=np.int32)
     return Coded(place[column.to_physical().to_numpy()], ids.gather(order))
+
+
+def _encode_numbers(column: pl.Series) -> Coded:
+    """Whole numbers: by a table over their range where that is not much larger than the log, else by a join."""
+    numbers = column.to_numpy()
+    low, high = int(numbers.min()), int(numbers.max())
+    span = high - low + 1
+    if span <= 4 * len(numbers) + 1_000_000:
+        present = np.zeros(span, dtype=bool)
+        present[numbers - low] = True
+        place = np.cumsum(present, dtype=np.int32) - np.int32(1)
+        return Coded(place[numbers - low], pl.Series(np.flatnonzero(present) + low))
+    ids = column.unique().sort()
+    codes = (
+        column.to_frame("id")
+        .lazy()
+        .join(ids.to_frame("id").with_row_index("code").lazy(), on="id", how="left", maintain_order="left")
+        .select(pl.col("code").cast(pl.Int32))
+        .collect(engine="streaming")
+        .to_series()
+    )
+    return Coded(codes.to_numpy(), ids)
 
 
 def compact(coded: Coded, kept: np.ndarray) -> Coded:
