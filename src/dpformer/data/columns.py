@@ -51,7 +51,7 @@ def find_columns(names: Sequence[str], asked: Mapping[str, str], where: str) -> 
                 f"{where}: no column is known as the {role.removesuffix('_id')}; the columns are {_listed(names)}: "
                 f"say which with {OPTIONS[role]} NAME"
             )
-    return found
+    return {role: found[role] for role in ALIASES if role in found}
 
 
 def _listed(names: Sequence[str]) -> str:
