@@ -287,3 +287,28 @@ def test_titles_from_the_log_and_never_from_what_people_wrote():
     dataset = prepare(reviews)
     assert "title" not in dataset.catalogue.columns
     assert "'title' differs" in dataset.manifest["notes"][-1]
+
+
+def test_large_files_keep_their_order(tmp_path: Path):
+    """Large enough that polars reads them in pieces, on several threads: without times, the file's order is all there is."""
+    size = 200_000
+    users = np.random.default_rng(0).integers(0, 50, size)
+    frame = pl.DataFrame({"user_id": users, "item_id": np.arange(size)})
+    broken_lines = frame.with_columns(item_id=pl.format('x\n"{}",', pl.col("item_id")))
+    frame.write_csv(tmp_path / "log.csv")
+    frame.write_csv(tmp_path / "sasrec.txt", separator=" ", include_header=False)
+    broken_lines.write_csv(tmp_path / "quoted.csv")
+    frame.select(line=pl.format("{}::{}", "user_id", "item_id")).write_csv(tmp_path / "log.dat", include_header=False)
+    frame.write_ndjson(tmp_path / "log.jsonl")
+    frame.write_parquet(tmp_path / "log.parquet", row_group_size=5_000)
+    (tmp_path / "parts").mkdir()
+    for part in range(10):
+        rows = frame.slice(part * size // 10, size // 10)
+        rows.write_parquet(tmp_path / "parts" / f"{part}.parquet", row_group_size=3_000)
+    for log in sorted(tmp_path.iterdir()):
+        dataset = prepare(log)
+        items = dataset.catalogue["item_id"].gather(dataset.sequences.items - 1)
+        if items.dtype == pl.String:
+            items = items.str.strip_chars('x\n",').cast(pl.Int64)
+        expected_items = frame.sort("user_id", maintain_order=True)["item_id"]
+        assert items.to_list() == expected_items.to_list(), log.name

@@ -74,7 +74,7 @@ def cut(users: np.ndarray, lengths: np.ndarray, token_budget: int) -> list[np.nd
     """Cut a batch into micro-batches of at most `token_budget` positions, padding included.
 
     users: int64 [batch]; lengths: int64 [batch], theirs. Longest first: the first user of a micro-batch tells its
-    width, and it ends where the positions or the padding would become too many. A user longer than the budget is one alone.
+    width, and it ends where the positions or the padding would become too many. A user longer than the budget is alone.
     Returns arrays of users; an empty batch gives an empty list.
     """
     if token_budget < 1:
