@@ -1,23 +1,24 @@
 """Transformers on people's sequences with user-level differential privacy."""
 
-import importlib
+from importlib import import_module
 from typing import Any
 
 __version__ = "0.1.0.dev0"
 
-# What `from dpformer import ...` offers, and where it lives; imported when first asked for, so that the command line
-# starts quickly.
+# Name to module, imported when first asked for: `import dpformer` stays light.
 _EXPORTS = {
     "PhantomClipping": "dpformer.clipping",
     "TiedCrossEntropy": "dpformer.clipping",
+    "prepare": "dpformer.data",
+    "prepare_named": "dpformer.data",
 }
 
 
 def __getattr__(name: str) -> Any:
     if name in _EXPORTS:
-        return getattr(importlib.import_module(_EXPORTS[name]), name)
-    raise AttributeError(f"module 'dpformer' has no attribute {name!r}")
+        return getattr(import_module(_EXPORTS[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return [*globals(), *_EXPORTS]
+    return sorted([*globals(), *_EXPORTS])

@@ -6,6 +6,8 @@ import typer
 
 from dpformer import __version__
 from dpformer.cli.bench import bench
+from dpformer.cli.demo import demo
+from dpformer.cli.prepare import prepare
 
 app = typer.Typer(
     name="dpformer",
@@ -14,7 +16,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-app.command()(bench)
+for command in (demo, prepare, bench):
+    app.command()(command)
 
 
 def _print_version(asked: bool) -> None:

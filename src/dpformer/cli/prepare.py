@@ -1,0 +1,133 @@
+"""`dpformer prepare`: any log to sequences, catalogue, statistics and the long-tail plot."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from dpformer.data import Dataset
+
+
+def prepare(
+    log: Annotated[
+        str,
+        typer.Argument(help="A log (file; folder or glob of Parquet files), or a data set: ml-1m, amazon-games, demo."),
+    ],
+    output: Annotated[Path, typer.Option("-o", "--output", help="Folder to write.")],
+    user: Annotated[str | None, typer.Option(help="Column of the user.")] = None,
+    item: Annotated[str | None, typer.Option(help="Column of the item.")] = None,
+    time: Annotated[str | None, typer.Option(help="Column of the time.")] = None,
+    min_events: Annotated[
+        int | None, typer.Option("--min-events", help="Least events of a user and of an item; all are kept by default.")
+    ] = None,
+    rule: Annotated[
+        str | None, typer.Option("--filter", help="Count once (single-pass, default) or until it holds (iterative).")
+    ] = None,
+    dedupe: Annotated[bool, typer.Option("--dedupe", help="Keep one of events equal in user, item and time.")] = False,
+    source: Annotated[
+        str | None, typer.Option("--from", help="Where the file of a named data set is, instead of downloading it.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace a folder that prepare wrote before.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Figures as JSON on stdout.")] = False,
+) -> None:
+    """Turn a log (who, what, when) into sequences, with statistics and a plot of the long tail."""
+    from dpformer.cli.output import print_json, stderr, stdout
+    from dpformer.data import NAMED, statistics
+    from dpformer.data import prepare as prepare_log
+    from dpformer.data.named import DEMO, prepare_named
+    from dpformer.data.store import PLOT, check_target, save
+    from dpformer.errors import DataError
+
+    check_target(output, force)
+    with stderr.status("") as status:
+
+        def show(stage: str) -> None:
+            status.update(f"{stage} ...")
+
+        if log in NAMED or log == DEMO:
+            if any(option is not None for option in (user, item, time, min_events, rule)) or dedupe:
+                raise DataError(
+                    f"{log} has its own columns and filter; to change them, prepare its file as a log of your own "
+                    f"(for a file called {log}: ./{log})"
+                )
+            dataset = prepare_named(log, source, on_stage=show)
+        else:
+            if source is not None:
+                raise DataError(f"--from is for named data sets ({', '.join(NAMED)}); give {source} itself as the log")
+            if rule is not None and min_events is None:
+                raise DataError(f"--filter {rule} needs to know how many events; add --min-events N")
+            dataset = prepare_log(
+                log,
+                user=user,
+                item=item,
+                time=time,
+                min_events=min_events or 0,
+                filter=rule or "single-pass",
+                dedupe=dedupe,
+                on_stage=show,
+            )
+        show("writing")
+        save(dataset, output, force=force)
+    figures = statistics(dataset)
+    if as_json:
+        print_json({**figures, "output": str(output), "manifest": dataset.manifest})
+        return
+    tell_story(dataset)
+    stdout.print(statistics_table(figures))
+    stderr.print(f"written to {output} (long tail drawn in {output / PLOT})", markup=False, soft_wrap=True)
+
+
+def tell_story(dataset: "Dataset") -> None:
+    """How the log was understood and what was removed, line by line on stderr."""
+    from dpformer.cli.output import stderr
+
+    manifest = dataset.manifest
+    source, counts, options = manifest["input"], manifest["counts"], manifest["options"]
+    columns = ", ".join(f"{role.removesuffix('_id')} = {name}" for role, name in source["columns"].items())
+    when = (
+        f"times as {source['time']}, {source['from']} to {source['to']}" if source["time"] else "no times: file order"
+    )
+    lines = [f"read {source['format']}: {columns}; {when}"]
+    if "dataset" in manifest:
+        lines.insert(0, f"licence: {manifest['dataset']['licence']}")
+    lines.append(f"found {_amounts(counts['read'])}")
+    if "duplicates" in counts:
+        lines.append(f"dropped {counts['duplicates']:,} duplicate events")
+    if "removed" in counts:
+        lines.append(
+            f"removed {_amounts(counts['removed'])} (at least {options['min_events']} events, {options['filter']})"
+        )
+    for line in [*lines, *manifest["notes"]]:
+        stderr.print(line, markup=False, soft_wrap=True)
+
+
+def _amounts(sizes: dict[str, int]) -> str:
+    return f"{sizes['users']:,} users, {sizes['items']:,} items, {sizes['events']:,} events"
+
+
+def statistics_table(figures: dict[str, Any]) -> "Table":
+    """The statistics as a table for people."""
+    from rich.table import Table
+
+    table = Table(show_header=False)
+    table.add_column(style="bold")
+    table.add_column(justify="right")
+    for key in ("users", "items", "events"):
+        table.add_row(key, f"{figures[key]:,}")
+    table.add_row("density", f"{figures['density']:.4%}")
+    table.add_row("users to evaluate", f"{figures['evaluated_users']:,}")
+    table.add_row("users too short to split", f"{figures['short_users']:,}")
+    table.add_section()
+    table.add_row("mean length", f"{figures['length']['mean']:.1f}")
+    for row in (("shortest", "p10", "p25", "median"), ("p75", "p90", "p99", "longest")):
+        table.add_row("length " + " / ".join(row), " / ".join(f"{figures['length'][key]:.0f}" for key in row))
+    table.add_section()
+    tail = figures["tail"]
+    table.add_row("events of the top tenth of items", f"{tail['events_of_top_tenth']:.1%}")
+    table.add_row("items that share the last fifth", f"{tail['items_of_last_fifth_of_events']:.1%}")
+    table.add_row("items with at most 10 events", f"{tail['items_with_at_most_10_events']:.1%}")
+    table.add_row("Gini of items", f"{tail['gini']:.3f}")
+    return table

@@ -1,0 +1,34 @@
+"""From any log to sequences, and from sequences to batches. See docs/data.md."""
+
+from dpformer.data.batches import MicroBatch, PoissonSampler, collate, cut, micro_batches, poisson_batches
+from dpformer.data.dataset import Dataset
+from dpformer.data.demo import demo_frame
+from dpformer.data.filters import Filter
+from dpformer.data.named import NAMED, prepare_named
+from dpformer.data.pipeline import prepare
+from dpformer.data.sequences import Sequences
+from dpformer.data.splits import Split, split
+from dpformer.data.store import load, save
+from dpformer.data.summary import item_counts, statistics
+
+__all__ = [
+    "NAMED",
+    "Dataset",
+    "Filter",
+    "MicroBatch",
+    "PoissonSampler",
+    "Sequences",
+    "Split",
+    "collate",
+    "cut",
+    "demo_frame",
+    "item_counts",
+    "load",
+    "micro_batches",
+    "poisson_batches",
+    "prepare",
+    "prepare_named",
+    "save",
+    "split",
+    "statistics",
+]

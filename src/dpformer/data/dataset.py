@@ -1,0 +1,32 @@
+"""What `prepare` makes: sequences, catalogue, and the manifest that says where they come from."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import polars as pl
+
+from dpformer.data.sequences import Sequences
+from dpformer.data.splits import Split, split
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Sequences ready to train on.
+
+    sequences: one a user; private. catalogue: `item` (1..M), `item_id` and, where known, `title`, in the order of the
+    ids: items only, without counts, because it goes out with a model. manifest: input, options, counts, notes; private.
+    """
+
+    sequences: Sequences
+    catalogue: pl.DataFrame
+    manifest: dict[str, Any]
+
+    def split(self) -> Split:
+        """Last item for the test, second to last for validation, the rest for training."""
+        return split(self.sequences)
+
+    def names(self) -> list[str]:
+        """What to call the items 1..M: title, else id; place 0 is the padding."""
+        ids = self.catalogue["item_id"].cast(pl.String)
+        shown = self.catalogue["title"].fill_null(ids) if "title" in self.catalogue.columns else ids
+        return ["", *shown.to_list()]

@@ -1,0 +1,96 @@
+"""Ids of any type as numbers 0..n-1, and back.
+
+Ids are numbered in their own order, never by frequency or first appearance: the catalogue is released with a model,
+and its order must say nothing about the people in the log.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+
+from dpformer.data.log import Log
+from dpformer.errors import DataError
+
+
+@dataclass(frozen=True)
+class Coded:
+    """A column of ids. codes: int32 [events], places in `ids`; ids: distinct and sorted, whole numbers or text."""
+
+    codes: np.ndarray
+    ids: pl.Series
+
+
+def id_expression(log: Log, role: str) -> pl.Expr:
+    """The column as whole numbers or as categorical text, which takes four bytes an event however long the ids are."""
+    column, dtype = pl.col(role), log.frame.collect_schema()[role]
+    if dtype.is_integer() and dtype not in (pl.UInt64, pl.Int128, pl.UInt128):
+        return column.cast(pl.Int64)
+    if dtype in (pl.String, pl.Categorical, pl.Enum):
+        text = column.cast(pl.String)
+        return pl.when(text != "").then(text).cast(pl.Categorical)
+    if dtype == pl.Binary:
+        return column.bin.encode("hex").cast(pl.Categorical)
+    if dtype.is_float():
+        return column.fill_nan(None).cast(pl.String).cast(pl.Categorical)
+    if dtype.is_numeric() or dtype.is_temporal() or dtype in (pl.Boolean, pl.Null):
+        return column.cast(pl.String).cast(pl.Categorical)
+    raise DataError(
+        f"{log.name}: column {log.columns[role]!r} is of type {dtype}, which is no id; give whole numbers or text"
+    )
+
+
+def check_ids(log: Log, role: str, column: pl.Series) -> None:
+    """A `DataError` names the first event without an id."""
+    if column.null_count():
+        row = int(column.is_null().arg_max() or 0)
+        kind = role.removesuffix("_id")
+        lacking = f"{column.null_count():,} in all"
+        raise log.error(row, role, f"no {kind}", f"every event needs one: fill it in or drop that row ({lacking})")
+
+
+def encode(column: pl.Series, untyped: bool) -> Coded:
+    """Number the ids in their order. untyped: text that is all whole numbers, in the usual notation, is numbers."""
+    if column.dtype != pl.Categorical:
+        return _encode_numbers(column)
+    distinct = column.unique()
+    ids = distinct.cast(pl.String)
+    if untyped:
+        numbers = ids.cast(pl.Int64, strict=False)
+        if (numbers.cast(pl.String) == ids).fill_null(False).all():
+            ids = numbers
+    order = ids.arg_sort()
+    physical = distinct.to_physical().gather(order).to_numpy()
+    place = np.zeros(int(physical.max(initial=0)) + 1, dtype=np.int32)
+    place[physical] = np.arange(len(physical), dtype=np.int32)
+    return Coded(place[column.to_physical().to_numpy()], ids.gather(order))
+
+
+def _encode_numbers(column: pl.Series) -> Coded:
+    """Whole numbers: by a table over their range where that is not much larger than the log, else by a join."""
+    numbers = column.to_numpy()
+    low, high = int(numbers.min()), int(numbers.max())
+    span = high - low + 1
+    if span <= 4 * len(numbers) + 1_000_000:
+        present = np.zeros(span, dtype=bool)
+        present[numbers - low] = True
+        place = np.cumsum(present, dtype=np.int32) - np.int32(1)
+        return Coded(place[numbers - low], pl.Series(np.flatnonzero(present) + low))
+    ids = column.unique().sort()
+    codes = (
+        column.to_frame("id")
+        .lazy()
+        .join(ids.to_frame("id").with_row_index("code").lazy(), on="id", how="left", maintain_order="left")
+        .select(pl.col("code").cast(pl.Int32))
+        .collect(engine="streaming")
+        .to_series()
+    )
+    return Coded(codes.to_numpy(), ids)
+
+
+def compact(coded: Coded, kept: np.ndarray) -> Coded:
+    """The codes of the events in `kept` (bool [events]), numbered anew without the ids that no longer occur."""
+    codes = coded.codes[kept]
+    present = np.bincount(codes, minlength=len(coded.ids)) > 0
+    place = np.cumsum(present, dtype=np.int32) - 1
+    return Coded(place[codes], coded.ids.filter(pl.Series(present)))

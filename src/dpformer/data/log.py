@@ -1,0 +1,50 @@
+"""A log as it was found: a lazy frame of its events in file order, and how to speak of it in an error."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import polars as pl
+
+from dpformer.errors import DataError
+
+
+@dataclass(frozen=True)
+class Log:
+    """Events in file order, not yet read.
+
+    frame: columns `user_id`, `item_id` and, where the log has them, `timestamp` and `title`; types as in the file.
+    name: how messages call the log. files: what it was read from (none for a frame in memory).
+    columns: role to the column's own name. untyped_ids: ids come from text that has no types (CSV and its kin).
+    explain: turns an exception of the reader into the line that a user can act on.
+    place: names the file and row of the event with a given index, from 0.
+    """
+
+    frame: pl.LazyFrame
+    name: str
+    files: tuple[Path, ...]
+    format: str
+    columns: dict[str, str]
+    untyped_ids: bool
+    explain: Callable[[Exception], DataError]
+    place: Callable[[int], str]
+
+    def error(self, row: int, role: str, wrong: str, cure: str) -> DataError:
+        """The one line about a bad value: file, row (from 1, header not counted), column, what is wrong, the cure."""
+        return DataError(f"{self.place(row)}, column {self.columns[role]!r}: {wrong}; {cure}")
+
+
+def select_roles(frame: pl.LazyFrame, columns: dict[str, str], roles: tuple[str, ...]) -> pl.LazyFrame:
+    """The columns that play `roles`, under the names that we give them."""
+    return frame.select(pl.col(columns[role]).alias(role) for role in roles if role in columns)
+
+
+def one_file(path: Path) -> Callable[[int], str]:
+    """`Log.place` for a log in one file."""
+    return lambda row: f"{path}: row {row + 1}"
+
+
+def first_line(error: Exception) -> str:
+    """The first line of an exception's message: polars adds stacks and advice that a user of ours cannot follow."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

@@ -1,0 +1,193 @@
+"""Data sets by name: where they come from, what they must be, and the filters that the paper uses on them.
+
+Nothing of them is in this package: a set is downloaded from its source into a cache, or taken from where it lies.
+"""
+
+import os
+import urllib.request
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import polars as pl
+
+from dpformer.data.dataset import Dataset
+from dpformer.data.demo import demo_frame
+from dpformer.data.filters import Filter
+from dpformer.data.hashing import sha256_of
+from dpformer.data.pipeline import prepare
+from dpformer.errors import DataError
+
+
+@dataclass(frozen=True)
+class NamedSet:
+    """A public data set.
+
+    url: its source, the file itself or a zip archive that holds it; file: its name, and sha256 what it must be.
+    min_events: the single-pass filter of raw data; filtered: whether `file` has been through it already.
+    users, items, events: what must come out. titles: a file beside it with `id::title::...` lines.
+    """
+
+    name: str
+    url: str
+    file: str
+    sha256: str
+    min_events: int
+    filtered: bool
+    users: int
+    items: int
+    events: int
+    licence: str
+    titles: str | None = None
+
+
+ML_1M = NamedSet(
+    name="ml-1m",
+    url="https://files.grouplens.org/datasets/movielens/ml-1m.zip",
+    file="ratings.dat",
+    sha256="506d64ca44484487c11dc2d9a28de5c54948213e6b96285e298afe28d6ea4e0f",
+    min_events=5,
+    filtered=False,
+    users=6_040,
+    items=3_416,
+    events=999_611,
+    licence=(
+        "MovieLens 1M, GroupLens, University of Minnesota: for research, not to be redistributed, no commercial use "
+        "without permission; cite Harper and Konstan (2015), https://doi.org/10.1145/2827872"
+    ),
+    titles="movies.dat",
+)
+AMAZON_GAMES = NamedSet(
+    name="amazon-games",
+    url="https://raw.githubusercontent.com/kang205/SASRec/master/data/Video.txt",
+    file="Video.txt",
+    sha256="b7376fe24430743f411dc7f567285657b2adb3f74361cc7ba0aee94f3024b651",
+    min_events=5,
+    filtered=True,
+    users=31_013,
+    items=23_715,
+    events=287_107,
+    licence=(
+        "Amazon reviews (2014), Video Games, as filtered for SASRec by Kang and McAuley (2018): for research; cite "
+        "McAuley et al. (2015), https://cseweb.ucsd.edu/~jmcauley/datasets/amazon/links.html"
+    ),
+)
+NAMED = {named.name: named for named in (ML_1M, AMAZON_GAMES)}
+DEMO = "demo"
+
+
+def prepare_named(
+    name: str, path: Path | str | None = None, *, on_stage: Callable[[str], None] = lambda stage: None
+) -> Dataset:
+    """Prepare a data set by its name, from `path` (a file, or the folder that holds it) or from the cache.
+
+    What is not in the cache is downloaded into it.
+    """
+    if name == DEMO:
+        if path is not None:
+            raise DataError(f"{DEMO} is made by the package itself; leave out --from")
+        return _marked(prepare(demo_frame(), on_stage=on_stage), DEMO, "made up by the package; nobody in it is real")
+    named = NAMED.get(name)
+    if named is None:
+        raise DataError(f"no data set is called {name!r}; there are: {', '.join([*NAMED, DEMO])}")
+    return prepare_set(named, path, on_stage=on_stage)
+
+
+def prepare_set(named: NamedSet, path: Path | str | None, *, on_stage: Callable[[str], None]) -> Dataset:
+    """Prepare a set from `path` or the cache. A file that is not the known one must still give the known counts."""
+    if path is None:
+        on_stage(f"fetching {named.file}")
+        file = fetch(named, cache_folder())
+    else:
+        file = Path(path).expanduser()
+        file = file / named.file if file.is_dir() else file
+        if not file.is_file():
+            raise DataError(
+                f"{file}: there is no such file; --from takes {named.file} of {named.name}, from {named.url}"
+            )
+    known = sha256_of([file]) == named.sha256
+    dataset = prepare(
+        file,
+        min_events=0 if known and named.filtered else named.min_events,
+        filter=Filter.SINGLE_PASS,
+        titles=_titles(file, named),
+        on_stage=on_stage,
+    )
+    found = (len(dataset.sequences), len(dataset.catalogue), len(dataset.sequences.items))
+    if found != (named.users, named.items, named.events):
+        raise DataError(
+            f"{file}: gives {found[0]:,} users, {found[1]:,} items and {found[2]:,} events where {named.name} has "
+            f"{named.users:,}, {named.items:,} and {named.events:,}, so it is another data set; prepare it as a log of "
+            f"your own: dpformer prepare {file} --min-events {named.min_events}"
+        )
+    return _marked(dataset, named.name, named.licence)
+
+
+def cache_folder() -> Path:
+    """`$DPFORMER_CACHE`, else `dpformer` in the user's cache folder."""
+    given = os.environ.get("DPFORMER_CACHE")
+    if given:
+        return Path(given).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dpformer"
+
+
+def fetch(named: NamedSet, cache: Path) -> Path:
+    """The set's file in the cache, downloaded if it is not there, and checked in either case."""
+    folder = cache / named.name
+    file = folder / named.file
+    if not file.is_file():
+        aside = folder / f".{os.getpid()}.partial"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            _download(named.url, aside)
+            if zipfile.is_zipfile(aside):
+                _unpack(aside, named, folder)
+            else:
+                aside.replace(file)
+        except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+            reason = getattr(error, "reason", error)
+            raise DataError(
+                f"{named.name} cannot be downloaded from {named.url} ({reason}); get {_wanted(named)} elsewhere and "
+                f"put it into {folder}, or say where it is with --from PATH"
+            ) from None
+        finally:
+            aside.unlink(missing_ok=True)
+    if sha256_of([file]) != named.sha256:
+        raise DataError(
+            f"{file}: is not the file that {named.name} is made from (sha256 differs); delete it and try again"
+        )
+    return file
+
+
+def _wanted(named: NamedSet) -> str:
+    return named.file if named.titles is None else f"{named.file} (and {named.titles}, for the titles)"
+
+
+def _download(url: str, path: Path) -> None:
+    with urllib.request.urlopen(url, timeout=60) as answer, path.open("wb") as file:
+        while block := answer.read(1 << 20):
+            file.write(block)
+
+
+def _unpack(archive: Path, named: NamedSet, folder: Path) -> None:
+    """Take out the files that are wanted, by their names alone: no path of the archive is followed."""
+    with zipfile.ZipFile(archive) as opened:
+        members = {Path(member).name: member for member in opened.namelist()}
+        for wanted in filter(None, (named.titles, named.file)):
+            aside = folder / f".{wanted}.partial"
+            aside.write_bytes(opened.read(members[wanted]))
+            aside.replace(folder / wanted)
+
+
+def _titles(file: Path, named: NamedSet) -> pl.DataFrame | None:
+    """`id::title::...` lines beside the log; GroupLens writes them in Latin-1."""
+    if named.titles is None or not (file.parent / named.titles).is_file():
+        return None
+    lines = (file.parent / named.titles).read_text(encoding="latin-1").splitlines()
+    fields = [line.split("::") for line in lines if line.count("::") >= 1]
+    return pl.DataFrame({"item_id": [row[0] for row in fields], "title": [row[1] for row in fields]})
+
+
+def _marked(dataset: Dataset, name: str, licence: str) -> Dataset:
+    return replace(dataset, manifest={**dataset.manifest, "dataset": {"name": name, "licence": licence}})

@@ -1,0 +1,52 @@
+"""Everybody's items in time order, in two flat arrays: 50 million events take 200 MB and no Python object each."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """One sequence a user, oldest item first.
+
+    users: ids, [N]; items: int32 [events], numbers 1..M of the catalogue (0 is left for padding);
+    offsets: int64 [N + 1]; the items of user n are `items[offsets[n] : offsets[n + 1]]`.
+    """
+
+    users: pl.Series
+    items: np.ndarray
+    offsets: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, user: int) -> np.ndarray:
+        """The items of the user at this place (not id), int32 [length]."""
+        if not 0 <= user < len(self):
+            raise IndexError(f"user {user} of {len(self)}")
+        return self.items[self.offsets[user] : self.offsets[user + 1]]
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        return (self[user] for user in range(len(self)))
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """int64 [N]."""
+        return np.diff(self.offsets)
+
+    def frame(self) -> pl.DataFrame:
+        """`user_id` and `items` (a list), one row a user."""
+        events = pl.DataFrame(
+            {"user": np.repeat(np.arange(len(self), dtype=np.int32), self.lengths), "items": self.items}
+        )
+        lists = events.with_columns(pl.col("user").set_sorted()).group_by("user", maintain_order=True).agg("items")
+        return pl.DataFrame([self.users.alias("user_id"), lists["items"]])
+
+    @classmethod
+    def from_frame(cls, frame: pl.DataFrame) -> "Sequences":
+        """What `frame` wrote."""
+        lengths = frame["items"].list.len().to_numpy().astype(np.int64)
+        offsets = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths)])
+        return cls(frame["user_id"], frame["items"].explode().to_numpy(), offsets)

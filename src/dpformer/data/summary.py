@@ -1,0 +1,54 @@
+"""What a data set looks like: sizes, lengths, and how long its tail is."""
+
+from typing import Any
+
+import numpy as np
+
+from dpformer.data.dataset import Dataset
+
+QUANTILES = (0, 10, 25, 50, 75, 90, 99, 100)
+# An item that few people touched is one that a private model hardly learns: noise does not shrink with the count.
+RARE = 10
+
+
+def item_counts(dataset: Dataset) -> np.ndarray:
+    """Events of each item 1..M, int64 [M]."""
+    return np.bincount(dataset.sequences.items, minlength=len(dataset.catalogue) + 1)[1:]
+
+
+def statistics(dataset: Dataset) -> dict[str, Any]:
+    """Figures for people and machines.
+
+    density: events / (users * items). tail: the share of events that the most frequent tenth of the items takes, the
+    share of items that the least frequent fifth of the events is spread over, the share of items with at most
+    ten events, and the Gini coefficient of the items' counts.
+    """
+    lengths = dataset.sequences.lengths
+    counts = np.sort(item_counts(dataset))[::-1]
+    users, items, events = len(lengths), len(counts), int(counts.sum())
+    running = np.cumsum(counts) / events
+    head = max(1, round(items / 10))
+    ascending = counts[::-1]
+    gini = float(2 * (np.arange(1, items + 1) * ascending).sum() / (items * events) - (items + 1) / items)
+    return {
+        "users": users,
+        "items": items,
+        "events": events,
+        "density": events / (users * items),
+        "evaluated_users": dataset.manifest["counts"]["evaluated_users"],
+        "short_users": dataset.manifest["counts"]["short_users"],
+        "length": {
+            "mean": float(lengths.mean()),
+            **{_label(q): float(np.percentile(lengths, q)) for q in QUANTILES},
+        },
+        "tail": {
+            "events_of_top_tenth": float(running[head - 1]),
+            "items_of_last_fifth_of_events": float((running > 0.8).mean()),
+            f"items_with_at_most_{RARE}_events": float((counts <= RARE).mean()),
+            "gini": gini,
+        },
+    }
+
+
+def _label(quantile: int) -> str:
+    return {0: "shortest", 50: "median", 100: "longest"}.get(quantile, f"p{quantile}")

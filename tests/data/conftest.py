@@ -1,0 +1,56 @@
+"""What the tests of the data part share."""
+
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from dpformer.cli import main
+from dpformer.data.named import AMAZON_GAMES, ML_1M, NamedSet, cache_folder
+
+
+@dataclass(frozen=True)
+class Done:
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def dpformer(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Done]:
+    """The command line, run in this process: `dpformer("prepare", ...)`."""
+
+    def run(*arguments: object) -> Done:
+        monkeypatch.setattr(sys, "argv", ["dpformer", *map(str, arguments)])
+        try:
+            main()
+            code = 0
+        except SystemExit as end:
+            code = int(end.code or 0)
+        out, err = capsys.readouterr()
+        return Done(code, out, err)
+
+    return run
+
+
+def _find(named: NamedSet, variable: str) -> Path:
+    given = os.environ.get(variable)
+    path = Path(given) if given else cache_folder() / named.name / named.file
+    if path.is_dir():
+        path = path / named.file
+    if not path.is_file():
+        pytest.skip(f"needs {named.file} of {named.name}: set {variable} or run `dpformer prepare {named.name} -o DIR`")
+    return path
+
+
+@pytest.fixture
+def ml_1m() -> Path:
+    return _find(ML_1M, "DPFORMER_ML_1M")
+
+
+@pytest.fixture
+def video_txt() -> Path:
+    return _find(AMAZON_GAMES, "DPFORMER_AMAZON_GAMES")

@@ -1,0 +1,102 @@
+"""`dpformer prepare`, `dpformer demo` and the benchmark, as they are typed."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dpformer.data import load
+from dpformer.experiments.bench import prepare as bench
+
+LOG = "userId,movieId,rating,timestamp\n" + "".join(
+    f"{user},{item},4,{1_589_716_800 + 10 * item}\n" for user in range(4) for item in range(user, 4)
+)
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    path = tmp_path / "log.csv"
+    path.write_text(LOG)
+    return path
+
+
+def test_prepare_talks_to_people(log: Path, tmp_path: Path, dpformer: Callable):
+    done = dpformer("prepare", log, "-o", tmp_path / "out", "--min-events", 2, "--filter", "iterative")
+    assert done.code == 0, done
+    assert "user = userId, item = movieId, timestamp = timestamp; times as seconds, 2020-05-17 12:00:00" in done.err
+    assert "found 4 users, 4 items, 10 events" in done.err
+    assert "removed 1 users, 1 items, 2 events (at least 2 events, iterative)" in done.err
+    assert "users have fewer than 3 events" in done.err
+    assert "density" in done.out
+    assert "long-tail.png" in done.err
+    assert load(tmp_path / "out").manifest["counts"]["events"] == 8
+
+
+def test_prepare_talks_to_machines(log: Path, tmp_path: Path, dpformer: Callable):
+    done = dpformer("prepare", log, "-o", tmp_path / "out", "--json", "--dedupe")
+    figures = json.loads(done.out)
+    assert (figures["users"], figures["items"], figures["events"]) == (4, 4, 10)
+    assert figures["manifest"]["counts"]["duplicates"] == 0
+    assert figures["length"]["longest"] == 4
+    assert 0 < figures["tail"]["events_of_top_tenth"] <= 1
+
+
+def test_prepare_twice(log: Path, tmp_path: Path, dpformer: Callable):
+    assert dpformer("prepare", log, "-o", tmp_path / "out").code == 0
+    again = dpformer("prepare", log, "-o", tmp_path / "out")
+    assert again.code == 2
+    assert "--force" in again.err
+    assert dpformer("prepare", log, "-o", tmp_path / "out", "--force").code == 0
+
+
+def test_a_named_set_and_a_file_of_that_name(tmp_path: Path, dpformer: Callable, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    Path("demo").write_text(LOG)
+    assert "reader" in str(load_users(dpformer, "demo", "a"))
+    assert load_users(dpformer, "./demo", "b") == [0, 1, 2, 3]
+
+
+def load_users(dpformer: Callable, log: str, output: str) -> list[object]:
+    assert dpformer("prepare", log, "-o", output).code == 0
+    return load(output).sequences.users.to_list()
+
+
+def test_demo(tmp_path: Path, dpformer: Callable, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    done = dpformer("demo")
+    assert done.code == 0, done
+    assert "The Harbour" in done.out
+    assert len(load("demo-output").sequences) == 3000
+    figures = json.loads(dpformer("demo", "--json").out)
+    assert len(figures["batches"]) == 5
+    assert all(50 < batch["users"] < 300 for batch in figures["batches"])
+
+
+def test_preparing_needs_no_torch(log: Path, tmp_path: Path):
+    code = (
+        "import sys; from dpformer import prepare; from dpformer.data import save;"
+        f"save(prepare({str(log)!r}), {str(tmp_path / 'out')!r}); assert 'torch' not in sys.modules"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_an_interrupted_command_leaves_nothing(
+    log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dpformer: Callable
+):
+    def interrupt(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("dpformer.data.plot.draw_long_tail", interrupt)
+    assert dpformer("prepare", log, "-o", tmp_path / "out").code == 130
+    assert [path.name for path in tmp_path.iterdir()] == ["log.csv"]
+
+
+def test_the_benchmark_measures_what_it_says():
+    figures = bench.run(quick=True)
+    for row in figures.values():
+        assert row["users"] == 20_000
+        assert row["events_per_second"] == pytest.approx(row["events"] / row["seconds"])
+        assert 50 < row["peak_mb"] < 2000

@@ -1,0 +1,103 @@
+"""The prepared folder: whole or not at all, and checked when it is read."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dpformer.data import Dataset, load, prepare, save, store
+from dpformer.errors import DataError
+
+LOG = pl.DataFrame({"user": ["a", "a", "a", "b"], "item": [3, 1, 2, 1], "title": ["C", "A", "B", "A"]})
+
+
+@settings(max_examples=10, deadline=None)
+@given(
+    events=st.lists(
+        st.tuples(st.text(st.characters(exclude_categories=["Cs"]), min_size=1), st.integers()), min_size=1, max_size=20
+    )
+)
+def test_loading_what_was_saved(events: list[tuple[str, int]], tmp_path_factory: pytest.TempPathFactory):
+    rows = [(user, item % 2**63) for user, item in [*events, events[0]]]
+    dataset = prepare(pl.DataFrame(rows, schema=["user", "item"], orient="row"))
+    folder = tmp_path_factory.mktemp("store") / "out"
+    save(dataset, folder)
+    again = load(folder)
+    assert np.array_equal(again.sequences.items, dataset.sequences.items)
+    assert np.array_equal(again.sequences.offsets, dataset.sequences.offsets)
+    assert again.sequences.items.dtype == np.int32
+    assert again.sequences.users.equals(dataset.sequences.users)
+    assert again.catalogue.equals(dataset.catalogue)
+    assert again.manifest == dataset.manifest
+
+
+def test_what_a_folder_holds(tmp_path: Path):
+    save(prepare(LOG), tmp_path / "out")
+    assert sorted(file.name for file in (tmp_path / "out").iterdir()) == sorted(
+        ["sequences.parquet", "items.parquet", "manifest.json", "long-tail.png"]
+    )
+    assert (tmp_path / "out" / "long-tail.png").read_bytes().startswith(b"\x89PNG")
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    assert {"format", "version", "input", "options", "counts", "notes", "files"} <= set(manifest)
+    # The catalogue goes out with a model: items only.
+    assert pl.read_parquet(tmp_path / "out" / "items.parquet").columns == ["item", "item_id", "title"]
+
+
+def test_nothing_is_written_over(tmp_path: Path):
+    dataset = prepare(LOG)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").write_text("years of work")
+    for force in (False, True):
+        with pytest.raises(DataError, match="not written by prepare"):
+            save(dataset, tmp_path / "mine", force=force)
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(DataError, match="not written by prepare"):
+        save(dataset, tmp_path / "file", force=True)
+    save(dataset, tmp_path / "out")
+    with pytest.raises(DataError, match="--force"):
+        save(dataset, tmp_path / "out")
+    save(prepare(LOG.head(2)), tmp_path / "out", force=True)
+    assert len(load(tmp_path / "out").sequences) == 1
+    (tmp_path / "empty").mkdir()
+    save(dataset, tmp_path / "empty")
+    assert (tmp_path / "mine" / "thesis.tex").read_text() == "years of work"
+
+
+def test_a_failure_half_way_leaves_nothing_new_and_the_old_as_it_was(tmp_path: Path):
+    dataset = prepare(LOG)
+    save(dataset, tmp_path / "out")
+    broken = Dataset(dataset.sequences, dataset.catalogue, {**dataset.manifest, "cannot": object()})
+    for folder in ("out", "new"):
+        with pytest.raises(TypeError):
+            save(broken, tmp_path / folder, force=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert len(load(tmp_path / "out").sequences) == 2
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(DataError, match="cannot be written"):
+        save(prepare(LOG), tmp_path / "file" / "out")
+
+
+def test_a_changed_folder_is_refused(tmp_path: Path):
+    folder = tmp_path / "out"
+    save(prepare(LOG), folder)
+    content = (folder / store.SEQUENCES).read_bytes()
+    (folder / store.SEQUENCES).write_bytes(content[:-1] + b"x")
+    with pytest.raises(DataError, match=r"sequences\.parquet: is not what the manifest says"):
+        load(folder)
+    (folder / store.SEQUENCES).unlink()
+    with pytest.raises(DataError, match=r"sequences\.parquet: is missing"):
+        load(folder)
+    manifest = json.loads((folder / store.MANIFEST).read_text())
+    (folder / store.MANIFEST).write_text(json.dumps({**manifest, "version": 99}))
+    with pytest.raises(DataError, match="version 99"):
+        load(folder)
+    (folder / store.MANIFEST).write_text("{")
+    with pytest.raises(DataError, match="no prepared data"):
+        load(folder)

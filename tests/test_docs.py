@@ -1,0 +1,94 @@
+"""The examples in README.md and docs/ are run, in order, one temporary folder a page.
+
+In a fenced `console` block, lines that begin with `$ ` (or, without any such line, with `dpformer `) are run by the
+shell, and what else the block shows must be in their output; `...` stands for anything. A `python` block is a program
+of its own. Comments directly before a block change that: `<!-- file: NAME -->` writes it to a file,
+`<!-- not run: REASON -->` leaves it alone.
+"""
+
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
+_BLOCK = re.compile(
+    r"^(?:<!-- (?P<mark>file|not run): (?P<what>.+?) -->\n)?```(?P<language>\w*)\n(?P<body>.*?)^```$", re.M | re.S
+)
+
+
+@dataclass(frozen=True)
+class Block:
+    line: int
+    language: str
+    mark: str | None
+    what: str | None
+    body: str
+
+
+def blocks(text: str) -> list[Block]:
+    return [
+        Block(text.count("\n", 0, found.start()) + 1, found["language"], found["mark"], found["what"], found["body"])
+        for found in _BLOCK.finditer(text)
+    ]
+
+
+def run(command: list[str], folder: Path) -> str:
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "COLUMNS": "100", "NO_COLOR": "1"}
+    done = subprocess.run(
+        command, cwd=folder, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+def run_console(body: str, folder: Path) -> None:
+    lines = body.splitlines()
+    prompt = "$ " if any(line.startswith("$ ") for line in lines) else ""
+    commands = [line.removeprefix(prompt) for line in lines if line.startswith(prompt or "dpformer ")]
+    shown = [line.strip() for line in lines if prompt and not line.startswith(prompt)]
+    assert commands, "a console block without commands"
+    output = "\n".join(run(["bash", "-c", command], folder) for command in commands)
+    printed = {line.strip() for line in output.splitlines()}
+    for line in shown:
+        assert line in printed or line in ("", "..."), f"not printed: {line}\n{output}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_examples_run(page: Path, tmp_path: Path):
+    for block in blocks(page.read_text()):
+        try:
+            if block.mark == "file":
+                (tmp_path / str(block.what)).write_text(block.body)
+            elif block.mark is None and block.language == "console":
+                run_console(block.body, tmp_path)
+            elif block.mark is None and block.language == "python":
+                run([sys.executable, "-c", block.body], tmp_path)
+        except AssertionError as error:
+            pytest.fail(f"{page.name}, line {block.line}: {error}")
+
+
+@pytest.mark.parametrize(
+    ("page", "complaint"),
+    [
+        ("```console\n$ echo one\ntwo\n```", "not printed: two"),
+        ("```console\n$ false\n```", ""),
+        ("```python\nassert 1 == 2\n```", "AssertionError"),
+        ("```console\njust text\n```", "without commands"),
+    ],
+)
+def test_a_wrong_example_is_found(page: str, complaint: str, tmp_path: Path):
+    (tmp_path / "page.md").write_text(page)
+    with pytest.raises(pytest.fail.Exception, match=f"line 1: (.|\n)*{complaint}"):
+        test_examples_run(tmp_path / "page.md", tmp_path)
+
+
+def test_a_block_can_be_left_alone_with_a_reason(tmp_path: Path):
+    (tmp_path / "page.md").write_text("<!-- not run: would fail -->\n```console\n$ false\n```\n")
+    test_examples_run(tmp_path / "page.md", tmp_path)
