@@ -34,10 +34,11 @@ _SETTLED = 2e-4
 
 @dataclass(frozen=True)
 class Epsilon:
-    """What the mechanisms spend at `delta`: `epsilon` is the value to rely on, by `accountant` ("pld" or "rdp").
+    """What the mechanisms spend at `delta`: `epsilon` is the value to rely on.
 
-    `pld` and `rdp` are what each found (infinite where it found no bound); `note` says why PLD was not used, or is
-    empty.
+    `accountant` is "pld", or "rdp" where PLD failed (`note` says why), or "gaussian" where only full-batch Gaussians ran:
+    their loss distribution is Gaussian, and its epsilon has a closed form. `pld` and `rdp` are what each found; infinite
+    where it found no bound.
     """
 
     epsilon: float
@@ -55,6 +56,11 @@ def epsilon(mechanisms: Iterable[Mechanism], delta: float) -> Epsilon:
     by_rdp = rdp_epsilon(what, delta)
     if isinstance(what, dp_accounting.NonPrivateDpEvent):
         return Epsilon(math.inf, delta, "pld", math.inf, math.inf, "without noise nothing is private")
+    if isinstance(what, dp_accounting.NoOpDpEvent):
+        return Epsilon(0.0, delta, "pld", 0.0, 0.0)
+    if isinstance(what, dp_accounting.GaussianDpEvent):
+        exact = float(dp_accounting.get_epsilon_gaussian(what.noise_multiplier, delta))
+        return Epsilon(exact, delta, "gaussian", exact, by_rdp)
     if delta < SMALLEST_PLD_DELTA:
         note = f"PLD is not reliable at delta {delta:g}, below {SMALLEST_PLD_DELTA:g}; RDP is used"
         return Epsilon(by_rdp, delta, "rdp", math.inf, by_rdp, note)

@@ -125,21 +125,31 @@ def coarse_calibrate(
     """
     grid = interval or coarse_interval(target)
 
+    def spent(sigma: float) -> float:
+        what = event(mechanisms(sigma))
+        return rdp_epsilon(what, delta) if delta < SMALLEST_PLD_DELTA else pld_epsilon(what, delta, grid)
+
+    try:
+        return smallest_noise(spent, target, guess, width)
+    except PrivacyError:
+        fixed = [part.name for part in mechanisms(1.0) if isinstance(part, GaussianRelease)]
+        raise PrivacyError(
+            f"no noise meets epsilon {target:g}: the releases {fixed} alone spend it; lower their shares"
+        ) from None
+
+
+def smallest_noise(spent: Callable[[float], float], target: float, guess: float, width: float = 0.1) -> float:
+    """The smallest sigma with spent(sigma) <= target, to 2 parts in 100,000, never below; `spent` must fall in sigma."""
+
     @functools.cache
     def excess(log_sigma: float) -> float:
-        what = event(mechanisms(math.exp(log_sigma)))
-        by = rdp_epsilon(what, delta) if delta < SMALLEST_PLD_DELTA else pld_epsilon(what, delta, grid)
-        return min(by, 1e9) / target - 1 + _MARGIN
-
-    def refuse() -> PrivacyError:
-        fixed = [part.name for part in mechanisms(1.0) if isinstance(part, GaussianRelease)]
-        return PrivacyError(f"no noise meets epsilon {target:g}: the releases {fixed} alone spend it; lower them")
+        return min(spent(math.exp(log_sigma)), 1e9) / target - 1 + _MARGIN
 
     low = high = math.log(guess)
     while excess(high) > 0:
         low, high, width = high, high + width, 2 * width
         if high > _CEILING:
-            raise refuse()
+            raise PrivacyError(f"no noise meets epsilon {target:g}")
     while excess(low) <= 0:
         low, high, width = low - width, low, 2 * width
     root = float(brentq(excess, low, high, xtol=_MARGIN / 2))

@@ -100,11 +100,16 @@ class PrivacyPlan:
         steps = self.steps if steps is None else steps
         if not 0 <= steps <= self.steps:
             raise PrivacyError(f"step {steps} is not between 0 and the plan's {self.steps}")
-        if steps == 0:
-            return self.releases
+        return (*self.releases, self._steps(self.noise_multiplier, steps)) if steps else self.releases
+
+    def step_mechanism(self, noise_multiplier: float) -> FullBatchSteps | PoissonSteps:
+        """The plan's steps with another noise multiplier."""
+        return self._steps(noise_multiplier, self.steps)
+
+    def _steps(self, noise_multiplier: float, steps: int) -> FullBatchSteps | PoissonSteps:
         if self.sampler == "full":
-            return (*self.releases, FullBatchSteps(self.noise_multiplier, steps))
-        return (*self.releases, PoissonSteps(self.rate, self.noise_multiplier, steps))
+            return FullBatchSteps(noise_multiplier, steps)
+        return PoissonSteps(self.rate, noise_multiplier, steps)
 
     def epsilon_after(self, steps: int) -> Epsilon:
         """What has been spent after so many steps, the releases included."""

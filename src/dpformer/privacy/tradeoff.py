@@ -61,7 +61,7 @@ def delta_curve(mechanisms: Sequence[Mechanism], spent: Epsilon) -> tuple[np.nda
     """Points (epsilon, delta) that all hold for the mechanisms; the single known one where PLD is not used."""
     if isinstance(event(mechanisms), dp_accounting.NoOpDpEvent):
         return np.zeros(1), np.zeros(1)
-    if spent.accountant != "pld" or math.isinf(spent.epsilon):
+    if spent.accountant == "rdp" or math.isinf(spent.epsilon):
         return np.array([spent.epsilon]), np.array([spent.delta])
     distribution = loss_distribution(mechanisms, coarse_interval(spent.epsilon))
     epsilons = np.linspace(0, 1.5 * spent.epsilon + 1, 2001)
