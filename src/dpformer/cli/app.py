@@ -6,6 +6,7 @@ import typer
 
 from dpformer import __version__
 from dpformer.cli.bench import bench
+from dpformer.cli.plan import plan
 
 app = typer.Typer(
     name="dpformer",
@@ -14,6 +15,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
+app.command()(plan)
 app.command()(bench)
 
 

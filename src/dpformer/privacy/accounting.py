@@ -5,8 +5,9 @@ cross-check: a closed bound that is a few percent looser. Both give upper bounds
 that PLD has failed numerically, and then RDP is used and the result says so.
 
 PLD rounds losses up to a grid, so a coarse grid only overstates epsilon; the overstatement falls with the square of
-the interval. The grid is refined until epsilon moves by less than 2 parts in 10,000, which leaves about 1 in 75,000. At very small rates with very many
-steps (1e-5 and a million) the finest grid does not suffice, and epsilon is overstated: the safe side.
+the interval. The grid is refined until epsilon moves by less than 2 parts in 10,000, which leaves about 1 in 75,000.
+At very small rates with very many steps (1e-5 and a million) the finest grid does not suffice, and epsilon is
+overstated: the safe side.
 """
 
 import contextlib
@@ -36,9 +37,9 @@ _SETTLED = 2e-4
 class Epsilon:
     """What the mechanisms spend at `delta`: `epsilon` is the value to rely on.
 
-    `accountant` is "pld", or "rdp" where PLD failed (`note` says why), or "gaussian" where only full-batch Gaussians ran:
-    their loss distribution is Gaussian, and its epsilon has a closed form. `pld` and `rdp` are what each found; infinite
-    where it found no bound.
+    `accountant` is "pld", or "rdp" where PLD failed (`note` says why), or "gaussian" where only full-batch Gaussians
+    ran: their loss distribution is Gaussian, and its epsilon has a closed form. `pld` and `rdp` are what each found;
+    infinite where it found no bound.
     """
 
     epsilon: float

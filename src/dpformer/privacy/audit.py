@@ -1,11 +1,11 @@
 """Does a step hide one user as well as it claims? A white-box audit of single steps.
 
 Take many noisy sums without and with a canary user whose clipped gradient v has norm C, and look at each along v:
-<sum, v> / C. If the noise is Gaussian with standard deviation sigma C, both samples are Gaussian with the same spread and
-their means differ by C, that is by mu = 1 / sigma standard deviations, which is exactly the mu-GDP of a step before
-sampling. With n sums of each kind the two-sample statistic t = sqrt(n/2) (difference of means) / (pooled deviation)
-follows a noncentral t distribution with 2n - 2 degrees of freedom and noncentrality mu sqrt(n/2); inverting it gives an
-exact confidence interval for mu.
+<sum, v> / C. If the noise is Gaussian with standard deviation sigma C, both samples are Gaussian with the same spread
+and their means differ by C, that is by mu = 1 / sigma standard deviations, which is exactly the mu-GDP of a step
+before sampling. With n sums of each kind the two-sample statistic t = sqrt(n/2) (difference of means) / (pooled
+deviation) follows a noncentral t distribution with 2n - 2 degrees of freedom and noncentrality mu sqrt(n/2); inverting
+it gives an exact confidence interval for mu.
 """
 
 import math

@@ -82,7 +82,7 @@ def step_multiplier(
 
 
 def poisson_guess(sigma_1: float, rate: float, steps: int) -> float:
-    """A first guess by the central limit theorem: T Poisson steps are about mu-GDP, mu = q sqrt(T (exp(1/sigma^2) - 1))."""
+    """A first guess: by the central limit theorem T Poisson steps are about (q sqrt(T (exp(1/sigma^2) - 1)))-GDP."""
     return 1 / math.sqrt(math.log1p(1 / (sigma_1 * rate) ** 2 / steps))
 
 
@@ -139,7 +139,7 @@ def coarse_calibrate(
 
 
 def smallest_noise(spent: Callable[[float], float], target: float, guess: float, width: float = 0.1) -> float:
-    """The smallest sigma with spent(sigma) <= target, to 2 parts in 100,000, never below; `spent` must fall in sigma."""
+    """The smallest sigma with spent(sigma) <= target, to 2 parts in 100,000, never below; `spent` must fall."""
 
     @functools.cache
     def excess(log_sigma: float) -> float:

@@ -44,7 +44,7 @@ class Chain:
     def append(self, fields: Line) -> None:
         """Write and sync one line. When this has returned, the line survives any crash."""
         if not self._writable:
-            raise PrivacyError(f"{self._folder / CHAIN} could not be written or was closed; resume the run to reopen it")
+            raise PrivacyError(f"{self._folder / CHAIN} could not be written, or was closed; resume the run")
         number = self.position.entries + 1
         line, digest = _line({**fields, "n": number, "previous": self.position.hash})
         self._writable = False  # until the line is safely down
@@ -53,8 +53,8 @@ class Chain:
             _write_head(self._folder, Position(number, digest))
         except OSError as failure:
             raise PrivacyError(
-                f"{self._folder / CHAIN} cannot be written ({failure.strerror}); nothing was released. Free space or mend "
-                "the folder's permissions, then resume"
+                f"{self._folder / CHAIN} cannot be written ({failure.strerror}); nothing was released. Free space or "
+                "mend the folder's permissions, then resume"
             ) from failure
         self._writable = True
         self.position = Position(number, digest)
@@ -78,7 +78,7 @@ def create_chain(folder: Path, header: Line) -> Chain:
     try:
         for name in (CHAIN, HEAD):
             if (folder / name).exists():
-                raise PrivacyError(f"{folder / name} exists: this run has begun; resume it, or choose another run folder")
+                raise PrivacyError(f"{folder / name} exists: resume that run, or choose another run folder")
         line, digest = _line({**header, "previous": ""})
         file = os.open(folder / CHAIN, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o644)
         _write(file, line)
@@ -142,15 +142,15 @@ def _read(folder: Path, known: Position | None) -> tuple[list[Line], int]:
     if not lines:
         raise PrivacyError(f"{path} has no header: the run never began; delete its folder and start again")
     if len(lines) > 1 and not (folder / HEAD).exists():
-        raise PrivacyError(f"{folder / HEAD} is missing: whether the ledger's end was cut off is not known; do not trust it")
+        raise PrivacyError(f"{folder / HEAD} is missing: the ledger's end cannot be checked; do not trust it")
     for position in remembered:
         if position.entries >= len(lines):
             raise PrivacyError(
-                f"{path} has {len(lines) - 1} entries where {position.entries} were written: its end was cut off, so it "
-                "says less than was spent; do not resume or release this run"
+                f"{path} has {len(lines) - 1} entries where {position.entries} were written: its end was cut off, so "
+                "it says less than was spent; do not resume or release this run"
             )
         if lines[position.entries]["hash"] != position.hash:
-            raise PrivacyError(f"{path} is not this run's ledger (entry {position.entries} differs): it was copied or forged")
+            raise PrivacyError(f"{path} is not this run's ledger: entry {position.entries} differs; it was copied")
     return lines, length
 
 
@@ -163,7 +163,7 @@ def _checked(raw: bytes, number: int, previous: str, path: Path) -> Line:
     except (ValueError, KeyError, TypeError, AttributeError):
         sound = False
     if not sound:
-        raise PrivacyError(f"{path} line {number + 1} was changed, moved or copied from elsewhere: do not trust this run")
+        raise PrivacyError(f"{path} line {number + 1} was changed, moved or copied from elsewhere; do not trust it")
     return {**fields, "hash": digest}
 
 
@@ -175,7 +175,9 @@ def _read_head(folder: Path) -> Position | None:
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError) as problem:
-        raise PrivacyError(f"{folder / HEAD} is damaged: whether the ledger's end was cut off is not known") from problem
+        raise PrivacyError(
+            f"{folder / HEAD} is damaged: the ledger's end cannot be checked; do not trust it"
+        ) from problem
 
 
 def _missing(folder: Path) -> PrivacyError:
@@ -211,10 +213,10 @@ def _take_lock(folder: Path) -> int:
     try:
         lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as failure:
-        raise PrivacyError(f"{folder} cannot be locked ({failure.strerror}); it must be a folder you can write") from failure
+        raise PrivacyError(f"{folder} cannot be locked ({failure.strerror}); it must be writable") from failure
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         os.close(lock)
-        raise PrivacyError(f"{folder} is in use by another process; wait for it, or choose another run folder") from None
+        raise PrivacyError(f"{folder} is in use by another process; wait for it, or choose another folder") from None
     return lock

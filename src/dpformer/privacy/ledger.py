@@ -1,6 +1,7 @@
 """What was spent, written down before it can be seen.
 
-The ledger of a run is a hash chain (see `chain`): a header with the plan, then one line for each release or step, synced
+The ledger of a run is a hash chain (see `chain`): a header with the plan, then one line for each release or step,
+synced
 *before* its noisy sum exists. So after any crash the ledger says at least what was released.
 
 A step is named by two hashes (see `fingerprint`): of the state of the noise source before it, and of all else that
@@ -27,7 +28,7 @@ _VERSION = 1
 
 @dataclass(frozen=True)
 class Entry:
-    """One charge: a step (by number) or a one-shot release (by name), with the hashes that tell replays from redoings."""
+    """One charge: a step (by number) or a one-shot release (by name), with hashes that tell replays from redoings."""
 
     kind: str
     what: int | str
@@ -173,7 +174,9 @@ def read_ledger(folder: Path | str, known: Position | None = None, run_id: str |
 def _parse(folder: Path, lines: list[Line], run_id: str | None) -> tuple[str, PrivacyPlan, list[Entry]]:
     header = lines[0]
     if header.get("ledger") != _VERSION:
-        raise PrivacyError(f"the ledger in {folder} is of format {header.get('ledger')!r}; this version reads {_VERSION}")
+        raise PrivacyError(
+            f"the ledger in {folder} is of format {header.get('ledger')!r}, not {_VERSION}; update dpformer"
+        )
     if run_id is not None and header["run_id"] != run_id:
         raise PrivacyError(f"the ledger in {folder} belongs to run {header['run_id']}, not to {run_id}: it was copied")
     entries = [Entry(line["kind"], line["what"], line["noise"], line["inputs"]) for line in lines[1:]]
@@ -191,4 +194,4 @@ def plan_from_json(fields: Mapping[str, Any]) -> PrivacyPlan:
         releases = tuple(GaussianRelease(**release) for release in fields["releases"])
         return PrivacyPlan(**{**fields, "epsilon": float(fields["epsilon"]), "releases": releases})
     except (TypeError, KeyError, ValueError) as problem:
-        raise PrivacyError(f"a privacy plan cannot be read ({problem}); it was not written by this version") from problem
+        raise PrivacyError(f"a privacy plan cannot be read ({problem}); it is of another version") from problem

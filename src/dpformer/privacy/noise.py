@@ -6,15 +6,17 @@
 | `crypto` | ChaCha20 | a 256-bit key of OS entropy, fresh for each run | an adversary who attacks the generator |
 | `seeded` | SFC64 | a seed that you give | research: whoever knows the seed can subtract the noise: `insecure` |
 
-`system` is unpredictable at the start, but SFC64 is not a cipher, and its floating-point Gaussians have gaps in their low
-bits that an attack with exact outputs might use (Mironov 2012). `crypto` closes both: a stream cipher, Box-Muller in
-float64, and each value the scaled sum of four Gaussians, (z_1 + z_2 + z_3 + z_4) / 2, which makes such an attack solve
-for four values at once (Holohan and Braghin 2021); the sum with the gradient is taken in float64 too, and rounded once.
+`system` is unpredictable at the start, but SFC64 is not a cipher, and its floating-point Gaussians have gaps in their
+low bits that an attack with exact outputs might use (Mironov 2012). `crypto` closes both: a stream cipher, Box-Muller
+in float64, and each value the scaled sum of four Gaussians, (z_1 + z_2 + z_3 + z_4) / 2, which makes such an attack
+solve for four values at once (Holohan and Braghin 2021); the sum with the gradient is taken in float64 too, and
+rounded once.
 
 torch's own CPU generator is not used: it keeps only 32 bits of its seed, few enough to try all of them.
 
 Noise is drawn on the CPU, so a run does not depend on the device, and moved to where the gradient is. The state of a
-source can be saved, so that a resumed run repeats the same draws. It is a secret: whoever has it can subtract the noise.
+source can be saved, so that a resumed run repeats the same draws. It is a secret: whoever has it can subtract the
+noise.
 """
 
 import secrets

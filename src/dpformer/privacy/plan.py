@@ -129,7 +129,7 @@ class PrivacyPlan:
 
     @property
     def signal_cap(self) -> float:
-        """The most that this budget allows, N / sigma_1: all of it in full batches, for which it does not depend on T."""
+        """The most that this budget allows, N / sigma_1: full batches, whose value does not depend on T."""
         return math.inf if not self.private else self.users / gaussian_multiplier(self.epsilon, self.delta)
 
 

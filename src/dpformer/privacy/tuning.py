@@ -1,8 +1,8 @@
 """The price of trying several settings and keeping the best (Papernot and Steinke 2022).
 
-Choosing the best of many runs on private data leaks too. It can be paid for: draw the number of trials K at random, tell
-nobody K, give each trial settings drawn at random from a list fixed beforehand, release only the best. dp_accounting
-counts that (`RepeatAndSelectDpEvent`) by RDP; its PLD accountant does not support it.
+Choosing the best of many runs on private data leaks too. It can be paid for: draw the number of trials K at random,
+tell nobody K, give each trial settings drawn at random from a list fixed beforehand, release only the best.
+dp_accounting counts that (`RepeatAndSelectDpEvent`) by RDP; its PLD accountant does not support it.
 
 The choice is covered only if the *score* is: each trial releases its score too, here as a mean of per-user values in
 [0, 1] with Gaussian noise, one more release within every trial.
@@ -83,7 +83,6 @@ def tuned_multiplier(plan: PrivacyPlan, tuning: Tuning) -> float:
         return smallest_noise(spent, plan.epsilon, 1.5 * plan.noise_multiplier)
     except PrivacyError:
         raise PrivacyError(
-            f"no noise pays for {tuning.trials:g} trials within epsilon {plan.epsilon:g}: the noisy scores alone spend it; "
-            "raise the score's noise multiplier or lower the trials"
+            f"no noise pays for {tuning.trials:g} trials within epsilon {plan.epsilon:g}: the noisy scores alone "
+            "spend it; raise the score's noise multiplier or lower the trials"
         ) from None
-

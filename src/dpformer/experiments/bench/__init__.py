@@ -3,4 +3,6 @@
 They are looked up by name, so that asking for one imports only that one.
 """
 
-BENCHMARKS: dict[str, str] = {}
+BENCHMARKS: dict[str, str] = {
+    "noise": "dpformer.experiments.bench.noise",
+}
