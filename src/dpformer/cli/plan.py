@@ -130,8 +130,10 @@ def _show(f: dict[str, Any]) -> None:
         facts.add_row("", spent["note"])
     if f["steps"] and private:
         share = f["signal_to_noise"] / f["signal_cap"]
-        facts.add_row("signal to noise", f"{f['signal_to_noise']:,.0f} = sqrt(T) B / sigma; {share:.0%} of its cap, "
-                      f"{f['signal_cap']:,.0f}")  # fmt: skip
+        facts.add_row(
+            "signal to noise",
+            f"{f['signal_to_noise']:,.0f} = sqrt(T) B / sigma; {share:.0%} of its cap, {f['signal_cap']:,.0f}",
+        )
     stdout.print(facts)
     stdout.print(f"\n{f['attack']['reading']}\n", soft_wrap=True)
     if private and len(f["tenths"]) > 1:
@@ -170,9 +172,9 @@ def _show_costs(f: dict[str, Any]) -> None:
     if f["estimate"]:
         e = f["estimate"]
         stdout.print(
-            f"estimate: {_time(e['seconds'])} ({e['seconds_per_step']:.3g} s a step) and {e['memory_mb']:,.0f} MB beside "
-            f"Python and torch; {e['parameters']:,} parameters. From arithmetic ({e['assumes']}) over a matrix product's "
-            f"speed measured here now ({e['gemm_gflops_here']:.0f} Gflop/s): other work can take as long again.",
+            f"estimate: {_time(e['seconds'])} ({e['seconds_per_step']:.3g} s a step) and {e['memory_mb']:,.0f} MB "
+            f"beside Python and torch, for {e['parameters']:,} parameters ({e['assumes']}). It is arithmetic over the speed of "
+            f"a matrix product measured here now, {e['gemm_gflops_here']:.0f} Gflop/s: other work can take as long again.",
             soft_wrap=True,
         )
     elif f["steps"]:
@@ -180,8 +182,8 @@ def _show_costs(f: dict[str, Any]) -> None:
     if f["tuning"]:
         t = f["tuning"]
         stdout.print(
-            f"tuning: the best of {t['mean_trials']:g} trials on average ({t['distribution']} number, noisy scores) spends "
-            f"epsilon {_g(t['epsilon_with_this_noise'])} with this noise (RDP); noise multiplier "
+            f"tuning: the best of {t['mean_trials']:g} trials on average ({t['distribution']} number, noisy scores) "
+            f"spends epsilon {_g(t['epsilon_with_this_noise'])} with this noise (RDP); noise multiplier "
             f"{t['noise_multiplier_within_budget']:.4g} keeps all of it within the budget.",
             soft_wrap=True,
         )
