@@ -173,8 +173,9 @@ def _show_costs(f: dict[str, Any]) -> None:
         e = f["estimate"]
         stdout.print(
             f"estimate: {_time(e['seconds'])} ({e['seconds_per_step']:.3g} s a step) and {e['memory_mb']:,.0f} MB "
-            f"beside Python and torch, for {e['parameters']:,} parameters ({e['assumes']}). It is arithmetic over the speed of "
-            f"a matrix product measured here now, {e['gemm_gflops_here']:.0f} Gflop/s: other work can take as long again.",
+            f"beside Python and torch, for {e['parameters']:,} parameters ({e['assumes']}). It is arithmetic over "
+            f"the speed of a matrix product measured here now, {e['gemm_gflops_here']:.0f} Gflop/s: other work can "
+            "take as long again.",
             soft_wrap=True,
         )
     elif f["steps"]:

@@ -77,7 +77,7 @@ def step_multiplier(
         lambda sigma: (*releases, PoissonSteps(rate, sigma, steps)),
         target,
         delta,
-        guess=poisson_guess(sigma_1, rate, steps),
+        guess=poisson_guess(sigma_1 / math.sqrt(1 - sum(shares.values())), rate, steps),
     )
 
 
