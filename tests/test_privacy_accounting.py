@@ -92,7 +92,9 @@ def test_where_pld_fails_rdp_is_used_and_the_result_says_so():
 @pytest.mark.parametrize("broken", [lambda *_: math.nan, lambda *_: 1e6, lambda *_: 1 / 0])
 def test_a_broken_pld_is_noticed(monkeypatch, broken):
     monkeypatch.setattr(accounting, "pld_epsilon", broken)
+    accounting._epsilon.cache_clear()
     found = epsilon([PoissonSteps(0.1, 2.0, 100)], 1e-5)
+    accounting._epsilon.cache_clear()
     assert found.accountant == "rdp"
     assert found.epsilon == found.rdp
     assert "RDP is used" in found.note

@@ -87,6 +87,7 @@ def test_not_private_is_said_plainly():
         ({"steps": None, "epochs": math.inf}, "epochs inf"),
         ({"epochs": 3}, "both"),
         ({"users": 0}, "users 0"),
+        ({"users": 1}, "users 1"),
         ({"shares": {"a": 1.0}}, "nothing for the steps"),
         ({"steps": None, "shares": {"a": 0.5}}, "sum to 1"),
     ],
@@ -187,10 +188,8 @@ def test_trials_are_drawn_from_the_distribution_that_is_paid_for(distribution):
     drawn = np.array([tuning.draw() for _ in range(4000)])
     assert drawn.min() == 1
     assert abs(drawn.mean() - 4) < 6 * drawn.std() / math.sqrt(4000)
-    ones = 0.25 if distribution == "geometric" else 0.5298  # p with mean 4 is 0.8964: P(1) = -p / ln(1 - p)
-    if distribution == "logarithmic":
-        p = next(p for p in np.linspace(0.5, 0.999, 100_000) if -p / ((1 - p) * math.log(1 - p)) > 4)
-        ones = -p / math.log(1 - p)
+    # Logarithmic: mean -p / ((1 - p) ln(1 - p)) = 4 at p = 0.9034, and P(1) = -p / ln(1 - p) = 0.3866.
+    ones = {"geometric": 0.25, "logarithmic": 0.3866}[distribution]
     assert abs((drawn == 1).mean() - ones) < 0.05
 
 

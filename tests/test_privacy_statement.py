@@ -13,6 +13,7 @@ from dpformer.privacy.accounting import epsilon
 from dpformer.privacy.ledger import create_ledger, fingerprint, read_ledger
 from dpformer.privacy.plan import make_plan
 from dpformer.privacy.statement import TuningPart, build_statement, json_schema, parse_statement
+from dpformer.privacy.tuning import Tuning, tuned_epsilon
 
 SCHEMA = Path(__file__).parent.parent / "docs" / "privacy.schema.json"
 PUBLIC = ("the catalogue of items", "the maximum length, 200", "item frequencies (assume-public)")
@@ -106,8 +107,15 @@ def test_a_run_without_privacy_says_so():
 
 
 def test_tuning_is_accounted_or_listed(run):
-    paid = TuningPart(kind="accounted", mean_trials=10, distribution="geometric", epsilon=7.5)
-    assert build_statement(*run, "system", PUBLIC, paid).epsilon == 7.5
+    plan, account = run
+    paid = build_statement(*run, "system", PUBLIC, Tuning(10))
+    plain = build_statement(*run, "system", PUBLIC, NO_TUNING)
+    assert paid.epsilon == paid.tuning.epsilon == tuned_epsilon(account.spent(), Tuning(10), plan.delta) > plain.epsilon
+    assert paid.attack.true_positive_rate > plain.attack.true_positive_rate
+    assert paid.epsilon_at_delta_1_over_users == paid.epsilon
+    assert "10 trials on average" in paid.text()
+    with pytest.raises(PrivacyError, match="include the tuning"):
+        parse_statement(json.dumps({**json.loads(paid.to_json()), "epsilon": plain.epsilon}))
     listed = TuningPart(kind="listed", configurations=("lr 1e-2", "lr 5e-3"))
     text = build_statement(*run, "system", PUBLIC, listed).text()
     assert "NOT accounted; 2 configurations" in text

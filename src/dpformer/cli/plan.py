@@ -55,14 +55,12 @@ def plan(
         epochs = EPOCHS
     if plot and plot.suffix not in (".png", ".svg", ".pdf"):
         raise PrivacyError(f"--plot {plot} does not end in .png, .svg or .pdf")
-    if not as_json:
-        stderr.print("calibrating ...")
-    made = make_plan(
-        count, epsilon, delta, min(BATCH_SIZE, count) if batch_size is None else batch_size, epochs, steps, shares
-    )
-    figures = report(made, epochs, trials, table, shape)
-    if plot:
-        _draw(made, plot)
+    size = min(BATCH_SIZE, count) if batch_size is None else batch_size
+    with stderr.status("calibrating ..."):
+        made = make_plan(count, epsilon, delta, size, epochs, steps, shares)
+        figures = report(made, epochs, trials, table, shape)
+        if plot:
+            _draw(made, plot)
     if as_json:
         print_json(figures)
     else:
@@ -215,8 +213,8 @@ def _draw(made: "PrivacyPlan", path: Path) -> None:
         pyplot.close(figure)
 
 
-def _g(value: float | str | None) -> str:
-    return "unknown" if value is None else value if isinstance(value, str) else f"{value:.4g}"
+def _g(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value:.4g}"
 
 
 def _time(seconds: float) -> str:

@@ -11,15 +11,14 @@ overstated: the safe side.
 """
 
 import contextlib
+import functools
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import dp_accounting
 from dp_accounting.pld import PLDAccountant
-from dp_accounting.pld import privacy_loss_distribution as pld
 from dp_accounting.rdp import RdpAccountant
 
 from dpformer.privacy.mechanisms import Mechanism, check_delta, event
@@ -53,6 +52,11 @@ class Epsilon:
 def epsilon(mechanisms: Iterable[Mechanism], delta: float) -> Epsilon:
     """The (epsilon, delta) guarantee of all the mechanisms together, for adding or removing one user."""
     check_delta(delta)
+    return _epsilon(tuple(mechanisms), delta)
+
+
+@functools.lru_cache(maxsize=256)
+def _epsilon(mechanisms: tuple[Mechanism, ...], delta: float) -> Epsilon:
     what = event(mechanisms)
     by_rdp = rdp_epsilon(what, delta)
     if isinstance(what, dp_accounting.NonPrivateDpEvent):
@@ -90,7 +94,7 @@ def rdp_epsilon(what: dp_accounting.DpEvent, delta: float) -> float:
 
 def coarse_interval(scale: float) -> float:
     """A first grid interval for losses of about `scale`: fine enough to be near, coarse enough to be quick."""
-    return min(max(scale * 2e-4, FINEST), 0.1) if math.isfinite(scale) else 1e-3
+    return min(max(scale * 1e-3, FINEST), 0.1) if math.isfinite(scale) else 1e-3
 
 
 def settled(function: Callable[[float], float], scale: float) -> float:
@@ -106,19 +110,10 @@ def settled(function: Callable[[float], float], scale: float) -> float:
     return value
 
 
-def loss_distribution(mechanisms: Iterable[Mechanism], interval: float) -> Any:
-    """The privacy loss distribution of all mechanisms together, for readings other than (epsilon, delta)."""
-    what = event(mechanisms)
-    composed = pld.identity(value_discretization_interval=interval)
-    for part in what.events if isinstance(what, dp_accounting.ComposedDpEvent) else [what]:
-        count, once = (part.count, part.event) if isinstance(part, dp_accounting.SelfComposedDpEvent) else (1, part)
-        if isinstance(once, dp_accounting.NoOpDpEvent):
-            continue
-        rate = once.sampling_probability if isinstance(once, dp_accounting.PoissonSampledDpEvent) else 1.0
-        sigma = once.event.noise_multiplier if rate < 1 else once.noise_multiplier
-        one = pld.from_gaussian_mechanism(sigma, sampling_prob=rate, value_discretization_interval=interval)
-        composed = composed.compose(one.self_compose(count))
-    return composed
+def pld_deltas(what: dp_accounting.DpEvent, epsilons: Iterable[float], interval: float) -> list[float]:
+    """The whole curve delta(epsilon) by PLD. Never below the truth."""
+    accountant = PLDAccountant(value_discretization_interval=interval).compose(what)
+    return [float(accountant.get_delta(value)) for value in epsilons]
 
 
 @contextlib.contextmanager

@@ -119,7 +119,7 @@ def coarse_calibrate(
     interval: float | None = None,
     width: float = 0.1,
 ) -> float:
-    """As `calibrate`, on one grid: several times quicker, never below the smallest noise, usually within 0.1 % of it.
+    """As `calibrate`, on one grid: several times quicker, never below the smallest noise, usually within 0.2 % of it.
 
     The search starts at `guess` and first tries `width` (relative) around it.
     """

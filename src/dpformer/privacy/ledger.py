@@ -134,8 +134,8 @@ class Ledger:
 def fingerprint(*parts: bytes | str | Mapping[str, Any]) -> str:
     """A SHA-256 over parts (bytes, text, JSON-ready mappings), to name a noise state or what else determines a sum.
 
-    Each part goes in with its length, so that no two lists of parts run into one another. A noise state has 256 unknown
-    bits, so its hash in the ledger tells nothing about it.
+    Each part goes in with its length, so that no two lists of parts run into one another. A noise state has 192 unknown
+    bits or more, so its hash in the ledger tells nothing about it.
     """
     digest = hashlib.sha256()
     for part in parts:

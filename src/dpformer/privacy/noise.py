@@ -2,7 +2,7 @@
 
 | mode | bits from | seeded by | for |
 |---|---|---|---|
-| `system` | SFC64 | 256 bits of OS entropy, fresh for each run | the default |
+| `system` | SFC64 | 192 bits of OS entropy, fresh for each run | the default |
 | `crypto` | ChaCha20 | a 256-bit key of OS entropy, fresh for each run | an adversary who attacks the generator |
 | `seeded` | SFC64 | a seed that you give | research: whoever knows the seed can subtract the noise: `insecure` |
 
@@ -19,6 +19,7 @@ source can be saved, so that a resumed run repeats the same draws. It is a secre
 noise.
 """
 
+import abc
 import secrets
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -31,24 +32,24 @@ from dpformer.errors import PrivacyError
 MODES = ("system", "crypto", "seeded")
 
 
-class NoiseSource:
+class NoiseSource(abc.ABC):
     """Gaussian noise with a state. Make one with `noise_source`."""
 
     mode: str
     insecure: bool
     dtype: type[np.floating[Any]]
 
+    @abc.abstractmethod
     def normal(self, count: int) -> np.ndarray:
         """`count` independent standard Gaussian values, of the source's dtype."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def state(self) -> dict[str, Any]:
         """All that is needed to repeat the coming draws, JSON-ready. Secret: keep it readable by the owner only."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from a state of the same mode."""
-        raise NotImplementedError
 
     def add_noise_(self, gradients: Iterable[tuple[str, torch.Tensor]], std: float) -> None:
         """Add N(0, std^2) to every entry of every gradient, in place, in the order of their names.
@@ -84,7 +85,7 @@ class GeneratorNoise(NoiseSource):
     def __init__(self, seed: int | None = None) -> None:
         self.mode = "system" if seed is None else "seeded"
         self.insecure = seed is not None
-        # SeedSequence keeps 32 bits for each word of its pool: 8 words for 256 bits.
+        # SeedSequence keeps 32 bits for each word of its pool; SFC64 takes 192 bits from it.
         entropy = np.random.SeedSequence(secrets.randbits(256) if seed is None else seed, pool_size=8)
         self._generator = np.random.Generator(np.random.SFC64(entropy))
 

@@ -24,6 +24,12 @@ from dpformer.privacy.mechanisms import (
 )
 
 
+def check_users(users: int) -> None:
+    """Refuse fewer than two users: delta, which must be below 1/users, could not be read."""
+    if users < 2:
+        raise PrivacyError(f"users {users} is not at least 2: nobody hides in a crowd of one")
+
+
 def steps_of(epochs: float, users: int, batch_size: int) -> int:
     """Steps of so many epochs: ceil(epochs * users / batch_size), so that an epoch is never shorter than promised."""
     if not (math.isfinite(epochs) and epochs > 0):
@@ -56,8 +62,7 @@ class PrivacyPlan:
     releases: tuple[GaussianRelease, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.users < 1:
-            raise PrivacyError(f"users {self.users} is not at least 1")
+        check_users(self.users)
         if not 1 <= self.batch_size <= self.users:
             raise PrivacyError(
                 f"batch size {self.batch_size} is not between 1 and the number of users, {self.users} "
@@ -151,8 +156,7 @@ def make_plan(
     shares = dict(shares or {})
     batch_size = users if batch_size is None else batch_size
     check_epsilon(epsilon)
-    if users < 1:
-        raise PrivacyError(f"users {users} is not at least 1")
+    check_users(users)
     if not 1 <= batch_size <= users:
         raise PrivacyError(
             f"batch size {batch_size} is not between 1 and the number of users, {users} "

@@ -9,6 +9,7 @@ import platform
 from importlib.metadata import version
 from typing import Annotated, Any, Literal
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from dpformer import __version__
@@ -17,7 +18,8 @@ from dpformer.privacy.accounting import epsilon
 from dpformer.privacy.calibration import gaussian_multiplier
 from dpformer.privacy.ledger import Account
 from dpformer.privacy.plan import PrivacyPlan
-from dpformer.privacy.tradeoff import attack_bound
+from dpformer.privacy.tradeoff import attack_bound, bound_from
+from dpformer.privacy.tuning import Tuning, tuned_epsilon
 
 UNIT = "one user, with all of that user's events"
 NOT_COVERED = (
@@ -27,7 +29,7 @@ NOT_COVERED = (
     "whoever runs the training: they hold the data",
 )
 GENERATORS = {
-    "system": "SFC64 with 256 bits of OS entropy; float32 Gaussians, not hardened against floating-point attacks",
+    "system": "SFC64 with 192 bits of OS entropy; float32 Gaussians, not hardened against floating-point attacks",
     "crypto": "ChaCha20 with a 256-bit key of OS entropy; float64 sums of four Gaussians (Holohan and Braghin 2021)",
     "seeded": "SFC64 from a given seed: whoever knows the seed can subtract the noise",
     "none": "no noise",
@@ -145,6 +147,8 @@ class PrivacyStatement(_Part):
     def _consistent(self) -> "PrivacyStatement":
         if self.private == (self.epsilon == "inf"):
             raise ValueError("private must be false exactly when epsilon is inf")
+        if self.tuning.kind == "accounted" and self.tuning.epsilon != self.epsilon:
+            raise ValueError("epsilon must include the tuning that is accounted")
         if self.noise.mode == "seeded" and not self.insecure:
             raise ValueError("a seeded run must say that it is insecure")
         return self
@@ -163,14 +167,15 @@ def build_statement(
     account: Account | None,
     noise_mode: str,
     assumed_public: tuple[str, ...],
-    tuning: TuningPart,
+    tuning: TuningPart | Tuning,
     insecure: tuple[str, ...] = (),
 ) -> PrivacyStatement:
     """The statement of a run, from its plan and what its ledger says was charged.
 
     `account` is None only for a run without privacy (epsilon inf). `assumed_public` is what the guarantee takes as
     known beside the number of users, such as "the catalogue of items" or "item frequencies (assume-public)". `insecure`
-    lists reasons not to rely on the guarantee; that of a seeded run is added by itself.
+    lists reasons not to rely on the guarantee; that of a seeded run is added by itself. With a `Tuning` the run is the
+    best of a random number of trials of this same plan, and everything stated includes them.
     """
     if plan.private and account is None:
         raise PrivacyError("a private run needs its ledger for the statement; what was spent is not known without it")
@@ -179,17 +184,27 @@ def build_statement(
     mechanisms = plan.mechanisms() if account is None else account.spent()
     spent = epsilon(mechanisms, plan.delta)
     attack = attack_bound(mechanisms, plan.delta)
+    headline, at_one_over_n, note = spent.epsilon, epsilon(mechanisms, 1 / plan.users).epsilon, spent.note
+    if isinstance(tuning, Tuning):
+        # A guarantee at delta holds at the larger 1/users too, and its one point bounds every attack.
+        headline = at_one_over_n = tuned_epsilon(mechanisms, tuning, plan.delta)
+        attack = bound_from(np.array([headline]), np.array([plan.delta]))
+        note = " ".join(
+            [note, "One trial is shown here; the tuning is counted by RDP, and epsilon includes it."]
+        ).strip()
+        tuning = TuningPart(
+            kind="accounted", mean_trials=tuning.trials, distribution=tuning.distribution, epsilon=_value(headline)
+        )
     sigma_1 = gaussian_multiplier(plan.epsilon, plan.delta) if plan.private else 0.0
     mode = noise_mode if plan.private else "none"
     if mode == "seeded":
         insecure = ("the noise came from a known seed and can be subtracted: for research, never to release", *insecure)
-    headline = tuning.epsilon if tuning.kind == "accounted" and tuning.epsilon is not None else _value(spent.epsilon)
     return PrivacyStatement(
         private=plan.private,
-        epsilon=headline,
+        epsilon=_value(headline),
         delta=plan.delta,
         budget=_value(plan.epsilon),
-        epsilon_at_delta_1_over_users=_value(epsilon(mechanisms, 1 / plan.users).epsilon) if plan.users > 1 else "inf",
+        epsilon_at_delta_1_over_users=_value(at_one_over_n),
         unit=UNIT,
         users=plan.users,
         steps=StepsPart(
@@ -218,7 +233,7 @@ def build_statement(
                 "version": version("dp-accounting"),
                 "pld": _value(spent.pld),
                 "rdp": _value(spent.rdp),
-                "note": spent.note,
+                "note": note,
             }
         ),
         attack=AttackPart(

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import dp_accounting
 import numpy as np
 
-from dpformer.privacy.accounting import Epsilon, coarse_interval, epsilon, loss_distribution
+from dpformer.privacy.accounting import Epsilon, coarse_interval, epsilon, pld_deltas
 from dpformer.privacy.mechanisms import Mechanism, event
 
 
@@ -49,12 +49,13 @@ def attack_bound(mechanisms: Iterable[Mechanism], delta: float, false_positive_r
     """The best that any membership attack can do against everything that these mechanisms release."""
     mechanisms = tuple(mechanisms)
     spent = epsilon(mechanisms, delta)
-    epsilons, deltas = delta_curve(mechanisms, spent)
-    return AttackBound(
-        false_positive_rate,
-        float(power([false_positive_rate], epsilons, deltas)[0]),
-        _advantage(epsilons, deltas),
-    )
+    return bound_from(*delta_curve(mechanisms, spent), false_positive_rate)
+
+
+def bound_from(epsilons: np.ndarray, deltas: np.ndarray, false_positive_rate: float = 0.01) -> AttackBound:
+    """The bound that follows from points (epsilon, delta) which all hold; one is enough, more are tighter."""
+    reached = float(power([false_positive_rate], epsilons, deltas)[0])
+    return AttackBound(false_positive_rate, reached, _advantage(epsilons, deltas))
 
 
 def delta_curve(mechanisms: Sequence[Mechanism], spent: Epsilon) -> tuple[np.ndarray, np.ndarray]:
@@ -63,9 +64,8 @@ def delta_curve(mechanisms: Sequence[Mechanism], spent: Epsilon) -> tuple[np.nda
         return np.zeros(1), np.zeros(1)
     if spent.accountant == "rdp" or math.isinf(spent.epsilon):
         return np.array([spent.epsilon]), np.array([spent.delta])
-    distribution = loss_distribution(mechanisms, coarse_interval(spent.epsilon))
-    epsilons = np.linspace(0, 1.5 * spent.epsilon + 1, 2001)
-    return epsilons, np.asarray(distribution.get_delta_for_epsilon(list(epsilons)))
+    epsilons = np.linspace(0, 1.5 * spent.epsilon + 1, 401)
+    return epsilons, np.array(pld_deltas(event(mechanisms), epsilons, coarse_interval(spent.epsilon) / 4))
 
 
 def power(alphas: Sequence[float], epsilons: np.ndarray, deltas: np.ndarray) -> np.ndarray:
