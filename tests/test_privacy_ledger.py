@@ -46,13 +46,21 @@ def test_what_was_charged_is_what_is_read(begun):
 
 
 def test_the_line_is_on_disk_before_the_step_is_authorised(tmp_path, monkeypatch):
-    synced: list[bytes] = []
+    synced = b""
     real = os.fsync
-    monkeypatch.setattr(chain.os, "fsync", lambda file: (synced.append((tmp_path / CHAIN).read_bytes()), real(file)))
+
+    def watched(file: int) -> None:
+        nonlocal synced
+        real(file)
+        if os.fstat(file).st_ino == (tmp_path / CHAIN).stat().st_ino:
+            synced = (tmp_path / CHAIN).read_bytes()
+
+    monkeypatch.setattr(chain.os, "fsync", watched)
     with create_ledger(tmp_path, PLAN) as ledger:
-        charge(ledger, 1)
-        assert synced[-1].count(b"\n") == 2
-        assert b'"what":1' in synced[-1]
+        for step in (1, 2):
+            charge(ledger, step)
+            assert synced.count(b"\n") == 1 + step
+            assert b'"what":%d' % step in synced
 
 
 def test_resume_continues(begun):
