@@ -71,6 +71,8 @@ def test_statistics_only_and_not_private():
     free = json.loads(plan("--users", "1000", "--epsilon", "inf", "--steps", "10", "--no-table", "--json"))
     assert free["epsilon"] == "inf"
     assert free["noise_multiplier"] == 0
+    small = plan("--users", "1000", "--epsilon", "0.05", "--batch-size", "1000", "--steps", "10", "--no-table")
+    assert "no noise keeps it" in " ".join(small.split())
     assert "NOT PRIVATE" in plan("--users", "1000", "--epsilon", "inf", "--steps", "10", "--no-table")
 
 

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from dpformer.privacy.plan import PrivacyPlan
 
 BATCH_SIZE, EPOCHS = 1024, 100
+ACCOUNTANTS = {"pld": "PLD", "rdp": "RDP", "gaussian": "the closed form for Gaussians"}
 
 
 def plan(
@@ -19,9 +20,9 @@ def plan(
     delta: Annotated[float, typer.Option(help="Must be below 1/users.")] = 1e-5,
     batch_size: Annotated[
         int | None,
-        typer.Option(help=f"Expected batch; as many as there are users is a full batch. [default: {BATCH_SIZE}]"),
+        typer.Option(help=f"Expected batch; as many as there are users is a full batch. {BATCH_SIZE} by default."),
     ] = None,
-    epochs: Annotated[float | None, typer.Option(help=f"How often each user is seen. [default: {EPOCHS}]")] = None,
+    epochs: Annotated[float | None, typer.Option(help=f"How often each user is seen; {EPOCHS} by default.")] = None,
     steps: Annotated[int | None, typer.Option(help="Steps, instead of epochs.")] = None,
     release: Annotated[
         list[str] | None,
@@ -121,7 +122,7 @@ def _show(f: dict[str, Any]) -> None:
     spent = f["spent"]
     facts.add_row(
         "spent in the end",
-        f"epsilon {_g(spent['epsilon'])} by {spent['accountant'].upper()}; cross-check by RDP {_g(spent['rdp'])}; "
+        f"epsilon {_g(spent['epsilon'])} by {ACCOUNTANTS[spent['accountant']]}; cross-check by RDP {_g(spent['rdp'])}; "
         f"at delta 1/users {_g(f['epsilon_at_delta_1_over_users'])}",
     )
     if spent["note"]:
@@ -137,7 +138,7 @@ def _show(f: dict[str, Any]) -> None:
     if private and len(f["tenths"]) > 1:
         over = Table(title="epsilon over the training", title_justify="left")
         over.add_column("step", justify="right")
-        over.add_column("epsilon (PLD)", justify="right")
+        over.add_column("epsilon", justify="right")
         over.add_column("RDP", justify="right")
         for row in f["tenths"]:
             over.add_row(f"{row['step']:,}", _g(row["epsilon"]), _g(row["rdp"]))
@@ -180,10 +181,15 @@ def _show_costs(f: dict[str, Any]) -> None:
         stdout.print("for time and memory give --items and --max-length, or a folder made by dpformer prepare")
     if f["tuning"]:
         t = f["tuning"]
+        noise = t["noise_multiplier_within_budget"]
+        within = (
+            f"noise multiplier {noise:.4g} keeps all of it within the budget"
+            if noise
+            else "no noise keeps it within so small a budget, as the scores alone spend more"
+        )
         stdout.print(
             f"tuning: the best of {t['mean_trials']:g} trials on average ({t['distribution']} number, noisy scores) "
-            f"spends epsilon {_g(t['epsilon_with_this_noise'])} with this noise (RDP); noise multiplier "
-            f"{t['noise_multiplier_within_budget']:.4g} keeps all of it within the budget.",
+            f"spends epsilon {_g(t['epsilon_with_this_noise'])} with this noise (RDP); {within}.",
             soft_wrap=True,
         )
 

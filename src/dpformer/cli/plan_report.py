@@ -78,16 +78,20 @@ def table(plan: PrivacyPlan, epochs: float) -> list[dict[str, Any]]:
 
 
 def tuning_offer(plan: PrivacyPlan, trials: float) -> dict[str, Any] | None:
-    """What choosing the best of a random number of trials costs, and the noise that keeps it within the budget."""
+    """What choosing the best of a random number of trials costs, and the noise within the budget (or None)."""
     if not plan.private or not plan.steps:
         return None
     tuning = Tuning(trials)
+    try:
+        within: float | None = tuned_multiplier(plan, tuning)
+    except PrivacyError:
+        within = None
     return {
         "mean_trials": trials,
         "distribution": tuning.distribution,
         "score_noise_multiplier": tuning.score_noise_multiplier,
         "epsilon_with_this_noise": tuned_epsilon(plan.mechanisms(), tuning, plan.delta),
-        "noise_multiplier_within_budget": tuned_multiplier(plan, tuning),
+        "noise_multiplier_within_budget": within,
         "accountant": "rdp",
     }
 
