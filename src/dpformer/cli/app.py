@@ -7,8 +7,8 @@ import typer
 from dpformer import __version__
 from dpformer.cli.bench import bench
 from dpformer.cli.demo import demo
-from dpformer.cli.prepare import prepare
 from dpformer.cli.plan import plan
+from dpformer.cli.prepare import prepare
 
 app = typer.Typer(
     name="dpformer",
