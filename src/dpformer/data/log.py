@@ -29,6 +29,13 @@ class Log:
     explain: Callable[[Exception], DataError]
     place: Callable[[int], str]
 
+    def collect(self, frame: pl.LazyFrame) -> pl.DataFrame:
+        """Read what was asked of `frame`, in a stream; what goes wrong becomes the line that a user can act on."""
+        try:
+            return frame.collect(engine="streaming")
+        except (pl.exceptions.PolarsError, OSError) as error:
+            raise self.explain(error) from None
+
     def error(self, row: int, role: str, wrong: str, cure: str) -> DataError:
         """The one line about a bad value: file, row (from 1, header not counted), column, what is wrong, the cure."""
         return DataError(f"{self.place(row)}, column {self.columns[role]!r}: {wrong}; {cure}")
