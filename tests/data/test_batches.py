@@ -61,7 +61,7 @@ def epochs(rng: np.random.Generator, size: int) -> Iterator[np.ndarray]:
 def test_a_planted_defect_is_found(defect: str):
     rng, rate = np.random.default_rng(1), 0.1
     sampler, shuffled = PoissonSampler(USERS, rate, seed=1), epochs(rng, round(rate * USERS))
-    twice = (batch for batch in iter(sampler.draw, None) for _ in range(2))
+    twice = (batch for _ in range(STEPS) for batch in [sampler.draw()] * 2)
     wrong: dict[str, Callable[[], np.ndarray]] = {
         "fixed size": lambda: rng.choice(USERS, round(rate * USERS), replace=False),
         "shuffled epochs": lambda: next(shuffled),
