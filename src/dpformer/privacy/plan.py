@@ -134,7 +134,7 @@ class PrivacyPlan:
 
     @property
     def signal_cap(self) -> float:
-        """N / sigma_1: what full batches reach with this budget, for any T. Poisson sampling was never seen above it."""
+        """N / sigma_1: what full batches reach with this budget, for any T. Poisson was never seen above it."""
         return math.inf if not self.private else self.users / gaussian_multiplier(self.epsilon, self.delta)
 
 
