@@ -73,7 +73,8 @@ class StepReport:
 class Trainer:
     """Makes the steps of a plan, one at a time; its whole state can be taken and put back between two of them.
 
-    A plan with epsilon inf is trained by the same loop without clipping and noise, and needs neither noise nor ledger.
+    A plan with epsilon inf is trained by the same loop without clipping and noise, and needs neither noise nor ledger. `about`
+    names whatever else determines the steps (the recipe, released frequencies), so that a replayed step is known from another.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class Trainer:
         sampler: PoissonSampler,
         noise: NoiseSource | None = None,
         ledger: Ledger | None = None,
+        about: str = "",
     ) -> None:
         if len(train) != plan.users:
             raise PrivacyError(f"the plan is for {plan.users} users, and the data has {len(train)}; make the plan anew")
@@ -103,7 +105,7 @@ class Trainer:
         self.optimizer = torch.optim.Adam(model.parameters(), lr=how.learning_rate, weight_decay=how.weight_decay)
         self.average: dict[str, Tensor] = {}
         self._head = TiedCrossEntropy()
-        self._about = fingerprint(repr(how), _digest(train.items, train.offsets))
+        self._about = fingerprint(about, repr(how), digest(train.items, train.offsets))
 
     def run(self) -> Iterator[StepReport]:
         """The steps that are left."""
@@ -115,7 +117,7 @@ class Trainer:
         step = self.step + 1
         self.model.train()
         inputs = fingerprint(
-            self._about, str(step), _digest(*(p.detach().cpu().numpy() for p in self._parameters.values()))
+            self._about, str(step), digest(*(p.detach().cpu().numpy() for p in self._parameters.values()))
         )
         users = self.sampler.draw() if self.plan.sampler == "poisson" else np.arange(self.plan.users)
         for p in self.model.parameters():
@@ -129,7 +131,7 @@ class Trainer:
         if self.plan.private:
             assert self.noise is not None
             assert self.ledger is not None
-            drawn = fingerprint(inputs, _digest(users))
+            drawn = fingerprint(inputs, digest(users))
             self.ledger.authorise_step(step, fingerprint(self.noise.state()), drawn)
             gradients = [(name, p.grad) for name, p in self._parameters.items() if p.grad is not None]
             self.noise.add_noise_(gradients, self.plan.noise_std(self.how.max_norm))
@@ -238,7 +240,8 @@ def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {name.removeprefix(f"{prefix}."): value for name, value in tensors.items() if name.startswith(f"{prefix}.")}
 
 
-def _digest(*arrays: np.ndarray) -> str:
+def digest(*arrays: np.ndarray) -> str:
+    """A SHA-256 over arrays, their shapes and types."""
     digest = hashlib.sha256()
     for array in arrays:
         digest.update(str((array.shape, array.dtype.str)).encode())

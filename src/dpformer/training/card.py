@@ -1,0 +1,35 @@
+"""The model card: what the model is, what it promises, and how it was made."""
+
+from __future__ import annotations
+
+from dpformer.privacy import PrivacyStatement
+from dpformer.training.recipe import Recipe
+
+
+def model_card(recipe: Recipe, statement: PrivacyStatement, items: int) -> str:
+    """Markdown for people who get the model without its history."""
+    changed = {k: v for k, v in recipe.model_dump().items() if v != Recipe.model_fields[k].default}
+    settings = "\n".join(f"- {key}: {value}" for key, value in changed.items()) or "- all defaults"
+    return f"""# A next-item recommender
+
+{recipe.model} over {items:,} items, made with dpformer. It reads a history of item ids and ranks all items as the next one.
+
+```python
+from dpformer import load_model
+
+load_model("this folder").recommend([["item", "another item"]], k=10)
+```
+
+## Privacy
+
+{statement.text()}
+
+## Settings that differ from the defaults
+
+{settings}
+
+## Not private
+
+`metrics.json` and `events.jsonl`, where they are here, were computed on people's data without noise: keep them to yourself, or
+delete them before the folder is published.
+"""

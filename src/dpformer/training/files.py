@@ -1,0 +1,75 @@
+"""Writing so that a crash at any moment leaves the old or the new, and never half of one."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from dpformer.errors import DPFormerError
+
+
+def write_file(path: Path, data: bytes, mode: int = 0o644) -> None:
+    """Write aside, sync, rename, sync the folder."""
+    aside = path.with_name(f".{path.name}.partial")
+    try:
+        descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(aside, path)
+        sync_folder(path.parent)
+    except OSError as error:
+        aside.unlink(missing_ok=True)
+        raise DPFormerError(
+            f"{path}: cannot be written ({error.strerror}); what was saved before is untouched"
+        ) from None
+
+
+def write_json(path: Path, value: Any, mode: int = 0o644) -> None:
+    """One JSON document, written whole."""
+    write_file(path, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode(), mode)
+
+
+def read_json(path: Path) -> Any:
+    """What `write_json` wrote; an error names the file."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise DPFormerError(f"{path}: is missing; is this a run folder? (dpformer fit makes one)") from None
+    except (OSError, ValueError) as error:
+        raise DPFormerError(f"{path}: cannot be read ({error}); it is damaged") from None
+
+
+def write_folder(path: Path, write: Callable[[Path], None]) -> None:
+    """Let `write` fill a folder, readable by its owner only, and put it in place when it is whole and synced."""
+    aside = path.with_name(f".{path.name}.partial")
+    shutil.rmtree(aside, ignore_errors=True)
+    try:
+        aside.mkdir(mode=0o700)
+        write(aside)
+        for file in aside.iterdir():
+            file.chmod(0o600)
+            with open(file, "rb") as opened:
+                os.fsync(opened.fileno())
+        sync_folder(aside)
+        os.rename(aside, path)
+        sync_folder(path.parent)
+    except OSError as error:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise DPFormerError(
+            f"{path}: cannot be written ({error.strerror}); what was saved before is untouched"
+        ) from None
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames in a folder last."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

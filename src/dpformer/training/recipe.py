@@ -1,0 +1,138 @@
+"""Everything that can be chosen about a training, validated, in one object and one file."""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from dpformer.errors import DPFormerError
+from dpformer.models.base import SequenceModel
+from dpformer.models.recurrent import GRURecommender, LSTMRecommender
+from dpformer.models.transformer import ReAttention, Transformer
+from dpformer.privacy import PrivacyPlan, make_plan
+from dpformer.training.trainer import Optimisation
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+HISTOGRAM = "histogram"
+
+
+class Recipe(BaseModel):
+    """How a model is made from sequences and a budget. Fields are the options of `dpformer fit` and the keys of its file."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=True)
+
+    # the budget
+    epsilon: float = Field(8.0, gt=0, description="The budget; inf trains without privacy.")
+    delta: float = Field(1e-5, gt=0, lt=1, description="Must be below 1 / users.")
+    noise: Literal["system", "crypto", "seeded"] = Field("system", description="Where noise comes from.")
+    seed: int | None = Field(None, description="For noise 'seeded': research only, the run is marked insecure.")
+    histogram_share: float = Field(
+        0.05, ge=0, lt=1, description="Part of the budget for the item histogram; 0 for none."
+    )
+    # the model
+    model: Literal["transformer", "gru", "lstm"] = Field("transformer", description="What is trained.")
+    max_length: int = Field(50, ge=1, description="Items of a history that are used.")
+    d: int = Field(32, ge=1, description="Width of embeddings and hidden states.")
+    heads: int = Field(1, ge=1, description="Attention heads.")
+    blocks: int = Field(1, ge=1, description="Transformer blocks.")
+    feed_forward: int | None = Field(None, ge=1, description="Width of the feed-forward layers; d by default.")
+    dropout: float = Field(0.0, ge=0, lt=1, description="Dropout; hurts under noise.")
+    norm: Literal["pre", "post"] = Field("pre", description="Where layer norm stands.")
+    tied: bool = Field(True, description="Share the embedding between input and output.")
+    reattention: Literal["logits", "literal", "none", "off"] = Field("off", description="Re-Attention's correction.")
+    # the steps
+    batch_size: int | None = Field(None, ge=1, description="Expected users in a batch; half of all by default.")
+    epochs: float = Field(60.0, gt=0, description="How often each user is seen, on average.")
+    learning_rate: float = Field(2e-2, gt=0, description="Peak learning rate of Adam.")
+    weight_decay: float = Field(1e-5, ge=0, description="Weight decay of Adam.")
+    warmup: float = Field(0.2, ge=0, lt=1, description="Share of the steps over which the rate rises.")
+    averaging: Literal["none", "ema", "tail"] = Field("tail", description="Average of iterates that is released.")
+    max_norm: float = Field(1.0, gt=0, description="Clipping norm C.")
+    rule: Literal["automatic", "flat"] = Field("automatic", description="Clipping rule.")
+    token_budget: int = Field(8192, ge=1, description="Positions in a micro-batch: memory, not privacy.")
+
+    def plan(self, users: int) -> PrivacyPlan:
+        """The privacy plan for so many users."""
+        batch = min(self.batch_size or max(1, users // 2), users)
+        shares = {HISTOGRAM: self.histogram_share} if self.histogram_share else {}
+        return make_plan(users, self.epsilon, self.delta, batch_size=batch, epochs=self.epochs, shares=shares)
+
+    def optimisation(self) -> Optimisation:
+        """The part that the trainer needs."""
+        return Optimisation(**self.model_dump(include=set(Optimisation.__dataclass_fields__)))
+
+    def build(self, items: int) -> SequenceModel:
+        """A new model for a catalogue of so many items."""
+        if self.model != "transformer":
+            kind = GRURecommender if self.model == "gru" else LSTMRecommender
+            return kind(items, self.d, self.tied, self.dropout)
+        correction = None if self.reattention == "off" else ReAttention(self.reattention)
+        return Transformer(
+            items,
+            self.max_length,
+            d=self.d,
+            heads=self.heads,
+            blocks=self.blocks,
+            feed_forward=self.feed_forward,
+            dropout=self.dropout,
+            norm=self.norm,
+            tied=self.tied,
+            reattention=correction,
+        )
+
+
+# The paper's settings, with one choice of its grid of batch sizes and learning rates.
+PAPER = {
+    "d": 64,
+    "blocks": 2,
+    "norm": "post",
+    "dropout": 0.2,
+    "reattention": "logits",
+    "epochs": 100.0,
+    "batch_size": 1024,
+    "learning_rate": 3e-3,
+    "averaging": "none",
+    "max_length": 200,
+}
+PRESETS: dict[str, dict[str, Any]] = {"default": {}, "paper": PAPER}
+
+
+def make_recipe(preset: str = "default", file: Path | None = None, **options: Any) -> Recipe:
+    """A recipe from a preset, then a TOML file, then options; an unknown key is an error with a suggestion."""
+    if preset not in PRESETS:
+        raise DPFormerError(f"no preset is called {preset!r}; there are: {', '.join(PRESETS)}")
+    values = {**PRESETS[preset], **(_read(file) if file else {}), **options}
+    for key in values:
+        if key not in Recipe.model_fields:
+            near = difflib.get_close_matches(key, Recipe.model_fields, n=1)
+            where = f"{file}: " if file and key not in options else ""
+            raise DPFormerError(f"{where}unknown setting {key!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+    try:
+        recipe = Recipe(**values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise DPFormerError(f"setting {first['loc'][0]!r}: {first['msg']}, not {first['input']!r}") from None
+    if (recipe.noise == "seeded") != (recipe.seed is not None):
+        raise DPFormerError("a seed goes with noise 'seeded' and only with it: give both or none")
+    if recipe.model != "transformer" and recipe.reattention != "off":
+        raise DPFormerError(f"reattention is for the transformer, not for {recipe.model!r}; say off")
+    if recipe.reattention != "off" and not recipe.histogram_share:
+        raise DPFormerError("reattention needs item frequencies: give histogram_share above 0")
+    return recipe
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise DPFormerError(f"{file}: cannot be read ({error.strerror})") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise DPFormerError(f"{file}: is not TOML ({error})") from None

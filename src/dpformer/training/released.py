@@ -1,0 +1,139 @@
+"""A released model in use: ranked items for histories. It needs the run folder only, never the data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from dpformer.errors import DPFormerError
+from dpformer.models.base import SequenceModel
+from dpformer.privacy import PrivacyStatement, parse_statement
+from dpformer.training.recipe import Recipe
+from dpformer.training.run import ITEMS, MODEL, PRIVACY, read_recipe
+
+BATCH = 512
+
+
+@dataclass
+class Released:
+    """A model, its catalogue, the released popularity of items `[items + 1]` (or None), recipe and privacy statement."""
+
+    model: SequenceModel
+    catalogue: pl.DataFrame
+    popularity: Tensor | None
+    recipe: Recipe
+    statement: PrivacyStatement
+
+    @cached_property
+    def _numbers(self) -> dict[str, int]:
+        """Item ids and titles, as text, to numbers 1..M; an id goes before a title."""
+        numbers: dict[str, int] = {}
+        for column in ("title", "item_id"):
+            if column in self.catalogue.columns:
+                texts = self.catalogue[column].cast(pl.String).to_list()
+                numbers |= {text: k for k, text in enumerate(texts, 1) if text is not None}
+        return numbers
+
+    def encode(self, history: Iterable[Any]) -> tuple[list[int], list[str]]:
+        """Item numbers of a history of ids or titles, and what is not in the catalogue."""
+        known, unknown = [], []
+        for item in history:
+            number = self._numbers.get(str(item))
+            if number is None:
+                unknown.append(str(item))
+            else:
+                known.append(number)
+        return known, unknown
+
+    @torch.no_grad()
+    def scores(self, tokens: Tensor, lengths: Tensor) -> Tensor:
+        """Scores `[B, items + 1]` of histories `[B, L]`; without a single known item, the released popularity."""
+        self.model.eval()
+        scores = self.model.scores(tokens[:, : max(1, tokens.shape[1])], lengths.clamp_min(1))
+        cold = lengths == 0
+        if bool(cold.any()):
+            fallback = torch.zeros(scores.shape[1]) if self.popularity is None else self.popularity.log()
+            scores[cold] = fallback.index_fill(0, torch.tensor(0), -torch.inf)
+        return scores
+
+    def rank(self, histories: Sequence[Sequence[int]], k: int, seen: bool = False) -> tuple[np.ndarray, np.ndarray]:
+        """The best k items of each history of numbers, and their scores, each `[histories, k]`; exact.
+
+        Items of the history are left out unless `seen`. Where fewer than k items are left, the number is 0.
+        """
+        if k < 1:
+            raise DPFormerError(f"k = {k} is not at least 1")
+        k = min(k, len(self.catalogue))
+        best, values = [], []
+        for start in range(0, len(histories), BATCH):
+            part = [list(h) for h in histories[start : start + BATCH]]
+            cut = [h[-self.recipe.max_length :] for h in part]
+            width = max(1, *(len(h) for h in cut))
+            tokens = torch.zeros(len(part), width, dtype=torch.int64)
+            for row, history in zip(tokens, cut, strict=True):
+                row[: len(history)] = torch.tensor(history, dtype=torch.int64)
+            scores = self.scores(tokens, torch.tensor([len(h) for h in cut]))
+            if not seen:
+                for row, history in zip(scores, part, strict=True):
+                    row[torch.tensor(history, dtype=torch.int64)] = -torch.inf
+            top = scores.topk(k, dim=1)
+            best.append(torch.where(top.values > -torch.inf, top.indices, 0).numpy())
+            values.append(top.values.numpy())
+        if not best:
+            return np.zeros((0, k), dtype=np.int64), np.zeros((0, k), dtype=np.float32)
+        return np.concatenate(best), np.concatenate(values)
+
+    def recommend(self, histories: Sequence[Sequence[Any]], k: int = 10, seen: bool = False) -> pl.DataFrame:
+        """Ranked items for histories of ids or titles: `history` (its place), `rank`, `item_id`, `title` if known, `score`.
+
+        Items that are not in the catalogue are skipped; `encode` tells which.
+        """
+        best, values = self.rank([self.encode(h)[0] for h in histories], k, seen)
+        places, ranks = np.nonzero(best)
+        frame = pl.DataFrame(
+            {
+                "history": places.astype(np.int64),
+                "rank": ranks.astype(np.int64) + 1,
+                "item": best[places, ranks].astype(np.int32),
+                "score": values[places, ranks],
+            }
+        )
+        joined = frame.join(self.catalogue, on="item", how="left", maintain_order="left").drop("item")
+        return joined.select("history", "rank", pl.exclude("history", "rank", "score"), "score")
+
+
+def load_model(folder: Path | str) -> Released:
+    """The released model of a run folder. No code of the folder runs, and sizes must be those of the catalogue."""
+    folder = Path(folder)
+    recipe = read_recipe(folder)
+    if not (folder / MODEL).is_file():
+        raise DPFormerError(f"{folder}: holds no released model yet; finish it with: dpformer resume {folder}")
+    catalogue = pl.read_parquet(folder / ITEMS)
+    model = recipe.build(len(catalogue))
+    try:
+        tensors = load_file(folder / MODEL)
+        popularity = tensors.pop("popularity", None)
+        model.load_state_dict({name.removeprefix("model."): value for name, value in tensors.items()})
+    except (OSError, SafetensorError, RuntimeError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise DPFormerError(f"{folder / MODEL}: does not fit config.json or is damaged ({reason})") from None
+    return Released(model, catalogue, popularity, recipe, parse_statement(_read(folder / PRIVACY)))
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise DPFormerError(
+            f"{path}: cannot be read ({error.strerror}); a model without its statement is not used"
+        ) from None

@@ -1,0 +1,274 @@
+"""A run: from prepared data, a recipe and a budget to a folder with a released model, through any number of interruptions.
+
+    config.json         recipe, catalogue size, versions              items.parquet     the catalogue
+    model.safetensors   the released model                            privacy.json      the privacy statement
+    ledger.jsonl        what was charged, before it was seen          events.jsonl      progress; losses are not private
+    metrics.json        evaluation; not private                       README.md         the model card
+    private/            state of an unfinished run; owner only, removed at the end
+
+The order that keeps the ledger honest: the first checkpoint (with the noise to come) is saved before the histogram is released,
+so that a crash after the release replays it with the same noise, which is the same release and costs nothing more.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+
+from dpformer import __version__
+from dpformer.data import Dataset, PoissonSampler, load
+from dpformer.data.hashing import sha256_of
+from dpformer.errors import DPFormerError
+from dpformer.models.base import SequenceModel
+from dpformer.models.transformer import Transformer
+from dpformer.privacy import (
+    ItemFrequencies,
+    Ledger,
+    Position,
+    PrivacyPlan,
+    PrivacyStatement,
+    TuningPart,
+    build_statement,
+    create_ledger,
+    fingerprint,
+    noise_source,
+    noisy_histogram,
+    open_ledger,
+)
+from dpformer.training.card import model_card
+from dpformer.training.checkpoint import PRIVATE, Checkpoints
+from dpformer.training.files import read_json, write_file, write_json
+from dpformer.training.recipe import HISTOGRAM, Recipe
+from dpformer.training.trainer import StepReport, Trainer, digest
+
+CONFIG, MODEL, ITEMS, PRIVACY, EVENTS, CARD = (
+    *("config.json", "model.safetensors", "items.parquet", "privacy.json", "events.jsonl", "README.md"),
+)
+CHECKPOINT_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a run stands, for whoever shows it. `report` is not private."""
+
+    report: StepReport
+    plan: PrivacyPlan
+    seconds: float
+
+
+class Run:
+    """An open run. Make one with `start` or `resume`; `train` until it is done or told to stop."""
+
+    def __init__(
+        self, folder: Path, dataset: Dataset, recipe: Recipe, trainer: Trainer, frequencies: ItemFrequencies | None
+    ):
+        self.folder, self.dataset, self.recipe, self.trainer = folder, dataset, recipe, trainer
+        self.frequencies = frequencies
+        self.checkpoints = Checkpoints(folder)
+
+    def train(
+        self,
+        on_step: Callable[[Progress], None] = lambda progress: None,
+        should_stop: Callable[[], bool] = lambda: False,
+        checkpoint_seconds: float = CHECKPOINT_SECONDS,
+    ) -> bool:
+        """Make the steps that are left. True when the model is released; False if told to stop, with everything saved."""
+        started = saved = time.monotonic()
+        with open(self.folder / EVENTS, "a", encoding="utf-8") as events:
+            for report in self.trainer.run():
+                now = time.monotonic()
+                events.write(json.dumps({"step": report.step, "loss": report.loss, "not_private": ["loss"]}) + "\n")
+                events.flush()
+                on_step(Progress(report, self.trainer.plan, now - started))
+                if should_stop():
+                    self.save()
+                    return False
+                if now - saved > checkpoint_seconds:
+                    self.save()
+                    saved = now
+        self.release()
+        return True
+
+    def save(self) -> None:
+        """A checkpoint of everything that the next steps depend on."""
+        tensors, values = self.trainer.state()
+        if self.frequencies is not None:
+            tensors["frequencies"] = torch.from_numpy(self.frequencies.probability)
+            values["frequencies"] = {"source": self.frequencies.source, "floor": self.frequencies.floor}
+        if self.trainer.ledger is not None:
+            position = self.trainer.ledger.position()
+            values["ledger"] = {
+                "run_id": self.trainer.ledger.run_id,
+                "entries": position.entries,
+                "hash": position.hash,
+            }
+        self.checkpoints.save(self.trainer.step, tensors, values)
+
+    def release(self) -> None:
+        """Write the released model and its papers, then remove the private state."""
+        averaging = self.trainer.finish()
+        model = self.trainer.model
+        _set_errors(model, self.trainer.plan, self.frequencies, self.recipe, averaging)
+        tensors = {f"model.{name}": value.contiguous() for name, value in model.state_dict().items()}
+        if self.frequencies is not None:
+            tensors["popularity"] = torch.from_numpy(self.frequencies.probability).float()
+        ledger = self.trainer.ledger
+        statement = self.statement()
+        aside = self.folder / f".{MODEL}.partial"
+        save_file(tensors, aside)
+        write_file(self.folder / MODEL, aside.read_bytes())
+        aside.unlink(missing_ok=True)
+        write_file(self.folder / PRIVACY, statement.to_json().encode())
+        write_file(self.folder / CARD, model_card(self.recipe, statement, len(self.dataset.catalogue)).encode())
+        if ledger is not None:
+            ledger.close()
+        self.checkpoints.remove()
+
+    def statement(self) -> PrivacyStatement:
+        """The privacy statement, from what the ledger says was charged."""
+        ledger = self.trainer.ledger
+        public = ("the catalogue of items", f"the greatest length of a history, {self.recipe.max_length}")
+        return build_statement(
+            self.trainer.plan,
+            None if ledger is None else ledger.account(),
+            "none" if ledger is None else self.recipe.noise,
+            public,
+            TuningPart(kind="none"),
+        )
+
+    def close(self) -> None:
+        """Let another process open the run."""
+        if self.trainer.ledger is not None:
+            self.trainer.ledger.close()
+
+
+def start(folder: Path, data: Path, recipe: Recipe) -> Run:
+    """Begin a run in a new folder, on data that `dpformer prepare` wrote."""
+    if folder.exists() and any(folder.iterdir()):
+        hint = f"; continue it with: dpformer resume {folder}" if (folder / PRIVATE).is_dir() else ""
+        raise DPFormerError(f"{folder}: exists already{hint}, or choose another folder with --run")
+    dataset = load(data)
+    plan = recipe.plan(len(dataset.sequences))
+    folder.mkdir(parents=True, exist_ok=True)
+    config = {
+        "format": "dpformer-run",
+        "version": 1,
+        "dpformer": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "recipe": json.loads(recipe.model_dump_json()) | {"epsilon": recipe.epsilon if plan.private else "inf"},
+        "items": len(dataset.catalogue),
+    }
+    write_json(folder / CONFIG, config)
+    dataset.catalogue.write_parquet(folder / ITEMS)
+    ledger = create_ledger(folder, plan) if plan.private else None
+    Checkpoints(folder).make_folder()
+    write_json(folder / PRIVATE / "data.json", {"path": str(data.resolve()), "sha256": _hash(data)}, mode=0o600)
+    run = _open(folder, dataset, recipe, plan, ledger)
+    run.save()
+    _release_histogram(run)
+    return run
+
+
+def resume(folder: Path, data: Path | None = None) -> Run:
+    """Go on with a run that was interrupted, exactly where an uninterrupted one would be."""
+    recipe = read_recipe(folder)
+    checkpoints = Checkpoints(folder)
+    if (folder / MODEL).exists():
+        raise DPFormerError(f"{folder}: is finished; its model is released")
+    tensors, values = checkpoints.load()
+    source = read_json(folder / PRIVATE / "data.json")
+    data = data or Path(source["path"])
+    dataset = load(data)
+    if _hash(data) != source["sha256"]:
+        raise DPFormerError(f"{data}: is not the data that the run began with; give that with --data")
+    known = values.get("ledger")
+    ledger = None
+    if known is not None:
+        ledger = open_ledger(folder, Position(known["entries"], known["hash"]), known["run_id"])
+    plan = ledger.plan if ledger is not None else recipe.plan(len(dataset.sequences))
+    run = _open(folder, dataset, recipe, plan, ledger)
+    found = tensors.pop("frequencies", None)
+    run.trainer.restore(tensors, values)
+    if found is not None:
+        about = values["frequencies"]
+        _use(run, ItemFrequencies(found.numpy(), about["source"], about["floor"]))
+    else:
+        _release_histogram(run)
+    return run
+
+
+def read_recipe(folder: Path) -> Recipe:
+    """The recipe of a run."""
+    config = read_json(folder / CONFIG)
+    if not isinstance(config, dict) or config.get("format") != "dpformer-run":
+        raise DPFormerError(f"{folder}: is not a run folder")
+    return Recipe(**{**config["recipe"], "epsilon": float(config["recipe"]["epsilon"])})
+
+
+def _open(folder: Path, dataset: Dataset, recipe: Recipe, plan: PrivacyPlan, ledger: Ledger | None) -> Run:
+    seed = recipe.seed
+    torch.manual_seed(
+        seed if seed is not None else int.from_bytes(np.random.SeedSequence().generate_state(2).tobytes()) >> 1
+    )
+    model = recipe.build(len(dataset.catalogue))
+    sampler = PoissonSampler(plan.users, plan.rate, seed)
+    noise = noise_source(recipe.noise, seed) if plan.private else None
+    trainer = Trainer(
+        model,
+        dataset.split().train,
+        plan,
+        recipe.optimisation(),
+        sampler,
+        noise,
+        ledger,
+        about=recipe.model_dump_json(),
+    )
+    return Run(folder, dataset, recipe, trainer, None)
+
+
+def _release_histogram(run: Run) -> None:
+    """Release the item histogram, if the plan has one; a replay from the first checkpoint gives the same."""
+    trainer, plan = run.trainer, run.trainer.plan
+    release = next((r for r in plan.releases if r.name == HISTOGRAM), None)
+    if release is None or trainer.noise is None or trainer.ledger is None:
+        return
+    train = trainer.train
+    inputs = fingerprint(HISTOGRAM, digest(train.items, train.offsets))
+    trainer.ledger.authorise_release(HISTOGRAM, fingerprint(trainer.noise.state()), inputs)
+    items = len(run.dataset.catalogue)
+    _use(run, noisy_histogram(train.items, train.offsets, items, release, trainer.noise, plan.users))
+
+
+def _use(run: Run, frequencies: ItemFrequencies) -> None:
+    run.frequencies = frequencies
+    _set_errors(run.trainer.model, run.trainer.plan, frequencies, run.recipe)
+
+
+def _set_errors(
+    model: SequenceModel, plan: PrivacyPlan, frequencies: ItemFrequencies | None, recipe: Recipe, averaging: float = 1.0
+) -> None:
+    """Tell Re-Attention the noise. Positions are counted as if all sequences were of the greatest length: lengths are private."""
+    if isinstance(model, Transformer) and model.reattention is not None and frequencies is not None and plan.private:
+        p = torch.from_numpy(frequencies.probability).float()
+        model.set_errors(plan.noise_multiplier, plan.batch_size, p, torch.ones(recipe.max_length), averaging)
+
+
+def _position(ledger: Ledger | None) -> dict[str, Any]:
+    if ledger is None:
+        return {}
+    position = ledger.position()
+    return {"ledger": {"run_id": ledger.run_id, "entries": position.entries, "hash": position.hash}}
+
+
+def _hash(data: Path) -> str:
+    return sha256_of([data / "sequences.parquet"])
