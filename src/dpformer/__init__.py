@@ -9,6 +9,7 @@ __version__ = "0.1.0.dev0"
 _EXPORTS = {
     "PhantomClipping": "dpformer.clipping",
     "TiedCrossEntropy": "dpformer.clipping",
+    "load_model": "dpformer.training.released",
     "prepare": "dpformer.data",
     "prepare_named": "dpformer.data",
 }

@@ -9,6 +9,9 @@ from dpformer.cli.bench import bench
 from dpformer.cli.demo import demo
 from dpformer.cli.plan import plan
 from dpformer.cli.prepare import prepare
+from dpformer.cli.recommend import recommend
+from dpformer.cli.show import show
+from dpformer.cli.train import fit, resume
 
 app = typer.Typer(
     name="dpformer",
@@ -17,7 +20,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-for command in (demo, prepare, plan, bench):
+for command in (demo, prepare, plan, fit, resume, recommend, show, bench):
     app.command()(command)
 
 

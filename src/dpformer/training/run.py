@@ -58,11 +58,11 @@ CHECKPOINT_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a run stands, for whoever shows it. `report` is not private."""
+    """Where a run stands, for whoever shows it. `report` is not private; `speed` is in users a second."""
 
     report: StepReport
     plan: PrivacyPlan
-    seconds: float
+    speed: float
 
 
 class Run:
@@ -83,12 +83,14 @@ class Run:
     ) -> bool:
         """Make the steps that are left. True when the model is released; False if told to stop, with everything saved."""
         started = saved = time.monotonic()
+        users = 0
         with open(self.folder / EVENTS, "a", encoding="utf-8") as events:
             for report in self.trainer.run():
                 now = time.monotonic()
                 events.write(json.dumps({"step": report.step, "loss": report.loss, "not_private": ["loss"]}) + "\n")
                 events.flush()
-                on_step(Progress(report, self.trainer.plan, now - started))
+                users += report.users
+                on_step(Progress(report, self.trainer.plan, users / max(now - started, 1e-9)))
                 if should_stop():
                     self.save()
                     return False

@@ -1,0 +1,124 @@
+"""`dpformer recommend`: ranked items from a released model, for a history or a file of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from dpformer.training.released import Released
+
+_ROWS = 4096
+
+
+def recommend(
+    run: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
+    history: Annotated[
+        str | None,
+        typer.Option(help="Ids or titles of items, oldest first, separated by commas (a title may hold some)."),
+    ] = None,
+    file: Annotated[
+        Path | None,
+        typer.Option("--file", help="A log (user_id, item_id, timestamp) or a prepared folder: one answer a user."),
+    ] = None,
+    users: Annotated[str | None, typer.Option(help="With --file: only these users, separated by commas.")] = None,
+    k: Annotated[int, typer.Option("-k", help="How many items.")] = 10,
+    seen: Annotated[bool, typer.Option("--seen", help="Recommend items of the history too.")] = False,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Write to a .csv, .parquet or .jsonl file instead.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="The result as JSON on stdout.")] = False,
+) -> None:
+    """Rank all items as the next one after a history. Works for people whom the model has never seen."""
+    from dpformer.cli.output import print_json, stderr, stdout
+    from dpformer.errors import DPFormerError
+    from dpformer.training.released import load_model
+
+    if (history is None) == (file is None):
+        raise DPFormerError("give either --history or --file")
+    if output is not None and output.suffix not in (".csv", ".parquet", ".jsonl"):
+        raise DPFormerError(f"{output}: write to a .csv, .parquet or .jsonl file")
+    model = load_model(run)
+    if history is not None:
+        items = _split(history, model)
+        known, unknown = model.encode(items)
+        for item in unknown:
+            stderr.print(f"not in the catalogue, skipped: {item}", markup=False)
+        if not known:
+            stderr.print("no known item in the history: ranked by the released popularity")
+        frame = model.recommend([items], k, seen).drop("history")
+    else:
+        assert file is not None
+        frame = _for_users(model, file, users, k, seen)
+    if output is not None:
+        _write(frame, output)
+        stderr.print(f"{len(frame):,} rows written to {output}", markup=False)
+    elif as_json:
+        print_json(frame.to_dicts())
+    else:
+        stdout.print(_table(frame))
+
+
+def _split(history: str, model: Released) -> list[str]:
+    """Parts between commas, joined again where only the joined text is in the catalogue."""
+    parts, found = [part.strip() for part in history.split(",")], []
+    while parts:
+        for n in range(len(parts), 0, -1):
+            text = ", ".join(parts[:n])
+            if n == 1 or model.encode([text])[0]:
+                found.append(text)
+                parts = parts[n:]
+                break
+    return [item for item in found if item]
+
+
+def _for_users(model: Released, file: Path, wanted: str | None, k: int, seen: bool) -> pl.DataFrame:
+    import polars as pl
+
+    from dpformer.data import load, prepare
+    from dpformer.errors import DPFormerError
+
+    dataset = load(file) if file.is_dir() and (file / "manifest.json").exists() else prepare(str(file))
+    ids = dataset.catalogue["item_id"].cast(pl.String).to_list()
+    names = dataset.sequences.users.cast(pl.String)
+    places = list(range(len(names)))
+    if wanted is not None:
+        asked = [user.strip() for user in wanted.split(",")]
+        where = {user: n for n, user in enumerate(names)}
+        for user in asked:
+            if user not in where:
+                raise DPFormerError(f"{file}: has no user {user!r}")
+        places = [where[user] for user in asked]
+    parts = []
+    for start in range(0, len(places), _ROWS):
+        chosen = places[start : start + _ROWS]
+        histories = [[ids[i - 1] for i in dataset.sequences[n]] for n in chosen]
+        part = model.recommend(histories, k, seen)
+        who = pl.Series("user_id", [names[chosen[h]] for h in part["history"]], dtype=pl.String)
+        parts.append(part.drop("history").insert_column(0, who))
+    return pl.concat(parts)
+
+
+def _write(frame: pl.DataFrame, output: Path) -> None:
+    match output.suffix:
+        case ".csv":
+            frame.write_csv(output)
+        case ".parquet":
+            frame.write_parquet(output)
+        case _:
+            frame.write_ndjson(output)
+
+
+def _table(frame: pl.DataFrame) -> Any:
+    from rich.table import Table
+
+    table = Table(*frame.columns)
+    for row in frame.head(200).iter_rows():
+        table.add_row(*(f"{cell:.3f}" if isinstance(cell, float) else str(cell) for cell in row))
+    if len(frame) > 200:
+        table.caption = f"the first 200 of {len(frame):,} rows; write all with -o FILE"
+    return table

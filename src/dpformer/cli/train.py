@@ -1,0 +1,175 @@
+"""`dpformer fit` and `dpformer resume`: private training that can be stopped at any time."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from dpformer.training.run import Progress, Run
+
+Quiet = Annotated[bool, typer.Option("--quiet", help="No progress.")]
+AsJson = Annotated[bool, typer.Option("--json", help="The result as JSON on stdout.")]
+
+
+def fit(
+    data: Annotated[Path, typer.Argument(help="A folder made by `dpformer prepare`.")],
+    run: Annotated[Path, typer.Option("--run", help="Folder of the run; must be new.")],
+    epsilon: Annotated[float | None, typer.Option(help="The budget; inf trains without privacy.")] = None,
+    delta: Annotated[float | None, typer.Option(help="Must be below 1 / users.")] = None,
+    model: Annotated[str | None, typer.Option(help="transformer, gru or lstm.")] = None,
+    preset: Annotated[str, typer.Option(help="default, or paper: the paper's settings.")] = "default",
+    config: Annotated[Path | None, typer.Option(help="A TOML file of settings.")] = None,
+    setting: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Any setting, as name=value; repeat for more. See docs/training.md."),
+    ] = None,
+    noise: Annotated[str | None, typer.Option(help="system, crypto or seeded.")] = None,
+    seed: Annotated[int | None, typer.Option(help="With --noise seeded: research only, marked insecure.")] = None,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train a model with user-level differential privacy. Ctrl-C is safe: `dpformer resume` goes on."""
+    from dpformer.training.recipe import make_recipe
+    from dpformer.training.run import start
+
+    flags = {"epsilon": epsilon, "delta": delta, "model": model, "noise": noise, "seed": seed}
+    options = {key: value for key, value in flags.items() if value is not None} | _settings(setting or [])
+    _train(start(run, data, make_recipe(preset, config, **options)), quiet, as_json)
+
+
+def resume(
+    run: Annotated[Path, typer.Argument(help="Folder of the run.")],
+    data: Annotated[Path | None, typer.Option(help="Where the data is now, if it was moved.")] = None,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Go on with a run that was interrupted, exactly where an uninterrupted one would be."""
+    from dpformer.training.run import resume as resume_run
+
+    _train(resume_run(run, data), quiet, as_json)
+
+
+def _settings(pairs: list[str]) -> dict[str, Any]:
+    import json
+
+    from dpformer.errors import DPFormerError
+
+    found: dict[str, Any] = {}
+    for pair in pairs:
+        key, equals, text = pair.partition("=")
+        if not equals:
+            raise DPFormerError(f"--set {pair!r} is not name=value")
+        try:
+            found[key.strip().replace("-", "_")] = json.loads(text)
+        except ValueError:
+            found[key.strip().replace("-", "_")] = text
+    return found
+
+
+def _train(run: Run, quiet: bool, as_json: bool) -> None:
+    from dpformer.cli.output import print_json, stderr, stdout
+
+    plan = run.trainer.plan
+    if not quiet:
+        budget = f"epsilon {plan.epsilon:g}, delta {plan.delta:g}" if plan.private else "NOT PRIVATE (epsilon inf)"
+        stderr.print(
+            f"{plan.users:,} users, {len(run.dataset.catalogue):,} items; {budget}; {plan.steps} steps of {plan.batch_size:,} "
+            f"users expected, noise multiplier {plan.noise_multiplier:.3f}",
+            soft_wrap=True,
+        )
+    with _stoppable() as asked, _progress(run, quiet) as on_step:
+        done = run.train(on_step, lambda: bool(asked))
+    run.close()
+    if not done:
+        stderr.print(
+            f"stopped and saved after step {run.trainer.step}; go on with: dpformer resume {run.folder}", soft_wrap=True
+        )
+        sys.exit(130)
+    statement = run.statement()
+    if as_json:
+        import json
+
+        print_json({"run": str(run.folder), "steps": run.trainer.step, "privacy": json.loads(statement.to_json())})
+        return
+    stdout.print(statement.text(), markup=False, soft_wrap=True)
+    stderr.print(f"released in {run.folder}: evaluate it with `dpformer evaluate {run.folder} DATA`", soft_wrap=True)
+
+
+@contextmanager
+def _stoppable() -> Iterator[list[int]]:
+    """Ctrl-C and SIGTERM ask to stop after the step; a second one stops at once, at the last checkpoint."""
+    import signal
+
+    asked: list[int] = []
+
+    def ask(number: int, frame: Any) -> None:
+        if asked:
+            raise KeyboardInterrupt
+        asked.append(number)
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _progress(run: Run, quiet: bool) -> Iterator[Any]:
+    """A live line on a terminal, a plain line now and then elsewhere."""
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
+
+    from dpformer.cli.output import stderr
+
+    plan = run.trainer.plan
+    if quiet:
+        yield lambda progress: None
+        return
+    spent = _spending(run)
+    if not stderr.is_terminal:
+        every = max(1, plan.steps // 10)
+
+        def plain(progress: Progress) -> None:
+            if progress.report.step % every == 0 or progress.report.step == plan.steps:
+                stderr.print(f"step {progress.report.step}/{plan.steps}  {_line(progress, spent)}", soft_wrap=True)
+
+        yield plain
+        return
+    columns = (
+        TextColumn("step"),
+        MofNCompleteColumn(),
+        BarColumn(),
+        TextColumn("{task.description}"),
+        TimeRemainingColumn(),
+    )
+    with Bar(*columns, console=stderr, transient=True) as bar:
+        task = bar.add_task("", total=plan.steps, completed=run.trainer.step)
+        yield lambda progress: bar.update(task, completed=progress.report.step, description=_line(progress, spent))
+
+
+def _line(progress: Progress, spent: dict[int, float]) -> str:
+    report, plan = progress.report, progress.plan
+    epoch = report.step * plan.batch_size / plan.users
+    budget = (
+        f"epsilon {spent[min(s for s in spent if s >= report.step)]:.2f} of {plan.epsilon:g}"
+        if plan.private
+        else "not private"
+    )
+    return f"epoch {epoch:.1f}  {progress.speed:,.0f} users/s  {budget}  loss {report.loss:.3f} (not private)"
+
+
+def _spending(run: Run) -> dict[int, float]:
+    """Epsilon after each tenth of the steps, rounded up to the next: accounting takes a while."""
+    plan = run.trainer.plan
+    if not plan.private:
+        return {}
+    marks = sorted({max(1, round(plan.steps * k / 10)) for k in range(1, 11)})
+    return {mark: plan.epsilon_after(mark).epsilon for mark in marks}
