@@ -40,8 +40,8 @@ def show(
     if "spent" in found:
         spent, steps = found["spent"], found["steps"]
         stdout.print(
-            f"charged: {steps['charged']} of {steps['planned']} steps, epsilon {spent['epsilon']:.3f} of {spent['of']:g} at delta "
-            f"{spent['delta']:g}",
+            f"charged: {steps['charged']} of {steps['planned']} steps, epsilon {spent['epsilon']:.3f} of {spent['of']:g} "
+            f"at delta {spent['delta']:g}",
             soft_wrap=True,
         )
     if statement is not None:
