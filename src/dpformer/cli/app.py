@@ -8,6 +8,7 @@ from dpformer import __version__
 from dpformer.cli.bench import bench
 from dpformer.cli.demo import demo
 from dpformer.cli.prepare import prepare
+from dpformer.cli.reproduce import reproduce
 
 app = typer.Typer(
     name="dpformer",
@@ -16,7 +17,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-for command in (demo, prepare, bench):
+for command in (demo, prepare, bench, reproduce):
     app.command()(command)
 
 

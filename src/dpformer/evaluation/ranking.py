@@ -61,8 +61,9 @@ def rank(model: Scorer, held: HeldOut, item_count: int, max_length: int | None =
             if kind == "masked":
                 row, item = _seen(held.histories, who)
                 scores[row, item] = -torch.inf
-            beaten = (scores < scores.gather(1, target)).sum(1)
-            ranks[kind][part] = (item_count - beaten).numpy()
+            # numpy counts ten times as fast as torch sums booleans.
+            below = np.count_nonzero((scores < scores.gather(1, target)).numpy(), axis=1)
+            ranks[kind][part] = item_count - below
             top = scores.topk(min(max(CUTOFFS), item_count + 1), dim=1)
             lists[kind][part, : top.indices.shape[1]] = torch.where(top.values > -torch.inf, top.indices, 0).numpy()
     return {kind: Ranks(ranks[kind], lists[kind]) for kind in ranks}

@@ -5,4 +5,13 @@ from dpformer.models.statistics.release import Gaussian, Release, Releaser
 from dpformer.models.statistics.settings import Mix, TransitionSettings
 from dpformer.models.statistics.transitions import DPTransitions
 
-__all__ = ["DPPopularity", "DPTransitions", "Gaussian", "Mix", "Popularity", "Release", "Releaser", "TransitionSettings"]
+__all__ = [
+    "DPPopularity",
+    "DPTransitions",
+    "Gaussian",
+    "Mix",
+    "Popularity",
+    "Release",
+    "Releaser",
+    "TransitionSettings",
+]

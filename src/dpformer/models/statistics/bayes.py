@@ -13,7 +13,7 @@ _SMALLEST_BIN, _BIN_GROWTH = 3000, 1.5
 _GRID, _STEPS = 40, 40
 # Cells are grouped for the EM algorithm: noise levels 4 % apart, counts a fifth of the noise apart.
 _LEVEL, _WIDTH = 0.04, 0.2
-_CELLS_AT_ONCE = 1 << 16
+_CELLS_AT_ONCE = 1 << 12
 
 Functions = Callable[[np.ndarray, np.ndarray], np.ndarray]
 

@@ -26,7 +26,7 @@ SCALE = 1 - 1e-6
 # Cell weights further than this below the largest count as 0: their squares could not be summed exactly enough.
 _LEAST_WEIGHT = 1e-9
 # Pairs of items that are held at one time; bounds the memory, whatever the size of the log.
-_PAIRS_AT_ONCE = 1 << 24
+_PAIRS_AT_ONCE = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,9 @@ class Releaser:
 
     def histogram(self, share: float, last: int) -> np.ndarray:
         """`user_histogram` with noise, float64 [item_count + 1]; entry 0 is 0."""
-        noisy = self._release("item histogram", share, user_histogram(self._items, self._offsets, self.item_count, last))
+        noisy = self._release(
+            "item histogram", share, user_histogram(self._items, self._offsets, self.item_count, last)
+        )
         noisy[0] = 0.0
         return noisy
 
@@ -73,7 +75,7 @@ class Releaser:
 
     def _release(self, name: str, share: float, exact: np.ndarray) -> np.ndarray:
         spent = sum(release.share for release in self.releases)
-        if not (0 < share and spent + share <= 1 + 1e-9):
+        if not (share > 0 and spent + share <= 1 + 1e-9):
             raise PrivacyError(
                 f"share {share:g} of {name!r} beside {spent:g} already released: shares are above 0 and sum to 1 at most"
             )
