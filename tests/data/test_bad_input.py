@@ -104,6 +104,7 @@ CASES: dict[str, tuple[Callable[[Path], object], list[str]]] = {
     ),
     "missing key": (text('{"user":1,"item":2}\n{"user":1}\n'), ["row 2", "'item'", "no item"]),
     "broken JSON": (text('{"user":1,"item":2}\n{"user":1,\n'), ["line 2", "no JSON object"]),
+    "bytes as keys": (text("{b'user': 1, 'item': 2}\n"), ["line 1", "no JSON object"]),
     "JSON array": (text('[{"user":1,"item":2}]'), ["JSON array", "one object a line"]),
     "code in a line": (text("{'user': __import__('os').getcwd(), 'item': 1}\n"), ["line 1", "no JSON object"]),
     "text among times": (text("user,item,time\n1,a,5\n1,b,soon\n"), ["row 2", "'time'", "'soon'", "no time"]),

@@ -1,6 +1,7 @@
 """Poisson batches: who is drawn, how often, and that cutting them loses nobody."""
 
 import json
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import polars as pl
@@ -23,27 +24,53 @@ def some_sequences(lengths: list[int]) -> Sequences:
 LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=50)
 
 
-@pytest.mark.parametrize("rate", [0.01, 0.3, 0.9])
-def test_inclusion_rates_are_within_binomial_bounds(rate: float):
-    users, steps = 200, 4000
-    sampler = PoissonSampler(users, rate, seed=7)
-    drawn = np.zeros((steps, users), dtype=bool)
-    for step in range(steps):
-        drawn[step, sampler.draw()] = True
-    # Each user over the steps: two-sided bounds, for all users together one in a million to fail by chance.
-    low, high = stats.binom.interval(1 - 1e-6 / users, steps, rate)
+USERS, STEPS = 200, 4000
+
+
+def check_poisson(draw: Callable[[], np.ndarray], rate: float) -> None:
+    """Every bound holds for true Poisson sampling but for one time in about a million."""
+    drawn = np.zeros((STEPS, USERS), dtype=bool)
+    for step in range(STEPS):
+        drawn[step, draw()] = True
+    # Each user over the steps, all users together.
+    low, high = stats.binom.interval(1 - 1e-6 / USERS, STEPS, rate)
     counts = drawn.sum(axis=0)
     assert low <= counts.min()
     assert counts.max() <= high
-    # All together, and the variance of the batch size: a batch of fixed size would have none.
-    low, high = stats.binom.interval(1 - 1e-6, steps * users, rate)
+    low, high = stats.binom.interval(1 - 1e-6, STEPS * USERS, rate)
     assert low <= counts.sum() <= high
-    variance = drawn.sum(axis=1).var()
-    assert variance == pytest.approx(users * rate * (1 - rate), rel=0.15)
-    # Two users are drawn together as often as independence has it, and so are one user's neighbouring steps.
-    low, high = stats.binom.interval(1 - 1e-6, steps - 1, rate**2)
-    assert low <= (drawn[1:, 0] & drawn[1:, 1]).sum() <= high
-    assert low <= (drawn[1:, 0] & drawn[:-1, 0]).sum() <= high
+    # The size of a batch varies as a binomial: five standard errors of a variance, about sqrt(2 / STEPS) each.
+    assert drawn.sum(axis=1).var() == pytest.approx(USERS * rate * (1 - rate), rel=5 * (2 / STEPS) ** 0.5)
+    # A user is in two batches running as often as independence has it: even and odd steps paired, all users.
+    low, high = stats.binom.interval(1 - 1e-6, STEPS // 2 * USERS, rate**2)
+    assert low <= (drawn[::2] & drawn[1::2]).sum() <= high
+
+
+@pytest.mark.parametrize("rate", [0.01, 0.3, 0.9])
+def test_inclusion_rates_are_within_binomial_bounds(rate: float):
+    check_poisson(PoissonSampler(USERS, rate, seed=7).draw, rate)
+
+
+def epochs(rng: np.random.Generator, size: int) -> Iterator[np.ndarray]:
+    """What an ordinary data loader does: shuffle, then deal out everybody once an epoch."""
+    while True:
+        yield from np.split(rng.permutation(USERS), USERS // size)
+
+
+@pytest.mark.parametrize("defect", ["fixed size", "shuffled epochs", "one user favoured", "every batch twice", "rate"])
+def test_a_planted_defect_is_found(defect: str):
+    rng, rate = np.random.default_rng(1), 0.1
+    sampler, shuffled = PoissonSampler(USERS, rate, seed=1), epochs(rng, round(rate * USERS))
+    twice = (batch for _ in range(STEPS) for batch in [sampler.draw()] * 2)
+    wrong: dict[str, Callable[[], np.ndarray]] = {
+        "fixed size": lambda: rng.choice(USERS, round(rate * USERS), replace=False),
+        "shuffled epochs": lambda: next(shuffled),
+        "one user favoured": lambda: np.union1d(sampler.draw(), [3] if rng.random() < 0.05 else []).astype(np.int64),
+        "every batch twice": lambda: next(twice),
+        "rate": PoissonSampler(USERS, 1.05 * rate, seed=1).draw,
+    }
+    with pytest.raises(AssertionError):
+        check_poisson(wrong[defect], rate)
 
 
 def test_every_user_is_drawn_at_rate_one():

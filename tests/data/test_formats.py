@@ -290,7 +290,7 @@ def test_titles_from_the_log_and_never_from_what_people_wrote():
 
 
 def test_large_files_keep_their_order(tmp_path: Path):
-    """Large enough that polars reads them in pieces, on several threads: without times, the file's order is all there is."""
+    """Large enough to be read in pieces, on several threads; without times, the order of the file is all there is."""
     size = 200_000
     users = np.random.default_rng(0).integers(0, 50, size)
     frame = pl.DataFrame({"user_id": users, "item_id": np.arange(size)})

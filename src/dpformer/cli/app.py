@@ -7,6 +7,7 @@ import typer
 from dpformer import __version__
 from dpformer.cli.bench import bench
 from dpformer.cli.demo import demo
+from dpformer.cli.plan import plan
 from dpformer.cli.prepare import prepare
 from dpformer.cli.reproduce import reproduce
 
@@ -17,7 +18,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-for command in (demo, prepare, bench, reproduce):
+for command in (demo, prepare, plan, bench, reproduce):
     app.command()(command)
 
 

@@ -12,7 +12,7 @@ def demo(
     output: Annotated[Path, typer.Option("-o", "--output", help="Folder to write.")] = Path("demo-output"),
     as_json: Annotated[bool, typer.Option("--json", help="Figures as JSON on stdout.")] = False,
 ) -> None:
-    """Prepare the embedded data, show it, and draw private batches from it."""
+    """Prepare the embedded data, show it, and draw Poisson batches from it."""
     import numpy as np
     from rich.table import Table
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import polars as pl
 
 from dpformer.data.columns import ALIASES, ITEM, RATING, TIME, TITLE, USER, find_columns
-from dpformer.data.log import Log, first_line, one_file, select_roles
+from dpformer.data.log import READ_ERRORS, Log, first_line, one_file, select_roles
 from dpformer.data.text import delimited_fault, first_line_of, numbered_lines, rows_of
 from dpformer.errors import DataError
 
@@ -62,7 +62,7 @@ def read_delimited(path: Path, text: str, asked: Mapping[str, str]) -> Log:
     )
 
 
-def _explain(path: Path, layout: Layout, error: Exception) -> DataError:
+def _explain(path: Path, layout: Layout, error: BaseException) -> DataError:
     if layout.separator != "::":
         return delimited_fault(path, layout.separator, layout.quoted, len(layout.names), layout.header, error)
     try:
@@ -177,7 +177,7 @@ def _split_lines(path: Path, layout: Layout) -> pl.LazyFrame:
             .head(1)
             .collect()
         )
-    except (pl.exceptions.PolarsError, OSError) as error:
+    except READ_ERRORS as error:
         raise _explain(path, layout, error) from None
     if len(uneven):
         row, fields = uneven.row(0)

@@ -83,7 +83,7 @@ def _parse(path: Path, number: int, line: str) -> dict[str, Any]:
             record = None
     if line.startswith("["):
         raise DataError(f"{path}: line {number} begins a JSON array; write one object a line (jq -c '.[]' OLD > NEW)")
-    if not isinstance(record, dict):
+    if not isinstance(record, dict) or not all(isinstance(name, str) for name in record):
         raise DataError(f"{path}: line {number} is no JSON object; write one {{...}} a line")
     return record
 
@@ -131,7 +131,7 @@ def _column(name: str, chunk: list[dict[str, Any]], dtype: pl.DataType) -> pl.Se
     return pl.Series(name, values, dtype=text, strict=True).cast(dtype)
 
 
-def _fault(path: Path, schema: dict[str, pl.DataType], error: Exception) -> DataError:
+def _fault(path: Path, schema: dict[str, pl.DataType], error: BaseException) -> DataError:
     """Which line is not what the first one was: walks the file, which only an error needs."""
     kinds: dict[str, str] = {}
     try:

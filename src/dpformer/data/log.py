@@ -8,6 +8,9 @@ import polars as pl
 
 from dpformer.errors import DataError
 
+# A damaged Parquet file can make polars panic, which is no ordinary exception.
+READ_ERRORS = (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError)
+
 
 @dataclass(frozen=True)
 class Log:
@@ -26,8 +29,15 @@ class Log:
     format: str
     columns: dict[str, str]
     untyped_ids: bool
-    explain: Callable[[Exception], DataError]
+    explain: Callable[[BaseException], DataError]
     place: Callable[[int], str]
+
+    def collect(self, frame: pl.LazyFrame) -> pl.DataFrame:
+        """Read what was asked of `frame`, in a stream; what goes wrong becomes the line that a user can act on."""
+        try:
+            return frame.collect(engine="streaming")
+        except READ_ERRORS as error:
+            raise self.explain(error) from None
 
     def error(self, row: int, role: str, wrong: str, cure: str) -> DataError:
         """The one line about a bad value: file, row (from 1, header not counted), column, what is wrong, the cure."""
@@ -44,7 +54,7 @@ def one_file(path: Path) -> Callable[[int], str]:
     return lambda row: f"{path}: row {row + 1}"
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     """The first line of an exception's message: polars adds stacks and advice that a user of ours cannot follow."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__

@@ -6,7 +6,7 @@ from pathlib import Path
 import polars as pl
 
 from dpformer.data.columns import ITEM, TIME, TITLE, USER, find_columns
-from dpformer.data.log import Log, first_line, select_roles
+from dpformer.data.log import READ_ERRORS, Log, first_line, select_roles
 from dpformer.errors import DataError
 
 
@@ -40,7 +40,7 @@ def read_parquet(name: str, files: Sequence[Path], asked: Mapping[str, str]) -> 
 def _schema(file: Path) -> dict[str, pl.DataType]:
     try:
         return dict(pl.read_parquet_schema(file))
-    except (pl.exceptions.PolarsError, OSError) as error:
+    except READ_ERRORS as error:
         raise _broken(file, error) from None
 
 
@@ -58,14 +58,14 @@ def _place(files: Sequence[Path]) -> Callable[[int], str]:
     return place
 
 
-def _fault(name: str, files: Sequence[Path], used: list[str], error: Exception) -> DataError:
+def _fault(name: str, files: Sequence[Path], used: list[str], error: BaseException) -> DataError:
     for file in files:
         try:
             pl.scan_parquet(file, glob=False, hive_partitioning=False).select(used).collect()
-        except (pl.exceptions.PolarsError, OSError) as fault:
+        except READ_ERRORS as fault:
             return _broken(file, fault)
     return DataError(f"{name}: cannot be read ({first_line(error)}); write the files again with one schema")
 
 
-def _broken(file: Path, error: Exception) -> DataError:
+def _broken(file: Path, error: BaseException) -> DataError:
     return DataError(f"{file}: is no sound Parquet file ({first_line(error)}); copy or write it again")

@@ -103,15 +103,12 @@ def _checked_options(min_events: int, filter: Filter | str) -> Filter:
 def _events(log: Log) -> tuple[dict[str, pl.Series], dict[str, Any]]:
     """Read and check the columns (ids, and times as numbers); also what the manifest says of the times."""
     origin: dict[str, Any] = {"time": None}
-    try:
-        wanted = [id_expression(log, role).alias(role) for role in (USER, ITEM)]
-        nanoseconds = False
-        if TIME in log.columns:
-            expression, nanoseconds = time_expression(log)
-            wanted.append(expression.alias(TIME))
-        frame = log.frame.select(wanted).collect(engine="streaming")
-    except (pl.exceptions.PolarsError, OSError) as error:
-        raise log.explain(error) from None
+    wanted = [id_expression(log, role).alias(role) for role in (USER, ITEM)]
+    nanoseconds = False
+    if TIME in log.columns:
+        expression, nanoseconds = time_expression(log)
+        wanted.append(expression.alias(TIME))
+    frame = log.collect(log.frame.select(wanted))
     if not len(frame):
         raise DataError(f"{log.name}: has no rows; give a log with at least one event")
     for role in (USER, ITEM):
@@ -180,12 +177,11 @@ def _titles(log: Log, notes: list[str]) -> pl.DataFrame | None:
     by people (the headline of a review, say), and must not.
     """
     column = pl.col(TITLE).cast(pl.String)
-    spread = (
+    spread = log.collect(
         log.frame.select(id_expression(log, ITEM).cast(pl.String).alias(ITEM), column.alias(TITLE))
         .filter(pl.col(TITLE) != "")
         .group_by(ITEM)
         .agg(pl.col(TITLE).min(), last=pl.col(TITLE).max())
-        .collect(engine="streaming")
         .sort(ITEM)
     )
     differing = spread.filter(pl.col(TITLE) != pl.col("last"))

@@ -63,7 +63,9 @@ def first_line_of(text: str) -> str:
     return next(line for line in text.split("\n") if line.strip()).removesuffix("\r")
 
 
-def delimited_fault(path: Path, separator: str, quoted: bool, width: int, header: bool, error: Exception) -> DataError:
+def delimited_fault(
+    path: Path, separator: str, quoted: bool, width: int, header: bool, error: BaseException
+) -> DataError:
     """Why a delimited file could not be read: walks it row by row, which only an error needs."""
     cure = 'put fields that hold the separator into "quotes"' if quoted else "mend or drop that row"
     quotes = 'put the whole field into "quotes" and write each quote in it twice ("")'

@@ -53,9 +53,9 @@ def time_expression(log: Log) -> tuple[pl.Expr, bool]:
         ), True
     if dtype in (pl.String, pl.Categorical, pl.Enum):
         text = time.cast(pl.String).str.strip_chars()
-        first = log.frame.select(text.alias("text")).filter(pl.col("text").is_not_null()).head(1).collect()
         number = text.cast(pl.Float64, strict=False)
-        if len(first) and first.select(pl.col("text").cast(pl.Float64, strict=False).is_not_null()).item():
+        first = log.collect(log.frame.filter(text.is_not_null()).head(1).select(number))
+        if len(first) and first.item() is not None:
             return number, False
         return _iso(text), True
     raise DataError(f"{log.name}: column {log.columns[TIME]!r} is of type {dtype}, which is no time; {_CURE}")
@@ -91,7 +91,7 @@ def check_times(log: Log, times: pl.Series, nanoseconds: bool) -> Unit:
     if sound.all():
         return unit
     row = int((~sound).arg_max() or 0)
-    raw = log.frame.select(TIME).slice(row, 1).collect().item()
+    raw = log.collect(log.frame.select(TIME).slice(row, 1)).item()
     if raw is None or raw == "":
         raise log.error(row, TIME, "no time", _CURE)
     if (isinstance(raw, int | float) and raw < 0) or str(raw).startswith("-"):

@@ -91,6 +91,14 @@ class Transformer(SequenceModel):
         """Hidden states `[B, L, d]` of item ids `[B, L]`, L at most `max_length`."""
         return self.trace(s)[-1].x
 
+    def attention(self, s: Tensor) -> list[Tensor]:
+        """The attention matrix of each block, `[B, heads, L, L]`."""
+        found, states = [], self.trace(s)
+        for block, state in zip(self.blocks, states[:-1], strict=True):
+            assert isinstance(block, Block)
+            found.append(block.scores(state, self.reattention, self.var_blocks))
+        return found
+
     def trace(self, s: Tensor) -> list[State]:
         """The state before each block and at the end (normalised): hidden states, and variances if they are tracked."""
         L = s.shape[1]
@@ -145,6 +153,16 @@ class Block(nn.Module):
             if not self.pre:
                 var = _normed(self.norm2, x, var)
         return State(x if self.pre else self.norm2(x), var)
+
+    @torch.no_grad()
+    def scores(self, state: State, r: ReAttention | None, var_w: Tensor) -> Tensor:
+        """The attention matrix of this block, `[B, heads, L, L]`, corrected on the logits where `r` says so."""
+        h = self.norm1(state.x) if self.pre else state.x
+        var = _normed(self.norm1, state.x, state.var) if self.pre else state.var
+        q, k = self._split(self.q(h)), self._split(self.k(h))
+        if var is None or r is None or r.correction != "logits":
+            return attention.scores(q, k)
+        return attention.scores(q, k, error.penalty(q, self._propagate(self.k, h, var, var_w), r.cap))
 
     def _attend(
         self, h: Tensor, var: Tensor | None, r: ReAttention | None, var_w: Tensor, last: bool

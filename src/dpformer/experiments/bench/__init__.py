@@ -6,4 +6,5 @@ They are looked up by name, so that asking for one imports only that one.
 BENCHMARKS: dict[str, str] = {
     "prepare": "dpformer.experiments.bench.prepare",
     "clipping": "dpformer.experiments.bench.clipping",
+    "noise": "dpformer.experiments.bench.noise",
 }

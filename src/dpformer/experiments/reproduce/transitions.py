@@ -4,19 +4,19 @@ Models are fitted on everything before the item that is held out. Their settings
 validation item; nothing is chosen here. Noise is seeded, so that the figures can be made again: a release for use must not be.
 """
 
+import math
 import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import dp_accounting
-import numpy as np
 from rich.table import Table
 
 from dpformer.data import Dataset, prepare_named
 from dpformer.errors import PrivacyError
 from dpformer.evaluation import Evaluation, evaluate, held_out
 from dpformer.models.statistics import DPPopularity, DPTransitions, Gaussian, Popularity, TransitionSettings
+from dpformer.privacy import gaussian_multiplier, noise_source
 
 DELTA = 1e-5
 POPULARITY, DP_POPULARITY = "popularity (not private)", "DP popularity"
@@ -53,7 +53,11 @@ def run(
     """Fit and evaluate all models on both data sets, once for each epsilon and noise seed (1, 2, ...)."""
     if seeds < 1:
         raise PrivacyError(f"{seeds} noise seeds measure nothing; give --seeds 1 or more")
-    multipliers = {float(eps): noise_multiplier(float(eps), DELTA) for eps in epsilon}
+    if any(math.isinf(eps) for eps in epsilon):
+        raise PrivacyError(
+            "epsilon inf is no noise, and the statistics are made of noisy counts; give a finite --epsilon"
+        )
+    multipliers = {float(eps): gaussian_multiplier(float(eps), DELTA) for eps in epsilon}
     sets = {"ml-1m": from_ml_1m, "amazon-games": from_games}
     # All of them first: a missing file should show before an hour has passed.
     datasets = {name: prepare_named(name, path) for name, path in sets.items()}
@@ -96,17 +100,10 @@ def measure_set(
     return {"protocol": found.protocol.line(), "rows": rows}
 
 
-def noise_multiplier(epsilon: float, delta: float) -> float:
-    """The smallest sigma with which one Gaussian mechanism is (epsilon, delta)-DP (Balle and Wang 2018)."""
-    if not 0 < epsilon < float("inf"):
-        raise PrivacyError(f"epsilon {epsilon:g} is not a finite number above 0; typical budgets are 1 to 10")
-    return float(dp_accounting.get_sigma_gaussian(epsilon, delta))
-
-
 def seeded_gaussian(seed: int) -> Gaussian:
     """Noise for experiments: whoever knows the seed can take it off again."""
-    random = np.random.Generator(np.random.PCG64(seed))
-    return lambda shape, std: std * random.standard_normal(shape)
+    source = noise_source("seeded", seed)
+    return lambda shape, std: std * source.normal(math.prod(shape)).reshape(shape)
 
 
 def _row(

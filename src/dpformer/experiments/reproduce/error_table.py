@@ -1,0 +1,45 @@
+"""The paper's table of error propagation through activations: sampled variances beside the analytic one.
+
+The paper writes the inputs as N(0, 0.01), N(0, 0.1), N(0, 1); its numbers are those of *standard deviations* 0.01, 0.1 and 1.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from rich.table import Table
+from torch.nn import functional as F
+
+from dpformer.models.error import relu_moments
+
+SAMPLES = (10, 100, 1_000, 10_000, 100_000, 1_000_000)
+PAPER = {0.01: 3.40e-5, 0.1: 0.0034, 1.0: 0.3408}
+
+
+def run(seed: int = 0) -> dict[str, Any]:
+    """Variances after ReLU and GELU, for each input's standard deviation and number of samples."""
+    generator = torch.Generator().manual_seed(seed)
+    rows = []
+    for std, printed in PAPER.items():
+        analytic = float(
+            relu_moments(torch.tensor(0.0, dtype=torch.float64), torch.tensor(std**2, dtype=torch.float64))[1]
+        )
+        for name, function in (("ReLU", F.relu), ("GELU", F.gelu)):
+            sampled = {}
+            for n in SAMPLES:
+                x = std * torch.randn(n, generator=generator, dtype=torch.float64)
+                sampled[str(n)] = float(function(x).var())
+            rows.append({"std": std, "activation": name, "sampled": sampled, "analytic": analytic, "paper": printed})
+    return {"rows": rows}
+
+
+def show(figures: dict[str, Any]) -> Table:
+    """The figures as the paper has them."""
+    table = Table(title="Variance after an activation, inputs N(0, std^2)", title_justify="left")
+    for column in ("std", "activation", *(f"{n:,}" for n in SAMPLES), "analytic", "paper"):
+        table.add_column(column, justify="left" if column == "activation" else "right")
+    for row in figures["rows"]:
+        numbers = [*row["sampled"].values(), row["analytic"], row["paper"]]
+        table.add_row(f"{row['std']:g}", row["activation"], *(f"{x:.3g}" for x in numbers))
+    return table

@@ -1,0 +1,158 @@
+"""How much noise a budget asks for.
+
+A budget (epsilon, delta) is divided among one-shot releases and training steps like this:
+
+1. sigma_1 is the multiplier of the single Gaussian mechanism that is exactly (epsilon, delta)-DP.
+2. A release with share s gets noise sigma_1 / sqrt(s): it takes the fraction s of the Gaussian budget 1 / sigma_1^2.
+3. The steps get the smallest noise with which releases and steps *together* are (epsilon, delta)-DP. For full batches
+   that is sigma_1 sqrt(T / (1 - sum of shares)) exactly; for Poisson batches it is less, found by search.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import dp_accounting
+from scipy.optimize import brentq
+
+from dpformer.errors import PrivacyError
+from dpformer.privacy.accounting import (
+    FINEST,
+    SMALLEST_PLD_DELTA,
+    coarse_interval,
+    epsilon,
+    pld_epsilon,
+    rdp_epsilon,
+)
+from dpformer.privacy.mechanisms import (
+    GaussianRelease,
+    Mechanism,
+    PoissonSteps,
+    check_delta,
+    check_epsilon,
+    check_shares,
+    event,
+    split_releases,
+)
+
+_CEILING = math.log(1e9)
+_SETTLED = 3e-4
+_MARGIN = 2e-5
+"""How far below the target the search aims, relative: more than two grids can disagree once they have settled."""
+
+
+def gaussian_multiplier(target: float, delta: float) -> float:
+    """sigma_1: the smallest multiplier of one Gaussian mechanism that is (target, delta)-DP (Balle and Wang 2018)."""
+    check_epsilon(target)
+    check_delta(delta)
+    if math.isinf(target):
+        return 0.0
+    return float(dp_accounting.get_sigma_gaussian(target, delta)) * (1 + 1e-9)
+
+
+def step_multiplier(
+    target: float,
+    delta: float,
+    rate: float,
+    steps: int,
+    shares: Mapping[str, float] | None = None,
+) -> float:
+    """The noise multiplier of `steps` Poisson steps (full batches for rate 1) beside releases with these shares.
+
+    Within 0.1 % above the smallest value that keeps the whole (target, delta)-DP, and never below it.
+    """
+    shares = shares or {}
+    check_shares(shares)
+    if steps < 1:
+        raise PrivacyError("no steps: there is nothing to calibrate; give epochs or steps above 0")
+    if math.isinf(target):
+        return 0.0
+    if sum(shares.values()) >= 1 - 1e-9:
+        raise PrivacyError("the releases' shares sum to 1 and leave nothing for the steps; lower a share")
+    sigma_1 = gaussian_multiplier(target, delta)
+    if rate == 1:
+        return sigma_1 * math.sqrt(steps / (1 - sum(shares.values()))) * (1 + 1e-9)
+    releases = split_releases(sigma_1, shares)
+    return calibrate(
+        lambda sigma: (*releases, PoissonSteps(rate, sigma, steps)),
+        target,
+        delta,
+        guess=poisson_guess(sigma_1 / math.sqrt(1 - sum(shares.values())), rate, steps),
+    )
+
+
+def poisson_guess(sigma_1: float, rate: float, steps: int) -> float:
+    """A first guess: by the central limit theorem T Poisson steps are about (q sqrt(T (exp(1/sigma^2) - 1)))-GDP."""
+    return 1 / math.sqrt(math.log1p(1 / (sigma_1 * rate) ** 2 / steps))
+
+
+def calibrate(
+    mechanisms: Callable[[float], Sequence[Mechanism]], target: float, delta: float, guess: float = 1.0
+) -> float:
+    """The smallest sigma for which `mechanisms(sigma)` are (target, delta)-DP: within 0.1 %, never below.
+
+    A search on a coarse grid overstates epsilon and so asks for slightly too much noise; it is repeated on finer grids
+    until the noise settles. What is returned is confirmed by `epsilon`, the function that the statement reads.
+    """
+    check_epsilon(target)
+    check_delta(delta)
+    interval = coarse_interval(target)
+    sigma = coarse_calibrate(mechanisms, target, delta, guess, interval)
+    while interval >= 4 * FINEST:
+        interval /= 4
+        finer = coarse_calibrate(mechanisms, target, delta, sigma, interval, width=5e-4)
+        moved, sigma = sigma / finer - 1, finer
+        if abs(moved) < _SETTLED:
+            break
+    for _ in range(100):
+        if epsilon(mechanisms(sigma), delta).epsilon <= target:
+            return sigma
+        sigma *= 1 + 1e-5
+    raise PrivacyError(f"no noise could be confirmed for epsilon {target:g} at delta {delta:g}; choose another delta")
+
+
+def coarse_calibrate(
+    mechanisms: Callable[[float], Sequence[Mechanism]],
+    target: float,
+    delta: float,
+    guess: float = 1.0,
+    interval: float | None = None,
+    width: float = 0.1,
+) -> float:
+    """As `calibrate`, on one grid: several times quicker, never below the smallest noise, usually within 0.2 % of it.
+
+    The search starts at `guess` and first tries `width` (relative) around it.
+    """
+    grid = interval or coarse_interval(target)
+
+    def spent(sigma: float) -> float:
+        what = event(mechanisms(sigma))
+        return rdp_epsilon(what, delta) if delta < SMALLEST_PLD_DELTA else pld_epsilon(what, delta, grid)
+
+    try:
+        return smallest_noise(spent, target, guess, width)
+    except PrivacyError:
+        fixed = [part.name for part in mechanisms(1.0) if isinstance(part, GaussianRelease)]
+        raise PrivacyError(
+            f"no noise meets epsilon {target:g}: the releases {fixed} alone spend it; lower their shares"
+        ) from None
+
+
+def smallest_noise(spent: Callable[[float], float], target: float, guess: float, width: float = 0.1) -> float:
+    """The smallest sigma with spent(sigma) <= target, to 2 parts in 100,000, never below; `spent` must fall."""
+
+    @functools.cache
+    def excess(log_sigma: float) -> float:
+        return min(spent(math.exp(log_sigma)), 1e9) / target - 1 + _MARGIN
+
+    low = high = math.log(guess)
+    while excess(high) > 0:
+        low, high, width = high, high + width, 2 * width
+        if high > _CEILING:
+            raise PrivacyError(f"no noise meets epsilon {target:g}")
+    while excess(low) <= 0:
+        low, high, width = low - width, low, 2 * width
+    root = float(brentq(excess, low, high, xtol=_MARGIN / 2))
+    while excess(root) > _MARGIN:
+        root += _MARGIN / 2
+    return math.exp(root)

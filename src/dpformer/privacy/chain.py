@@ -1,0 +1,222 @@
+"""An append-only file of JSON lines in which every line holds the hash of the one before: the ledger's paper.
+
+`ledger.jsonl` is the chain, `ledger.head` the number and hash of the last line known to be synced, `ledger.lock` keeps
+a second writer out. A line is written and synced before `append` returns, so a torn last line (without its line end)
+was never acted upon, and is dropped.
+
+Noticed: a line that was edited, removed, inserted, moved or taken from another chain; an end cut off behind the head or
+behind a `Position` that someone else remembers. Not noticed: chain, head and every remembered position replaced
+together by older or forged ones.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dpformer.errors import PrivacyError
+
+CHAIN, HEAD, LOCK = "ledger.jsonl", "ledger.head", "ledger.lock"
+
+Line = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Position:
+    """How far a chain had come: lines after the header, and the hash of the last."""
+
+    entries: int
+    hash: str
+
+
+class Chain:
+    """An open chain, locked against a second writer."""
+
+    def __init__(self, folder: Path, lock: int, file: int, position: Position) -> None:
+        self._folder, self._lock, self._file = folder, lock, file
+        self.position = position
+        self._writable = True
+
+    def append(self, fields: Line) -> None:
+        """Write and sync one line. When this has returned, the line survives any crash."""
+        if not self._writable:
+            raise PrivacyError(f"{self._folder / CHAIN} could not be written, or was closed; resume the run")
+        number = self.position.entries + 1
+        line, digest = _line({**fields, "n": number, "previous": self.position.hash})
+        self._writable = False  # until the line is safely down
+        try:
+            _write(self._file, line)
+            _write_head(self._folder, Position(number, digest))
+        except OSError as failure:
+            raise PrivacyError(
+                f"{self._folder / CHAIN} cannot be written ({failure.strerror}); nothing was released. Free space or "
+                "mend the folder's permissions, then resume"
+            ) from failure
+        self._writable = True
+        self.position = Position(number, digest)
+
+    def close(self) -> None:
+        """Let another process open the chain."""
+        if self._lock >= 0:
+            os.close(self._file)
+            os.close(self._lock)
+            self._lock = -1
+            self._writable = False
+
+
+def create_chain(folder: Path, header: Line) -> Chain:
+    """Begin a chain. A folder that already has one is refused: what it says would be forgotten."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as failure:
+        raise PrivacyError(f"{folder} cannot be made ({failure.strerror}); choose another run folder") from failure
+    lock = _take_lock(folder)
+    try:
+        for name in (CHAIN, HEAD):
+            if (folder / name).exists():
+                raise PrivacyError(f"{folder / name} exists: resume that run, or choose another run folder")
+        line, digest = _line({**header, "previous": ""})
+        file = os.open(folder / CHAIN, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o644)
+        _write(file, line)
+        _write_head(folder, Position(0, digest))
+        _sync_folder(folder)
+    except BaseException:
+        os.close(lock)
+        raise
+    return Chain(folder, lock, file, Position(0, digest))
+
+
+def open_chain(folder: Path, known: Position | None = None) -> tuple[Chain, list[Line]]:
+    """Check a whole chain and continue it; gives the header and the lines after it too."""
+    if not (folder / CHAIN).exists():
+        raise _missing(folder)
+    lock = _take_lock(folder)
+    try:
+        lines, length = _read(folder, known)
+        position = Position(len(lines) - 1, lines[-1]["hash"])
+        file = os.open(folder / CHAIN, os.O_WRONLY | os.O_APPEND)
+        os.ftruncate(file, length)
+        os.fsync(file)
+        _write_head(folder, position)
+    except BaseException:
+        os.close(lock)
+        raise
+    return Chain(folder, lock, file, position), lines
+
+
+def read_chain(folder: Path, known: Position | None = None) -> list[Line]:
+    """Check a whole chain without the right to write it; the header comes first."""
+    return _read(folder, known)[0]
+
+
+def canonical(fields: Mapping[str, Any]) -> bytes:
+    """The one way in which fields become bytes: sorted keys, no spaces, ASCII, floats by their exact repr."""
+    return json.dumps(fields, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+
+
+def _line(fields: Line) -> tuple[bytes, str]:
+    """The fields as one line, ended by the hash of all of them; and that hash."""
+    text = canonical(fields)
+    digest = hashlib.sha256(text).hexdigest()
+    return text[:-1] + f',"hash":"{digest}"}}\n'.encode(), digest
+
+
+def _read(folder: Path, known: Position | None) -> tuple[list[Line], int]:
+    """The lines and the length of the sound part. Raises on any flaw but a torn last line."""
+    path = folder / CHAIN
+    # The head first: a writer may be at work, and the chain is always ahead of it.
+    remembered = [position for position in (_read_head(folder), known) if position]
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        raise _missing(folder) from None
+    length = data.rfind(b"\n") + 1
+    lines: list[Line] = []
+    for number, raw in enumerate(data[:length].split(b"\n")[:-1]):
+        previous = lines[-1]["hash"] if lines else ""
+        lines.append(_checked(raw, number, previous, path))
+    if not lines:
+        raise PrivacyError(f"{path} has no header: the run never began; delete its folder and start again")
+    if len(lines) > 1 and not (folder / HEAD).exists():
+        raise PrivacyError(f"{folder / HEAD} is missing: the ledger's end cannot be checked; do not trust it")
+    for position in remembered:
+        if position.entries >= len(lines):
+            raise PrivacyError(
+                f"{path} has {len(lines) - 1} entries where {position.entries} were written: its end was cut off, so "
+                "it says less than was spent; do not resume or release this run"
+            )
+        if lines[position.entries]["hash"] != position.hash:
+            raise PrivacyError(f"{path} is not this run's ledger: entry {position.entries} differs; it was copied")
+    return lines, length
+
+
+def _checked(raw: bytes, number: int, previous: str, path: Path) -> Line:
+    try:
+        fields = json.loads(raw)
+        digest = fields.pop("hash")
+        sound = _line(fields) == (raw + b"\n", digest) and fields["previous"] == previous
+        sound = sound and (number == 0 or fields["n"] == number)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        sound = False
+    if not sound:
+        raise PrivacyError(f"{path} line {number + 1} was changed, moved or copied from elsewhere; do not trust it")
+    return {**fields, "hash": digest}
+
+
+def _read_head(folder: Path) -> Position | None:
+    """The head; None only where a crash may have left none, which `_read` checks."""
+    try:
+        head = json.loads((folder / HEAD).read_bytes())
+        return Position(int(head["entries"]), str(head["hash"]))
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError) as problem:
+        raise PrivacyError(
+            f"{folder / HEAD} is damaged: the ledger's end cannot be checked; do not trust it"
+        ) from problem
+
+
+def _missing(folder: Path) -> PrivacyError:
+    return PrivacyError(f"{folder / CHAIN} is missing: what this run has spent is not known; start a new run")
+
+
+def _write(file: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(file, data) :]
+    os.fsync(file)
+
+
+def _write_head(folder: Path, position: Position) -> None:
+    """Replace the head atomically. After a crash it may lag behind the chain; it never runs ahead of it."""
+    temporary = folder / f"{HEAD}.new"
+    file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    try:
+        _write(file, canonical({"entries": position.entries, "hash": position.hash}))
+    finally:
+        os.close(file)
+    os.replace(temporary, folder / HEAD)
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _take_lock(folder: Path) -> int:
+    try:
+        lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as failure:
+        raise PrivacyError(f"{folder} cannot be locked ({failure.strerror}); it must be writable") from failure
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(lock)
+        raise PrivacyError(f"{folder} is in use by another process; wait for it, or choose another folder") from None
+    return lock

@@ -1,0 +1,181 @@
+"""The one object that owns sampling rate, noise, steps and accountant, so that they cannot disagree.
+
+A training loop asks a `PrivacyPlan` for everything: how likely a user is drawn, how much noise a sum gets, by what it
+is divided, how many steps there are, and what has been spent after each.
+"""
+
+import functools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from dpformer.errors import PrivacyError
+from dpformer.privacy.accounting import Epsilon, epsilon
+from dpformer.privacy.calibration import gaussian_multiplier, step_multiplier
+from dpformer.privacy.mechanisms import (
+    FullBatchSteps,
+    GaussianRelease,
+    Mechanism,
+    PoissonSteps,
+    check_delta,
+    check_epsilon,
+    check_shares,
+    split_releases,
+)
+
+
+def check_users(users: int) -> None:
+    """Refuse fewer than two users: delta, which must be below 1/users, could not be read."""
+    if users < 2:
+        raise PrivacyError(f"users {users} is not at least 2: nobody hides in a crowd of one")
+
+
+def steps_of(epochs: float, users: int, batch_size: int) -> int:
+    """Steps of so many epochs: ceil(epochs * users / batch_size), so that an epoch is never shorter than promised."""
+    if not (math.isfinite(epochs) and epochs > 0):
+        raise PrivacyError(f"epochs {epochs:g} is not above 0; give epochs or steps")
+    # The rounding keeps 10 * 0.1 from becoming one step more than 1.
+    return math.ceil(round(epochs * users / batch_size, 9))
+
+
+@dataclass(frozen=True)
+class PrivacyPlan:
+    """What will run and what it costs. Make one with `make_plan`, which finds the noise.
+
+    Guarantee: if every user's contribution to a release or a step has norm at most C, each release named here is made
+    at most once, at most `steps` steps are made, each over a batch into which every user is drawn independently with
+    probability `rate` (over all users when the rate is 1), and each sum gets Gaussian noise of standard deviation
+    noise_multiplier * C, then all that is released is (epsilon, delta)-DP for adding or removing one user.
+
+    users: how many there are; assumed public.
+    batch_size: the *expected* batch, by which a noisy sum is divided. Never the realised one.
+    noise_multiplier: of the steps; 0 when there are no steps, or epsilon is infinite (not private).
+    releases: one-shot Gaussian releases that are paid from the same budget.
+    """
+
+    users: int
+    batch_size: int
+    steps: int
+    epsilon: float
+    delta: float
+    noise_multiplier: float
+    releases: tuple[GaussianRelease, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_users(self.users)
+        if not 1 <= self.batch_size <= self.users:
+            raise PrivacyError(
+                f"batch size {self.batch_size} is not between 1 and the number of users, {self.users} "
+                "(the sampling rate would not be in (0, 1])"
+            )
+        check_epsilon(self.epsilon)
+        check_delta(self.delta, self.users)
+        names = [release.name for release in self.releases]
+        if len(set(names)) < len(names):
+            raise PrivacyError(f"two releases have the same name in {names}")
+        if not self.steps and not self.releases:
+            raise PrivacyError("no steps and no releases: nothing would be learned; give epochs or steps above 0")
+        if self.private and (spent := self.total.epsilon) > self.epsilon * (1 + 1e-9):
+            raise PrivacyError(
+                f"noise multiplier {self.noise_multiplier:g} spends epsilon {spent:.4g}, more than the budget of "
+                f"{self.epsilon:g}; raise the noise or lower the steps"
+            )
+
+    @property
+    def private(self) -> bool:
+        """Whether there is any guarantee at all."""
+        return math.isfinite(self.epsilon)
+
+    @property
+    def rate(self) -> float:
+        """The probability with which each user is drawn into a batch, independently of all others."""
+        return self.batch_size / self.users
+
+    @property
+    def sampler(self) -> str:
+        """How batches are made: "poisson", or "full" for all users at each step, without a sampling assumption."""
+        return "full" if self.batch_size == self.users else "poisson"
+
+    def noise_std(self, max_norm: float) -> float:
+        """Standard deviation of the noise for the *sum* of gradients that are clipped to `max_norm`."""
+        return self.noise_multiplier * max_norm
+
+    def mechanisms(self, steps: int | None = None) -> tuple[Mechanism, ...]:
+        """What has run after so many steps, the releases included; after all of them by default."""
+        steps = self.steps if steps is None else steps
+        if not 0 <= steps <= self.steps:
+            raise PrivacyError(f"step {steps} is not between 0 and the plan's {self.steps}")
+        return (*self.releases, self._steps(self.noise_multiplier, steps)) if steps else self.releases
+
+    def step_mechanism(self, noise_multiplier: float) -> FullBatchSteps | PoissonSteps:
+        """The plan's steps with another noise multiplier."""
+        return self._steps(noise_multiplier, self.steps)
+
+    def _steps(self, noise_multiplier: float, steps: int) -> FullBatchSteps | PoissonSteps:
+        if self.sampler == "full":
+            return FullBatchSteps(noise_multiplier, steps)
+        return PoissonSteps(self.rate, noise_multiplier, steps)
+
+    def epsilon_after(self, steps: int) -> Epsilon:
+        """What has been spent after so many steps, the releases included."""
+        return epsilon(self.mechanisms(steps), self.delta)
+
+    @functools.cached_property
+    def total(self) -> Epsilon:
+        """What the whole plan spends."""
+        return self.epsilon_after(self.steps)
+
+    @property
+    def signal_to_noise(self) -> float:
+        """sqrt(T) B / sigma: how far T sums of B unit gradients that agree stand out of their noise."""
+        if not self.noise_multiplier:
+            return math.inf if self.steps else 0.0
+        return math.sqrt(self.steps) * self.batch_size / self.noise_multiplier
+
+    @property
+    def signal_cap(self) -> float:
+        """The most that this budget allows, N / sigma_1: full batches, whose value does not depend on T."""
+        return math.inf if not self.private else self.users / gaussian_multiplier(self.epsilon, self.delta)
+
+
+def make_plan(
+    users: int,
+    epsilon: float,
+    delta: float = 1e-5,
+    batch_size: int | None = None,
+    epochs: float | None = None,
+    steps: int | None = None,
+    shares: Mapping[str, float] | None = None,
+) -> PrivacyPlan:
+    """Find the noise that a budget asks for.
+
+    `batch_size` is the expected batch, all users by default (full batch). Training lasts `epochs` or `steps`. `shares`
+    are the parts of the budget for one-shot releases (see `calibration`); the steps get the rest. Without steps the
+    shares are taken of the whole budget, and must sum to 1.
+    """
+    shares = dict(shares or {})
+    batch_size = users if batch_size is None else batch_size
+    check_epsilon(epsilon)
+    check_users(users)
+    if not 1 <= batch_size <= users:
+        raise PrivacyError(
+            f"batch size {batch_size} is not between 1 and the number of users, {users} "
+            "(the sampling rate would not be in (0, 1])"
+        )
+    check_delta(delta, users)
+    check_shares(shares)
+    if epochs is not None and steps is not None:
+        raise PrivacyError("epochs and steps are both given; give one of them")
+    if epochs is not None:
+        steps = steps_of(epochs, users, batch_size)
+    if steps is None:
+        if not shares:
+            raise PrivacyError("no steps: give epochs or steps")
+        steps = 0
+    if steps < 0 or (steps == 0 and not shares):
+        raise PrivacyError(f"steps {steps} is not above 0; give epochs or steps above 0")
+    if steps == 0 and abs(sum(shares.values()) - 1) > 1e-9:
+        raise PrivacyError(f"without steps the shares must sum to 1, not {sum(shares.values()):g}")
+    sigma = step_multiplier(epsilon, delta, batch_size / users, steps, shares) if steps else 0.0
+    releases = split_releases(gaussian_multiplier(epsilon, delta) * (1 + 1e-6), shares)
+    return PrivacyPlan(users, batch_size, steps, epsilon, delta, sigma, releases)

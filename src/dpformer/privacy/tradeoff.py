@@ -1,0 +1,83 @@
+"""What epsilon means: the best that any membership attack can do.
+
+An attacker who sees everything that was released, and knows everybody else's data, wants to tell whether one user took
+part. Say that a test accuses a non-member with probability alpha (false positives) and a member with probability beta
+(true positives). (epsilon, delta)-DP for one pair bounds every test by
+
+    beta <= delta + e^epsilon alpha    and    1 - alpha <= delta + e^epsilon (1 - beta),
+
+and a mechanism has a whole curve delta(epsilon), so the best test is at most the smallest of these bounds over epsilon.
+The advantage beta - alpha is at most delta(0), the total variation distance. For one Gaussian mechanism of multiplier
+sigma the curve is known: beta = Phi(Phi^-1(alpha) + 1 / sigma).
+
+Every number here is an upper bound on the attacker. The curve comes from the privacy loss distribution, or, where that
+is not reliable, from the one point (epsilon, delta).
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import dp_accounting
+import numpy as np
+
+from dpformer.privacy.accounting import Epsilon, coarse_interval, epsilon, pld_deltas
+from dpformer.privacy.mechanisms import Mechanism, event
+
+
+@dataclass(frozen=True)
+class AttackBound:
+    """No membership attack finds more than `true_positive_rate` of the members at `false_positive_rate`.
+
+    `advantage` is the most that true positives can exceed false positives, at any false positive rate.
+    """
+
+    false_positive_rate: float
+    true_positive_rate: float
+    advantage: float
+
+    def sentence(self) -> str:
+        """The bound in plain words."""
+        return (
+            f"An attacker who knows everybody else's data and accuses {self.false_positive_rate:.0%} of the people who "
+            f"did not take part finds at most {self.true_positive_rate:.1%} of those who did; guessing whether one "
+            f"person took part succeeds at most {(1 + self.advantage) / 2:.1%} of the time (a coin: 50%)."
+        )
+
+
+def attack_bound(mechanisms: Iterable[Mechanism], delta: float, false_positive_rate: float = 0.01) -> AttackBound:
+    """The best that any membership attack can do against everything that these mechanisms release."""
+    mechanisms = tuple(mechanisms)
+    spent = epsilon(mechanisms, delta)
+    return bound_from(*delta_curve(mechanisms, spent), false_positive_rate)
+
+
+def bound_from(epsilons: np.ndarray, deltas: np.ndarray, false_positive_rate: float = 0.01) -> AttackBound:
+    """The bound that follows from points (epsilon, delta) which all hold; one is enough, more are tighter."""
+    reached = float(power([false_positive_rate], epsilons, deltas)[0])
+    return AttackBound(false_positive_rate, reached, _advantage(epsilons, deltas))
+
+
+def delta_curve(mechanisms: Sequence[Mechanism], spent: Epsilon) -> tuple[np.ndarray, np.ndarray]:
+    """Points (epsilon, delta) that all hold for the mechanisms; the single known one where PLD is not used."""
+    if isinstance(event(mechanisms), dp_accounting.NoOpDpEvent):
+        return np.zeros(1), np.zeros(1)
+    if spent.accountant == "rdp" or math.isinf(spent.epsilon):
+        return np.array([spent.epsilon]), np.array([spent.delta])
+    epsilons = np.linspace(0, 1.5 * spent.epsilon + 1, 401)
+    return epsilons, np.array(pld_deltas(event(mechanisms), epsilons, coarse_interval(spent.epsilon) / 4))
+
+
+def power(alphas: Sequence[float], epsilons: np.ndarray, deltas: np.ndarray) -> np.ndarray:
+    """An upper bound on the true positive rate of any test at each false positive rate alpha."""
+    alpha = np.asarray(alphas, dtype=float)[:, None]
+    with np.errstate(over="ignore", invalid="ignore"):
+        direct = deltas + np.exp(epsilons) * alpha
+        reverse = 1 - np.exp(-epsilons) * (1 - deltas - alpha)
+    bounds = np.where(np.isinf(epsilons), 1.0, np.minimum(direct, reverse))
+    return np.clip(bounds.min(axis=1), 0.0, 1.0)
+
+
+def _advantage(epsilons: np.ndarray, deltas: np.ndarray) -> float:
+    """Each point allows (e^epsilon - 1 + 2 delta) / (e^epsilon + 1); at epsilon 0 that is delta(0)."""
+    return float(np.clip(np.min(np.tanh(epsilons / 2) + 2 * deltas / (np.exp(np.minimum(epsilons, 700)) + 1)), 0, 1))

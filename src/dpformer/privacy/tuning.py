@@ -1,0 +1,88 @@
+"""The price of trying several settings and keeping the best (Papernot and Steinke 2022).
+
+Choosing the best of many runs on private data leaks too. It can be paid for: draw the number of trials K at random,
+tell nobody K, give each trial settings drawn at random from a list fixed beforehand, release only the best.
+dp_accounting counts that (`RepeatAndSelectDpEvent`) by RDP; its PLD accountant does not support it.
+
+The choice is covered only if the *score* is: each trial releases its score too, here as a mean of per-user values in
+[0, 1] with Gaussian noise, one more release within every trial.
+"""
+
+import math
+import secrets
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from dp_accounting.dp_event import RepeatAndSelectDpEvent
+from scipy.optimize import brentq
+
+from dpformer.errors import PrivacyError
+from dpformer.privacy.accounting import rdp_epsilon
+from dpformer.privacy.calibration import smallest_noise
+from dpformer.privacy.mechanisms import GaussianRelease, Mechanism, check_delta, check_epsilon, event
+from dpformer.privacy.plan import PrivacyPlan
+
+SHAPES = {"geometric": 1.0, "logarithmic": 0.0}
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """How many trials are drawn: K >= 1 with mean `trials`, "geometric" or "logarithmic" (cheaper, more often one).
+
+    `score_noise_multiplier` is the noise on the *sum* over users of each trial's score, so the mean score of N users is
+    off by score_noise_multiplier / N.
+    """
+
+    trials: float
+    distribution: str = "geometric"
+    score_noise_multiplier: float = 10.0
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.trials) and self.trials > 1):
+            raise PrivacyError(f"the mean number of trials, {self.trials:g}, is not above 1; one trial needs no tuning")
+        if self.distribution not in SHAPES:
+            raise PrivacyError(f"the distribution of trials {self.distribution!r} is not one of {', '.join(SHAPES)}")
+        if not self.score_noise_multiplier > 0:
+            raise PrivacyError("the score's noise multiplier is not above 0; an exact score is not private")
+
+    def draw(self) -> int:
+        """Draw the number of trials, from OS entropy. It is part of the guarantee that nobody learns it."""
+        generator = np.random.default_rng(secrets.randbits(256))
+        if self.distribution == "geometric":
+            return int(generator.geometric(1 / self.trials))
+        # The logarithmic distribution with parameter p has mean -p / ((1 - p) ln(1 - p)).
+        p = brentq(lambda p: -p / ((1 - p) * math.log1p(-p)) - self.trials, 1e-12, 1 - 1e-12)
+        return int(generator.logseries(p))
+
+
+def tuned_epsilon(mechanisms: Iterable[Mechanism], tuning: Tuning, delta: float) -> float:
+    """Epsilon of the best of a random number of runs of these mechanisms, each with a noisy score. By RDP."""
+    check_delta(delta)
+    score = GaussianRelease("score", tuning.score_noise_multiplier)
+    trial = event([*mechanisms, score])
+    return rdp_epsilon(RepeatAndSelectDpEvent(trial, tuning.trials, SHAPES[tuning.distribution]), delta)
+
+
+def tuned_multiplier(plan: PrivacyPlan, tuning: Tuning) -> float:
+    """The noise multiplier of the plan's steps with which the *whole tuning* stays within the plan's budget.
+
+    The plan's releases are part of every trial; their noise is scaled by the same factor as the steps'.
+    """
+    check_epsilon(plan.epsilon)
+    if not plan.private or not plan.steps:
+        raise PrivacyError("tuning is priced for private plans with steps")
+
+    def spent(sigma: float) -> float:
+        factor = sigma / plan.noise_multiplier
+        releases = [GaussianRelease(r.name, r.noise_multiplier * factor) for r in plan.releases]
+        steps = plan.step_mechanism(sigma)
+        return tuned_epsilon([*releases, steps], tuning, plan.delta)
+
+    try:
+        return smallest_noise(spent, plan.epsilon, 1.5 * plan.noise_multiplier)
+    except PrivacyError:
+        raise PrivacyError(
+            f"no noise pays for {tuning.trials:g} trials within epsilon {plan.epsilon:g}: the noisy scores alone "
+            "spend it; raise the score's noise multiplier or lower the trials"
+        ) from None
