@@ -22,7 +22,7 @@ def reproduce(
         Path | None, typer.Option("--from-games", help="Where Video.txt of Amazon Games is, instead of downloading it.")
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Folder to write the figures to, as JSON and page or plot.")
+        Path | None, typer.Option("-o", "--output", help="Folder for the figures, as JSON and page or plot.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Figures as JSON on stdout.")] = False,
 ) -> None:

@@ -17,10 +17,15 @@ from dpformer.models.statistics.settings import TransitionSettings, stage_name
 class Measured:
     """What the releases say, in numbers.
 
-    histogram: [item_count + 1], noisy; head: [P], the items with transitions, most frequent first; h: [P], their noisy
-    counts with a floor; counts: [P, P], estimates of the transitions of the first stage, without bias; variance: [P, P], of their
-    noise; noise: the standard deviation of a count of cell weight 1 after the first stage; scales: what each stage
-    says of the first one's counts, in one number. The diagonal (an item after itself) is not asked: its count is 0, its variance infinite.
+    histogram   [item_count + 1], noisy; entry 0 is 0
+    head        [P], the items with transitions, most frequent first
+    h           [P], their noisy counts, with a floor
+    counts      [P, P], estimates of the first stage's transitions
+    variance    [P, P], of the noise in them
+    noise       standard deviation of a count of cell weight 1 after the first stage
+    scales      r_s of each stage (see `measure`)
+
+    The diagonal (an item after itself) is not asked for: its count is 0 and its variance infinite.
     """
 
     histogram: np.ndarray
@@ -35,8 +40,9 @@ class Measured:
 def measure(releaser: Releaser, settings: TransitionSettings) -> Measured:
     """Make all releases and put them on one scale.
 
-    Stage s has cell weights A_s and noise std_s, and is taken to say Y_s = r_s A_s C + std_s N(0, 1), with C the expected counts of the
-    first stage (r_1 = 1). r_s is the regression of Y_s on A_s E[C | Y_1]; estimates are combined by precision:
+    Stage s has cell weights A_s and noise std_s, and is taken to say Y_s = r_s A_s C + std_s N(0, 1), where C are the expected
+    counts of the first stage, r_1 = 1, and r_s is the regression of Y_s on A_s E[C | Y_1]: users whose weak cells are left
+    out say more about the others. Stages are combined by precision,
 
         C = sum_s r_s A_s Y_s / std_s^2  /  sum_s (r_s A_s)^2 / std_s^2,     Var C = 1 / sum_s (r_s A_s)^2 / std_s^2.
     """
