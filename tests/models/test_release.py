@@ -27,7 +27,7 @@ def brute_histogram(users, last, unit=True):
     for sequence in users:
         v = np.zeros(ITEMS + 1)
         # Padding is no event: it is dropped before the last events are taken.
-        v[list({item for item in [item for item in sequence if item][-last:]})] = 1
+        v[list(set([item for item in sequence if item][-last:]))] = 1
         total += v / np.linalg.norm(v) if unit and v.any() else v
     return total
 
@@ -221,6 +221,12 @@ def test_cell_weights_that_are_no_weights_are_refused(bad):
     cells[0, 1] = bad
     with pytest.raises(PrivacyError, match="finite and at least 0"):
         user_transitions(*flat([[0, 1]]), cells, last=9, lags=1, lag_power=1.0)
+
+
+@pytest.mark.parametrize("power", [300.0, -300.0, np.nan])
+def test_lag_weights_whose_squares_would_vanish_are_refused(power):
+    with pytest.raises(PrivacyError, match="lag_power"):
+        user_transitions(*flat([[0, 1, 0]]), np.ones((2, 2)), last=9, lags=3, lag_power=power)
 
 
 @pytest.mark.parametrize(

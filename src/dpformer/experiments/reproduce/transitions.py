@@ -13,9 +13,10 @@ from typing import Any
 from rich.table import Table
 
 from dpformer.data import Dataset, prepare_named
-from dpformer.errors import PrivacyError
+from dpformer.errors import DataError, PrivacyError
 from dpformer.evaluation import Evaluation, evaluate, held_out
-from dpformer.models.statistics import DPPopularity, DPTransitions, Gaussian, Popularity, TransitionSettings
+from dpformer.evaluation.held_out import ITEMS as HELD_OUT
+from dpformer.models.statistics import DPPopularity, DPTransitions, Popularity, TransitionSettings
 from dpformer.privacy import gaussian_multiplier, noise_source
 
 DELTA = 1e-5
@@ -53,6 +54,8 @@ def run(
     """Fit and evaluate all models on both data sets, once for each epsilon and noise seed (1, 2, ...)."""
     if seeds < 1:
         raise PrivacyError(f"{seeds} noise seeds measure nothing; give --seeds 1 or more")
+    if item not in HELD_OUT:
+        raise DataError(f"no item {item!r} is held out; there are: {', '.join(HELD_OUT)}")
     if any(math.isinf(eps) for eps in epsilon):
         raise PrivacyError(
             "epsilon inf is no noise, and the statistics are made of noisy counts; give a finite --epsilon"
@@ -94,16 +97,10 @@ def measure_set(
             evaluations = []
             for seed in range(1, seeds + 1):
                 say(f"{name}: {model}, epsilon {epsilon:g}, seed {seed}")
-                fitted = make().fit(*log, noise_multiplier=sigma, gaussian=seeded_gaussian(seed))
+                fitted = make().fit(*log, noise_multiplier=sigma, gaussian=noise_source("seeded", seed).gaussian)
                 evaluations.append(evaluate(fitted, held, item_count))
             rows.append(_row(name, model, epsilon, sigma, evaluations))
     return {"protocol": found.protocol.line(), "rows": rows}
-
-
-def seeded_gaussian(seed: int) -> Gaussian:
-    """Noise for experiments: whoever knows the seed can take it off again."""
-    source = noise_source("seeded", seed)
-    return lambda shape, std: std * source.normal(math.prod(shape)).reshape(shape)
 
 
 def _row(
@@ -194,4 +191,7 @@ def markdown(result: dict[str, Any]) -> str:
     lines = ["| " + " | ".join(_HEADINGS) + " |", "|" + "---|" * len(_HEADINGS)]
     lines += ["| " + " | ".join(_cells(result, row)) + " |" for row in result["rows"]]
     title = f"# DP transition statistics: {result['item']} item"
-    return "\n\n".join([title, "\n".join(lines), *_notes(result)]) + "\n"
+    epsilons = dict.fromkeys(row["epsilon"] for row in result["rows"] if row["epsilon"] is not None)
+    options = "".join(f" --epsilon {epsilon:g}" for epsilon in epsilons)
+    command = f"dpformer reproduce transitions{options} --seeds {len(result['seeds'])} --item {result['item']} -o docs/results"
+    return "\n\n".join([title, f"`{command}`", "\n".join(lines), *_notes(result)]) + "\n"

@@ -121,6 +121,8 @@ def user_transitions(
     """
     if not (np.isfinite(weights).all() and (weights >= 0).all()):
         raise PrivacyError("the weights of the cells must be finite and at least 0; nothing was released")
+    if not _LEAST_WEIGHT <= lags**-lag_power <= 1 / _LEAST_WEIGHT:
+        raise PrivacyError(f"lag_power = {lag_power:g} makes weights that cannot be squared; choose one nearer to 0")
     # Only ratios of weights matter, since every vector is normalised.
     weights = weights.ravel() / max(float(weights.max(initial=0.0)), np.finfo(float).tiny)
     weights = np.where(weights < _LEAST_WEIGHT, 0.0, weights)
