@@ -10,7 +10,7 @@ from collections.abc import Callable
 import numpy as np
 
 _SMALLEST_BIN, _BIN_GROWTH = 3000, 1.5
-_GRID, _STEPS = 40, 40
+_GRID, _STEPS = 40, 100
 # Cells are grouped for the EM algorithm: noise levels 4 % apart, counts a fifth of the noise apart.
 _LEVEL, _WIDTH = 0.04, 0.2
 _CELLS_AT_ONCE = 1 << 12
@@ -40,9 +40,9 @@ def posterior_means(y: np.ndarray, sd: np.ndarray, predictor: np.ndarray, functi
 
 
 def _grid(y: np.ndarray, sd: np.ndarray) -> np.ndarray:
-    """0, and 40 values from a twentieth of the smallest noise up to the largest count, evenly spaced in their logarithm."""
+    """0, and 40 values from a 200th of the smallest noise up to the largest count, evenly spaced in their logarithm."""
     top = max(float(y.max()), 4 * float(sd.max()))
-    return np.concatenate([[0.0], np.geomspace(float(sd.min()) / 20, top, _GRID)])
+    return np.concatenate([[0.0], np.geomspace(float(sd.min()) / 200, top, _GRID)])
 
 
 def _log_likelihood(y: np.ndarray, sd: np.ndarray, grid: np.ndarray) -> np.ndarray:

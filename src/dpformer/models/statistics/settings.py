@@ -47,7 +47,7 @@ class TransitionSettings:
     cell_power: float = 0.1
     rank: int = 32
     ridge: float = 30.0
-    folds: int = 4
+    folds: int = 10
     prior_counts: float = 0.3
     prior_noise: float = 0.5
     mix: Mix = field(default_factory=Mix)
