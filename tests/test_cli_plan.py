@@ -94,6 +94,8 @@ def test_statistics_only_and_not_private():
         ("--users 6040 --release a=1.5", "share 1.5"),
         ("--users 6040 --items 0", "--items 0"),
         ("--users 6040 --plot x.txt", "--plot x.txt"),
+        ("--users 6040 --epsilon inf --plot x.png", "nothing to draw"),
+        ("--users 100 --batch-size 100 --steps 2 --no-table --plot no/such/x.png", "cannot be written"),
         ("--users 100 --steps 1 --batch-size 10 --no-table --trials 1", "trials"),
         ("no-such-folder", "no-such-folder"),
     ],

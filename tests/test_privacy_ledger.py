@@ -233,6 +233,18 @@ def test_charging_too_late_would_be_caught(tmp_path):
     )
 
 
+def test_what_the_file_system_refuses_is_one_clear_line(begun, tmp_path_factory):
+    (begun / f"{HEAD}.new").mkdir()  # stands in the way of the head; as root, permissions would not
+    with pytest.raises(PrivacyError, match="cannot be written"):
+        open_ledger(begun)
+    (begun / f"{HEAD}.new").rmdir()
+    open_ledger(begun).close()
+    file = tmp_path_factory.mktemp("other") / "file"
+    file.touch()
+    with pytest.raises(PrivacyError, match="cannot be written"):
+        create_ledger(file, PLAN)
+
+
 # --- tampering ------------------------------------------------------------------------------------------------------
 
 

@@ -174,6 +174,13 @@ def test_misuse_is_refused(call, word):
         call()
 
 
+def test_one_tensor_under_two_names_is_refused():
+    tied = torch.zeros(4)
+    with pytest.raises(PrivacyError, match="listed twice"):
+        noise_source().add_noise_([("input", tied), ("output", tied.view(2, 2))], 1.0)
+    noise_source().add_noise_([("empty", torch.zeros(0)), ("none", torch.zeros(0))], 1.0)
+
+
 def test_a_bad_sum_leaves_every_gradient_alone():
     good, bad = torch.zeros(3), torch.tensor([math.nan])
     with pytest.raises(PrivacyError):
@@ -209,7 +216,7 @@ def test_a_single_step_audit_holds_the_claim_and_catches_half_the_noise(mode):
     halved = run_audit(mode, 1.5, 0.5)
     assert not halved.passed
     assert halved.low > halved.claimed_mu
-    assert not run_audit(mode, 1.5, 2.0).passed
+    assert not run_audit(mode, 1.5, 3.0).passed
 
 
 def test_the_interval_covers_as_often_as_it_says():

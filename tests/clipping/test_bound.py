@@ -138,3 +138,37 @@ def test_micro_batches_accumulate():
     for p, expected in zip(model.parameters(), whole, strict=True):
         torch.testing.assert_close(p.grad, expected)
     assert clipping.sensitivity == 1.0
+
+
+@pytest.mark.parametrize("T", [200, 5000])
+def test_one_item_over_and_over(T):
+    """Adding thousands of equal rows one by one rounds; norm and sum must round alike."""
+    torch.manual_seed(0)
+    table = nn.Embedding(10, 16)
+    s, g = torch.full((1, T), 3), torch.rand(1, 1, 16)
+    for route in ("gram", "formed", None):
+        assert contribution(table, lambda: (table(s) * g).sum((1, 2)), 1.0, "flat", route) <= 1 + 1e-6
+
+
+def test_terms_whose_squares_underflow():
+    layer = nn.Linear(8, 8, bias=False)
+    x = torch.full((1, 2, 8), 1e18)
+    assert contribution(layer, lambda: (layer(x) * 1e-23).sum((1, 2)), 1e-6, "flat", "gram") <= 1e-6 * (1 + 1e-6)
+
+
+def test_what_stands_at_padding_does_not_matter():
+    """Even a NaN there, next to longer samples."""
+    torch.manual_seed(0)
+    table, head = nn.Embedding(20, 4), TiedCrossEntropy()
+    s, y = torch.randint(0, 20, (2, 6)), torch.randint(0, 20, (2, 6))
+    w = torch.ones(2, 6)
+    w[0, 3:] = 0
+    broken, y[0, 3:] = torch.ones(2, 6, 1), -100
+    broken[0, 3:] = torch.nan
+    alone = PhantomClipping(table).norms(lambda: head(table(s[:1]) * 1.0, table.weight, y[:1], w[:1]))
+    h = table(s).detach()
+    both = PhantomClipping(table).norms(lambda: head(h * broken, table.weight, y, w))
+    one = PhantomClipping(table).norms(lambda: head(h[:1] * broken[:1], table.weight, y[:1], w[:1]))
+    assert alone.isfinite().all()
+    torch.testing.assert_close(both[:1], one)
+    assert both.isfinite().all()

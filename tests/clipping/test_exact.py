@@ -1,5 +1,7 @@
 """Norms and sums against one sample at a time, in float64, for every rule, pair of uses, route and edge of shape."""
 
+import random
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -7,6 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
 
+from dpformer.errors import ClippingError
 from tests.clipping.models import Albert, Everything, Recurrent, Tied
 from tests.clipping.oracle import assert_exact
 
@@ -99,6 +102,7 @@ class Module(nn.Module):
 
 
 X = (4, 5, 3)
+IDS = torch.tensor([[1, 1, 0, 4, 2]])
 RULES = {
     "linear": lambda: (Module(lambda m, x: F.linear(x, m.w, m.b), w=torch.randn(2, 3), b=torch.randn(2)), X),
     "linear without bias": lambda: (Module(lambda m, x: F.linear(x, m.w), w=torch.randn(2, 3)), X),
@@ -141,6 +145,19 @@ RULES = {
     "relative positions": lambda: (
         Module(lambda m, x: x @ x.transpose(1, 2) + m.p[(torch.arange(5)[:, None] - torch.arange(5)).abs()].permute(2, 0, 1)[0],
                p=torch.randn(9, 1)), X),
+    "transposed, broadcast": lambda: (
+        Module(lambda m, x: x[..., None, :] * m.w.T + (x @ m.w)[..., None, :], w=torch.randn(3, 3)), X),
+    "transposed, whole and as a bias": lambda: (
+        Module(lambda m, x: x[..., None, :] + m.w.T + m.w + F.linear(x, torch.eye(3), m.w.T[0])[..., None, :],
+               w=torch.randn(3, 3)), X),
+    "rows, transposed": lambda: (Module(lambda m, x: x @ m.w[1:].T + x[..., :1] * m.w[0, 0], w=torch.randn(4, 3)), X),
+    "permuted": lambda: (Module(lambda m, x: x @ m.w.permute(1, 0), w=torch.randn(4, 3)), X),
+    "keywords": lambda: (
+        Module(lambda m, x: torch.matmul(input=x, other=m.w) + m.w.unsqueeze(dim=0)[:, :1], w=torch.randn(3, 3)), X),
+    "padding kept in a part": lambda: (
+        Module(lambda m, x: x[..., :2] + F.embedding((x[..., 0] > 0).long(), m.p, 0)[..., :2], p=torch.randn(4, 3)), X),
+    "negative ids": lambda: (Module(lambda m, x: x + m.p[torch.arange(-5, 0)], p=torch.randn(9, 3)), X),
+    "[1, L] ids from outside": lambda: (Module(lambda m, x: x + F.embedding(IDS, m.p), p=torch.randn(9, 3)), X),
     "index_select": lambda: (Module(lambda m, x: x + m.p.index_select(0, torch.tensor([1, 1, 0, 4, 2])), p=torch.randn(9, 3)), X),
 }  # fmt: skip
 
@@ -158,3 +175,79 @@ def test_rule_when_batch_length_and_width_are_equal(name):
     module, shape = RULES[name]()
     assert_exact(module, losses, torch.randn(3, *shape[1:]))
     assert_exact(RULES[name]()[0], losses, torch.randn(5, *shape[1:]))
+
+
+def fuzzed(rng, p, x):
+    """A random chain of views of a parameter, then a random use of it."""
+    v = p
+    for _ in range(rng.randint(0, 4)):
+        d = v.dim()
+        moves = {
+            "reshape": lambda v: v.reshape(-1),
+            "unsqueeze": lambda v, d=d: v.unsqueeze(rng.randint(-d - 1, d)),
+            "none": lambda v: v[None],
+            "squeeze": lambda v: v.squeeze(),
+            "clone": lambda v: v.clone(),
+            "expand": lambda v: v.expand(len(x), *v.shape),
+        }
+        if d:
+            moves |= {
+                "slice": lambda v: v[rng.randint(0, 1) :],
+                "step": lambda v: v[::2],
+                "last": lambda v: v[-1],
+                "ellipsis": lambda v: v[..., :2],
+                "ids": lambda v: v[torch.tensor([0, 0, v.shape[0] - 1])],
+            }
+        if d > 1:
+            moves |= {
+                "transpose": lambda v, d=d: v.transpose(rng.randint(-d, d - 1), rng.randint(-d, d - 1)),
+                "permute": lambda v, d=d: v.permute(*rng.sample(range(d), d)),
+                "flatten": lambda v: v.flatten(0, 1),
+            }
+        v = moves[rng.choice(sorted(moves))](v)
+    uses = {
+        "add": lambda: x + v,
+        "multiply": lambda: v * x,
+        "subtract": lambda: v - x,
+        "linear": lambda: F.linear(x, v),
+        "matmul": lambda: x @ v,
+        "left": lambda: v @ x,
+        "norm": lambda: F.layer_norm(x, x.shape[-v.dim() :] if v.dim() else x.shape[-1:], v),
+        "other": lambda: torch.tanh(v) + x,
+    }
+    return uses[rng.choice(sorted(uses))]()
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    seed=st.integers(0, 2**31),
+    shape=st.sampled_from([(3,), (3, 3), (2, 3), (3, 2), (1, 3), (1, 3, 3), (3, 3, 3), ()]),
+    batch=st.sampled_from([(1, 3, 3), (2, 3), (3, 3), (3, 3, 3), (4, 2, 3), (3, 1, 3)]),
+    uses=st.integers(1, 3),
+)
+def test_any_chain_of_views_is_exact_or_refused(seed, shape, batch, uses):
+    torch.manual_seed(seed)
+    x = torch.randn(batch)
+
+    def losses(m, given):
+        (x,) = given
+        rng, total = random.Random(seed), 0
+        for _ in range(uses):
+            y = fuzzed(rng, m.p, x)
+            assert y.shape[0] == len(x)
+            total = total + y.reshape(len(x), -1).square().sum(1)
+        return total
+
+    module = nn.ParameterDict({"p": torch.randn(shape)})
+    module.p = module["p"]
+    try:
+        apart = torch.cat([losses(module, (x[i : i + 1],)) for i in range(len(x))])
+        together = losses(module, (x,))
+    except (RuntimeError, IndexError, AssertionError, ValueError, TypeError):
+        return  # no model at all
+    if not torch.allclose(apart, together):
+        return  # mixes samples: another test
+    try:
+        assert_exact(module, losses, x, tolerance=1e-8)
+    except ClippingError:
+        return

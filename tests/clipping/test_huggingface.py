@@ -69,7 +69,7 @@ def test_the_layout_of_samples_is_evident(make):
     tape = Tape(model)
     with tape:
         losses(model, (torch.randint(3, 31, (3, 7)),))
-    assert all(3 in (use.shape[0], use.merged) for use in tape.uses)
+    assert all(use.superseded or 3 in (use.shape[0], use.merged) for use in tape.uses)
 
 
 def test_dropout_in_training():

@@ -40,13 +40,15 @@ class Work:
         return 4 * (5 * self.parameters + 2 * TILE * self.items + self.items * self.dim + micro) / 2**20
 
 
-def gemm_speed(items: int, dim: int, seconds: float = 0.2) -> float:
+def gemm_speed(items: int, dim: int, seconds: float = 0.4) -> float:
     """Floating-point operations a second of a float32 matrix product shaped like the head's, measured now.
 
-    The fastest of many is taken: what else the machine does at the moment is not part of the estimate.
+    The fastest of many is taken: what else the machine does at the moment is not part of the estimate. A product of a
+    small catalogue would time the waking of threads rather than arithmetic, so it has 4,096 columns at least.
     """
     import torch
 
+    items = max(items, 4096)
     left, right = torch.randn(TILE, dim), torch.randn(dim, items)
     result = torch.empty(TILE, items)
     fastest, start = float("inf"), time.perf_counter()

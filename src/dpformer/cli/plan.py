@@ -56,6 +56,10 @@ def plan(
         epochs = EPOCHS
     if plot and plot.suffix not in (".png", ".svg", ".pdf"):
         raise PrivacyError(f"--plot {plot} does not end in .png, .svg or .pdf")
+    if plot and (math.isinf(epsilon) or (epochs is None and not steps)):
+        raise PrivacyError(
+            "--plot draws epsilon over steps; without steps, or with epsilon inf, there is nothing to draw"
+        )
     size = min(BATCH_SIZE, count) if batch_size is None else batch_size
     with stderr.status("calibrating ..."):
         made = make_plan(count, epsilon, delta, size, epochs, steps, shares)
@@ -206,7 +210,7 @@ def _draw(made: "PrivacyPlan", path: Path) -> None:
     points = sorted({math.ceil(made.steps * share**2 / 400) for share in range(21)})
     spent = [made.epsilon_after(step) for step in points]
     figure, axes = pyplot.subplots(figsize=(6, 4), layout="constrained")
-    axes.plot(points, [one.epsilon for one in spent], label=f"PLD, noise multiplier {made.noise_multiplier:.3g}")
+    axes.plot(points, [one.epsilon for one in spent], label=f"epsilon, noise multiplier {made.noise_multiplier:.3g}")
     axes.plot(points, [one.rdp for one in spent], linestyle=":", label="RDP, cross-check")
     axes.axhline(made.epsilon, color="grey", linewidth=0.8)
     axes.set(xlabel="step", ylabel=f"epsilon at delta {made.delta:g}", ylim=(0, None))

@@ -9,16 +9,19 @@ it adds to the gradient of sample `i` is one of three forms:
 
 The gradient is the sum over all uses, so its squared norm has a term for every *pair* of uses. Leaving out the pairs of
 different uses (an embedding that is also the output head, say) gives a norm that is too small, and so a bound that is
-no bound. `inner` has one formula per pair of forms; none builds an `R x C` matrix per sample.
+no bound. `inner` has one formula per pair of forms.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
+
+from dpformer.errors import ClippingError
 
 
 @dataclass
@@ -30,7 +33,17 @@ class Outer:
 
     def bound(self) -> Tensor:
         """`sum_t |rows_t| |cols_t|` `[B]`: the triangle inequality's bound on the norm."""
-        return (_lengths(self.rows) * _lengths(self.cols)).sum(1)
+        r, c = self._sizes
+        return (r * c).sum(1)
+
+    @cached_property
+    def _sizes(self) -> tuple[Tensor, Tensor]:
+        return _lengths(self.rows), _lengths(self.cols)
+
+    def hidden(self) -> Tensor:
+        """The size, `[B]`, of the terms whose inner products are too small for their type, though the terms may not be."""
+        (r, c), tiny = self._sizes, _tiny(self.rows)
+        return torch.where((r.square() < tiny) | (c.square() < tiny), r * c, 0.0).sum(1)
 
     def form_into(self, out: Tensor, samples: slice) -> None:
         """Add the gradients of `samples` to `out` `[b, R, C]`."""
@@ -81,10 +94,17 @@ class Sparse:
 
 @dataclass
 class Dense:
-    """`G_i = gradient[i]`, `[B, R, C]`. `bound` is that of the terms it was summed from."""
+    """`G_i = gradient[i]`, `[B, R, C]`. `bound_` `[B]` is that of the terms it was summed from."""
 
     gradient: Tensor
     bound_: Tensor
+
+    def __post_init__(self) -> None:
+        # A dimension too many would broadcast, and mix samples.
+        if self.gradient.dim() != 3 or self.bound_.shape != self.gradient.shape[:1]:
+            raise ClippingError(
+                f"a dense form needs [B, R, C] and [B], not {self.gradient.shape} and {self.bound_.shape}"
+            )
 
     def bound(self) -> Tensor:
         """The bound on the norm of what was summed, `[B]`."""
@@ -135,22 +155,51 @@ def inner(a: Form, b: Form) -> Tensor:
             return inner(b, a)
 
 
-def sparse_squared_norms(form: Sparse, R: int) -> Tensor:
-    """`|G_i|^2` of a sparse form, `[B]`, in `T log T` rather than `T^2`: add equal rows up, then square.
+@dataclass
+class Summed:
+    """A sparse form with equal rows of a sample added up: `G[sample[k], row[k]] = values[k]`; values `[K, C]`.
+
+    Its norm and its weighted sum come from the same added rows, so the order of that addition cannot set them apart: with one
+    item thousands of times in a sequence, float32 would.
+    """
+
+    sample: Tensor
+    row: Tensor
+    values: Tensor
+    bound_: Tensor
+
+    def bound(self) -> Tensor:
+        """The bound of what was added up, `[B]`."""
+        return self.bound_
+
+    def squared_norms(self) -> Tensor:
+        """`|G_i|^2`, `[B]`."""
+        squares = torch.linalg.vector_norm(self.values, dim=-1).double().square()
+        return squares.new_zeros(len(self.bound_)).index_add_(0, self.sample, squares)
+
+    def add_weighted(self, weights: Tensor, out: Tensor) -> None:
+        """Add `sum_i weights[i] G_i` to `out` `[R, C]`."""
+        out.index_add_(0, self.row, self.values * weights[self.sample, None])
+
+    def forget(self, samples: Tensor) -> None:
+        """Make the gradient of the marked samples (`[B]`, bool) zero, whatever it was."""
+        self.values = self.values.masked_fill(samples[self.sample, None], 0)
+
+
+def add_up(form: Sparse, R: int) -> Summed:
+    """A sparse form with equal rows added, in `T log T` where comparing all pairs would take `T^2`.
 
     Two events of one item, with gradients 1 and 2 in one dimension, give 9 and not 1 + 4:
 
     >>> form = Sparse(torch.tensor([[7, 7, 3]]), torch.tensor([[[1.0], [2.0], [5.0]]]))
-    >>> sparse_squared_norms(form, R=10)
+    >>> add_up(form, R=10).squared_norms()
     tensor([34.], dtype=torch.float64)
     """
-    B = len(form.index)
-    sample = torch.arange(B, device=form.index.device)[:, None]
-    rows, place = torch.unique(form.index + sample * R, return_inverse=True)
-    summed = form.values.new_zeros(len(rows), form.values.shape[-1])
-    summed.index_add_(0, place.flatten(), form.values.flatten(0, 1))
-    squares = _sum(summed * summed)
-    return squares.new_zeros(B).index_add_(0, rows // R, squares)
+    sample = torch.arange(len(form.index), device=form.index.device)[:, None]
+    keys, place = torch.unique(form.index + sample * R, return_inverse=True)
+    values = form.values.new_zeros(len(keys), form.values.shape[-1])
+    values.index_add_(0, place.flatten(), form.values.flatten(0, 1))
+    return Summed(keys // R, keys % R, values, form.bound())
 
 
 def merge(forms: list[Form]) -> list[Form]:
@@ -188,7 +237,16 @@ def _cat(tensors: Iterable[Tensor]) -> Tensor:
 
 
 def _lengths(x: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(x, dim=-1)
+    """Norms over the last dimension, float64; where squares may underflow, computed in float64 too."""
+    lengths = torch.linalg.vector_norm(x, dim=-1).double()
+    small = lengths.square() < _tiny(x)
+    if bool(small.any()):
+        lengths[small] = torch.linalg.vector_norm(x[small].double(), dim=-1)
+    return lengths
+
+
+def _tiny(x: Tensor) -> float:
+    return 1e8 * torch.finfo(x.dtype).tiny
 
 
 def _sum(x: Tensor) -> Tensor:

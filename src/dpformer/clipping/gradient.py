@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from dpformer.clipping.forms import Dense, Form, Outer, Sparse, inner, merge, sparse_squared_norms, squared_norms
+from dpformer.clipping.forms import Dense, Form, Outer, Sparse, Summed, add_up, inner, merge, squared_norms
 
 Route = Literal["gram", "formed"]
 
@@ -40,6 +40,7 @@ class ParameterGradient:
         self.batch = batch
         self.shape = matrix_shape(parameter.shape)
         self.forms = merge(forms)
+        self.summed: Summed | None = None
         self.route = route or self._cheaper_route()
 
     def measure(self) -> tuple[Tensor, Tensor]:
@@ -52,15 +53,18 @@ class ParameterGradient:
 
     def add_weighted_sum(self, weights: Tensor) -> None:
         """Add `sum_i weights[i] G_i` to the parameter's `.grad`."""
-        out = self.parameter.grad
-        assert out is not None
+        assert self.parameter.grad is not None
+        out, weights = self.parameter.grad.view(self.shape), weights.to(self.parameter.dtype)
         for form in self.forms:
-            form.add_weighted(weights.to(out.dtype), out.view(self.shape))
+            part = self.summed if isinstance(form, Sparse) and self.summed is not None else form
+            part.add_weighted(weights, out)
 
     def forget(self, samples: Tensor) -> None:
         """Take the marked samples (`[B]`, bool) out."""
         for form in self.forms:
             form.forget(samples)
+        if self.summed is not None:
+            self.summed.forget(samples)
 
     def _cheaper_route(self) -> Route:
         R, C = self.shape
@@ -83,11 +87,18 @@ class ParameterGradient:
 
     def _gram(self) -> Tensor:
         total = torch.zeros(self.batch, dtype=torch.float64, device=self.parameter.device)
+        hidden = torch.zeros_like(total)
         for k, form in enumerate(self.forms):
-            total += sparse_squared_norms(form, self.shape[0]) if isinstance(form, Sparse) else inner(form, form)
+            if isinstance(form, Sparse):
+                self.summed = add_up(form, self.shape[0])
+                total += self.summed.squared_norms()
+            else:
+                total += inner(form, form)
+            if isinstance(form, Outer):
+                hidden = form.hidden()
             for other in self.forms[k + 1 :]:
                 total += 2 * inner(form, other)
-        return total
+        return (total.clamp_min(0).sqrt() + hidden).square()
 
     def _formed(self, bound: Tensor) -> Tensor:
         R, C = self.shape

@@ -57,6 +57,8 @@ class TiedCrossEntropy(nn.Module):
             )
         if bias is not None and bias.requires_grad:
             raise ClippingError("the output bias of TiedCrossEntropy is fixed; detach it")
+        if bool((weights < 0).any()):
+            raise ClippingError("a weight of TiedCrossEntropy is negative; weights are 0 for padding, else positive")
         return tied_cross_entropy(hidden, table, targets, weights, bias, self._workspace)
 
 
@@ -143,7 +145,7 @@ class HeadPass:
             step = T if b * T <= self.tile else self.tile
             for t in range(0, T, step):
                 part = slice(t, min(t + step, T))
-                H = self.H[group.positions[:, part]]
+                H = self._hidden(group, part)
                 D = self._again(group, part, H.flatten(0, 1))
                 yield Tile(group.samples, H, D.view(b, -1, D.shape[1]), first=t == 0, last=part.stop == T)
 
@@ -181,7 +183,7 @@ class HeadPass:
                 columns = slice(t, min(t + step, T))
                 positions, w = group.positions[:, columns].flatten(), group.weights[:, columns].flatten()
                 places = self._places(group, columns)
-                H, y = self.H[positions], self.targets[positions]
+                H, y = self._hidden(group, columns).flatten(0, 1), self._targets(positions, w)
                 z = self._logits(H, places)
                 top = z.amax(1, keepdim=True)
                 hit = z.gather(1, y[:, None])
@@ -200,6 +202,13 @@ class HeadPass:
                 size = (2**0.5) * w * (1 - torch.exp(-loss)) * torch.linalg.vector_norm(H, dim=1)
                 self.bound.index_add_(0, samples, torch.where(w > 0, size, 0.0))
         return losses, gradient.view(self.shape)
+
+    def _hidden(self, group: _Group, columns: slice) -> Tensor:
+        """H `[b, t, d]` of some of a group's tokens; 0 without weight: what stands at padding must not matter."""
+        return self.H[group.positions[:, columns]].masked_fill(group.weights[:, columns, None] == 0, 0)
+
+    def _targets(self, positions: Tensor, w: Tensor) -> Tensor:
+        return torch.where(w == 0, 0, self.targets[positions])
 
     def _places(self, group: _Group, columns: slice) -> slice:
         """Where a group's tokens lie among all; whole groups, or a part of one that holds a single sample."""
@@ -224,7 +233,7 @@ class HeadPass:
         else:
             torch.addmm(self.bias.to(H.dtype), H, self.E.T, out=z).add_(shift[:, None])
         z.exp_()
-        y = self.targets[positions]
+        y = self._targets(positions, w)
         z[torch.arange(len(y), device=y.device), y] -= w
         return z
 

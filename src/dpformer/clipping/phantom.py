@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,27 +18,32 @@ from dpformer.clipping.tape import Tape, Use
 from dpformer.errors import ClippingError
 
 Losses = Callable[[], Tensor]
+# How often a batch of a known structure is checked for mixed samples all the same: one in so many.
+CHECK_EVERY = 100
 
 
 class PhantomClipping:
     """Clips the gradient of each sample to `max_norm` and adds the sum to `.grad`.
 
     Guarantee: with `rule` either "flat" or "automatic", adding or removing one sample changes the sum that `backward`
-    adds by at most `max_norm` (up to a relative 1e-6) in L2 norm over all trainable parameters of `module`, if each loss
-    depends on its own sample alone. Anything that would break this is refused:
+    adds by at most `max_norm` (up to a relative 1e-6) in L2 norm over all trainable parameters of `module`, if the loss of a
+    sample is a function of that sample and the parameters alone. What happens where it could break:
 
     =============================================  =================================================================
     a parameter in a function without a rule       ClippingError that names both
     a trainable parameter without any use          ClippingError; freeze it
-    losses that mix samples (batch norm, in-batch  ClippingError when a batch of a new structure is first seen, and
-    negatives) or a batch that is not first        always where the layout is not evident
+    gradients that flow between samples            ClippingError: checked by a second backward pass when a structure of
+    (in-batch negatives), or samples that are      uses is first seen, whenever a function may have reordered samples,
+    not the first dimension                        and at random
+    batch norm in training mode, checkpointing,    ClippingError
+    second derivatives, gradient hooks
     a sample with a NaN or infinite gradient       adds nothing; its norm is returned as it is; see `nonfinite`
     an empty batch                                 adds nothing; `.grad` is there
     parameters in float16 or bfloat16              ClippingError: their sums round by more than a sample may add
     =============================================  =================================================================
 
-    What cannot be seen here: a loss whose *scale* depends on other samples, such as a division by the number of tokens in
-    the batch. Divide by constants, or by a sample's own length.
+    What cannot be seen here is a dependence on other samples that carries no gradient: a division by the number of tokens in
+    the batch, or inputs normalised by statistics of the batch. Divide by constants, or by a sample's own length.
 
     >>> model = nn.Linear(2, 1, bias=False)
     >>> x = torch.tensor([[3.0, 4.0], [0.3, 0.4]])
@@ -55,13 +62,8 @@ class PhantomClipping:
         self.route = route
         # Samples whose gradient was not finite, since this object was made.
         self.nonfinite = 0
-        self._seen: set[tuple[tuple[str, str, int], ...]] = set()
-        for name, parameter in self._trainable():
-            if parameter.dtype not in (torch.float32, torch.float64):
-                raise ClippingError(
-                    f"parameter {name!r} is {parameter.dtype}: a sum in this type rounds by more than one sample may add. "
-                    "Keep parameters in float32 and run the forward pass under torch.autocast"
-                )
+        self._seen: set[tuple[Any, ...]] = set()
+        self._check_parameters()
 
     @property
     def sensitivity(self) -> float:
@@ -100,69 +102,69 @@ class PhantomClipping:
     def _trainable(self) -> list[tuple[str, nn.Parameter]]:
         return [(name, p) for name, p in self.module.named_parameters() if p.requires_grad]
 
+    def _check_parameters(self) -> None:
+        for name, p in self._trainable():
+            if p.dtype not in (torch.float32, torch.float64):
+                raise ClippingError(
+                    f"parameter {name!r} is {p.dtype}: a sum in this type rounds by more than one sample may add. "
+                    "Keep parameters in float32 and run the forward pass under torch.autocast"
+                )
+            if p._backward_hooks or getattr(p, "_post_accumulate_grad_hooks", None):
+                raise ClippingError(f"parameter {name!r} has a gradient hook, which would not run here; remove it")
+
     def _run(self, compute_losses: Losses, weigh: Weigh | None) -> Tensor:
+        self._check_parameters()
+        held = {name: (p.grad, p.grad._version if p.grad is not None else 0) for name, p in self._trainable()}
         tape = Tape(self.module)
         with torch.enable_grad(), tape:
             losses = compute_losses()
         _check_losses(losses)
-        if weigh is not None:
-            for _, parameter in self._trainable():
-                if parameter.grad is None:
-                    parameter.grad = torch.zeros_like(parameter)
         batch = len(losses)
-        if batch == 0:
-            return torch.zeros(0, dtype=torch.float64)
-        if unused := tape.unused():
-            raise ClippingError(
-                f"parameter {unused[0]!r} requires a gradient and is not used in the forward pass"
-                + (f" (and {len(unused) - 1} more)" if len(unused) > 1 else "")
-                + ": freeze it with requires_grad_(False), or use it"
-            )
-        self._differentiate(tape, losses, batch)
-        with torch.no_grad():
-            return self._sum(tape, losses.detach(), batch, weigh)
-
-    def _differentiate(self, tape: Tape, losses: Tensor, batch: int) -> None:
-        """Fill in the gradient at the output of every use."""
-        tape.check_graph(losses)
-        for use in tape.uses:
-            if use.shape[:1].numel() % batch or not use.shape:
+        if batch:
+            if unused := tape.unused():
                 raise ClippingError(
-                    f"{use.function} uses {use.names} in a result of shape {tuple(use.shape)} whose first dimension does not "
-                    f"hold the {batch} samples: keep samples first, and padded rather than packed by a mask"
+                    f"parameter {unused[0]!r} requires a gradient and is not used in the forward pass"
+                    + (f" (and {len(unused) - 1} more)" if len(unused) > 1 else "")
+                    + ": freeze it with requires_grad_(False), or use it"
                 )
-        structure = tuple((use.function, use.names, len(use.shape)) for use in tape.uses)
-        evident = all(batch in (use.shape[0], use.merged) for use in tape.uses)
-        held = {name: (p.grad, p.grad._version if p.grad is not None else 0) for name, p in self._trainable()}
-        suspect = batch > 1 and (structure not in self._seen or not evident or tape.ragged)
-        if suspect:
-            weights, weighted = self._weighted_pass(tape, losses)
-        torch.autograd.grad(losses.sum(), tape.anchor, allow_unused=True)
-        if suspect:
-            _check_apart(tape.uses, weights, weighted)
-            self._seen.add(structure)
+            self._differentiate(tape, losses)
         for name, p in self._trainable():
             grad, version = held[name]
             if p.grad is not grad or (grad is not None and grad._version != version):
                 p.grad = None
-                raise ClippingError(
-                    f"a gradient reached parameter {name!r} during the backward pass, past the recorder"
-                )
+                raise ClippingError(f"a gradient reached parameter {name!r} past the recorder, and was thrown away")
+        if weigh is not None:
+            for _, p in self._trainable():
+                # Contiguous whatever the parameter is, because forms are added to it as to a matrix.
+                p.grad = torch.zeros(p.shape, dtype=p.dtype, device=p.device) if p.grad is None else p.grad.contiguous()
+        if batch == 0:
+            return torch.zeros(0, dtype=torch.float64)
+        with torch.no_grad():
+            return self._sum(tape, losses.detach(), batch, weigh)
 
-    @staticmethod
-    def _weighted_pass(tape: Tape, losses: Tensor) -> tuple[Tensor, list[Tensor | None]]:
-        """Weights of 1 and 2, at random, `[B]`, and the gradients at all uses with the losses so weighted."""
+    def _differentiate(self, tape: Tape, losses: Tensor) -> None:
+        """Fill in the gradient at the output of every use, and keep the uses that have one."""
+        tape.check_graph(losses)
         batch = len(losses)
-        generator = torch.Generator()  # of its own, so that the model's random numbers are those of an unchecked pass
-        generator.seed()
-        weights = torch.randint(1, 3, (batch,), generator=generator)
-        weights[torch.randperm(batch, generator=generator)[:2]] = torch.tensor([1, 2])
-        weights = weights.to(losses.device)
-        torch.autograd.grad((losses * weights).sum(), tape.anchor, allow_unused=True, retain_graph=True)
-        gradients = [use.gradient for use in tape.uses]
+        modes = tuple(module.training for module in self.module.modules())
+        structure = (modes, *((use.function, use.names, len(use.shape)) for use in tape.uses))
+        evident = all(use.superseded or batch in (*use.shape[:1], use.merged) for use in tape.uses)
+        suspect = structure not in self._seen or not evident or tape.samples.reordered
+        # Now and then in any case: what the notes on the forward pass do not tell would be found out.
+        suspect = batch > 1 and (suspect or secrets.randbelow(CHECK_EVERY) == 0)
+        weights, weighted = _weighted_pass(tape, losses) if suspect else (None, [])
+        _backward(tape, losses.sum())
+        reached = [use.gradient is not None for use in tape.uses]
+        weighted = [g for g, kept in zip(weighted, reached, strict=False) if kept]
+        tape.uses = [use for use, kept in zip(tape.uses, reached, strict=True) if kept]
         for use in tape.uses:
-            use.gradient = None
-        return weights, gradients
+            if not use.shape or use.shape[0] % batch:
+                raise ClippingError(
+                    f"{use.function} uses {use.names} in a result of shape {tuple(use.shape)} whose first dimension does not "
+                    f"hold the {batch} samples: keep samples first, and padded rather than packed by a mask"
+                )
+        if weights is not None and _check_apart(tape.uses, weights, weighted):
+            self._seen.add(structure)
 
     def _sum(self, tape: Tape, losses: Tensor, batch: int, weigh: Weigh | None) -> Tensor:
         gradients = self._gradients(tape.uses, batch)
@@ -194,9 +196,7 @@ class PhantomClipping:
     def _gradients(self, uses: list[Use], batch: int) -> list[ParameterGradient | StreamedGradient]:
         forms: dict[int, tuple[nn.Parameter, list[Form], list[Head]]] = {}
         for use in uses:
-            if use.gradient is None:
-                continue
-            for view, form in use.derive(use.gradient, batch):
+            for view, form in use.forms(batch):
                 _, plain, heads = forms.setdefault(id(view.parameter), (view.parameter, [], []))
                 heads.append(form) if isinstance(form, Head) else plain.append(form)
                 if len(heads) > 1:
@@ -212,23 +212,50 @@ class PhantomClipping:
         ]
 
 
-def _check_apart(uses: list[Use], weights: Tensor, weighted: list[Tensor | None]) -> None:
-    """Raise if the gradient at sample i's part of a use comes from another sample's loss.
+def _backward(tape: Tape, loss: Tensor, retain_graph: bool = False) -> None:
+    for use in tape.uses:
+        use.gradient = None  # a backward pass inside the model may have left one
+    torch.autograd.grad(loss, tape.anchor, allow_unused=True, retain_graph=retain_graph)
+
+
+def _weighted_pass(tape: Tape, losses: Tensor) -> tuple[Tensor, list[Tensor | None]]:
+    """Random weights `[B]` and the gradients at all uses with the losses so weighted.
+
+    Powers of two from 1 to 128: multiplying by them commutes with rounding, so that the comparison can be sharp.
+    """
+    generator = torch.Generator()  # of its own, so that the model's random numbers are those of an unchecked pass
+    generator.seed()
+    powers = torch.randint(0, 8, (len(losses),), generator=generator)
+    powers[torch.randperm(len(losses), generator=generator)[:2]] = torch.tensor([0, 7])
+    weights = torch.pow(2.0, powers).to(losses)
+    _backward(tape, (losses * weights).sum(), retain_graph=True)
+    return weights, [use.gradient for use in tape.uses]
+
+
+def _check_apart(uses: list[Use], weights: Tensor, weighted: list[Tensor | None]) -> bool:
+    """Raise if the gradient at sample i's part of a use comes from another sample's loss; True if that is now sure.
 
     Backward is linear, so with weights w on the losses the gradient at sample i's part must be w_i times the one without.
-    A batch norm, in-batch negatives or a batch dimension in another place make it a mixture. Weights 1 and 2 make the
-    comparison sharp: doubling commutes with rounding.
+    A batch norm, in-batch negatives or a batch dimension in another place make it a mixture. A use that had no gradient in two
+    samples of different weight (a gate that starts at zero, say) shows nothing, and is looked at again next time.
     """
+    sure = True
     for use, mixed in zip(uses, weighted, strict=True):
-        if use.gradient is None or mixed is None:
+        assert use.gradient is not None
+        assert mixed is not None
+        if not use.gradient.numel():
             continue
-        plain = use.gradient.reshape(len(weights), -1)
-        off = mixed.reshape(len(weights), -1) - plain * weights[:, None]
-        if _largest(off) > 100 * torch.finfo(plain.dtype).eps * _largest(plain):
+        plain, mixed = use.gradient.reshape(len(weights), -1), mixed.reshape(len(weights), -1)
+        w = weights[:, None].to(plain)
+        off = torch.nan_to_num(mixed - plain * w, 0.0, 0.0, 0.0).abs().amax(1)
+        size = torch.nan_to_num(plain * w, 0.0, 0.0, 0.0).abs().amax(1)
+        if bool((off > 100 * torch.finfo(plain.dtype).eps * size).any()):
             raise ClippingError(
                 f"the loss of one sample depends on another at {use.function} with {use.names}: samples must be the first "
                 "dimension everywhere, and nothing (batch norm, in-batch negatives) may mix them"
             )
+        sure &= len(weights[size > 0].unique()) > 1
+    return sure
 
 
 def _check_losses(losses: Tensor) -> None:
@@ -240,8 +267,3 @@ def _check_losses(losses: Tensor) -> None:
         )
     if len(losses) and not losses.requires_grad:
         raise ClippingError("the losses do not depend on any trainable parameter")
-
-
-def _largest(x: Tensor) -> float:
-    """The largest absolute value that is finite (a sample that is not is dropped later)."""
-    return float(torch.where(x.isfinite(), x, 0.0).abs().amax()) if x.numel() else 0.0

@@ -84,7 +84,9 @@ class StreamedGradient:
             ):
                 self._gram(tile, sparse, others, settle, pending)
             else:
-                buffer = torch.empty_like(self.parameter, requires_grad=False) if buffer is None else buffer
+                buffer = (
+                    self.parameter.new_empty(self.parameter.shape, requires_grad=False) if buffer is None else buffer
+                )
                 self._formed(tile, buffer, settle)
         if weigh is not None:
             pending[self.head.empty] = weigh(self.head.empty, squared[self.head.empty], bound[self.head.empty]).double()

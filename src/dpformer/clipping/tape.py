@@ -8,8 +8,8 @@ While a `Tape` is active, every torch function that receives a trainable paramet
 - a function whose result carries no gradient (a size, a detached copy) runs as it is;
 - anything else raises.
 
-Since parameters are always detached, autograd itself never reaches one, and `Tape.check_graph` looks for that after the
-forward pass: no gradient can come to a parameter except through a recorded use. That is the security property.
+Parameters are always detached, so autograd itself never reaches one through a torch function; what is no torch function (a custom
+autograd.Function) shows in the graph, where `Tape.check_graph` looks for it.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, resolve_name
 
 from dpformer.clipping.forms import Form
+from dpformer.clipping.samples import Samples
 from dpformer.clipping.views import View
 from dpformer.errors import ClippingError
 
@@ -32,14 +33,28 @@ Derive = Callable[[Tensor, int], Iterable[tuple[View, Form]]]
 
 @dataclass
 class Use:
-    """One call of `function` with one or more parameters; `gradient` is the one at its output, after the backward."""
+    """One call of `function` with one or more parameters; `gradient` is the one at its output, after the backward.
+
+    merged: see `Samples`; saved: the tensors that `derive` reads, with their versions; superseded: see `Tape.note_broadcast`.
+    """
 
     function: str
     views: tuple[View, ...]
     derive: Derive
     shape: torch.Size
     merged: int | None
+    saved: tuple[tuple[Tensor, int], ...]
+    superseded: bool = False
     gradient: Tensor | None = field(default=None, repr=False)
+
+    def forms(self, batch: int) -> Iterable[tuple[View, Form]]:
+        """What this use adds to each view's parameter."""
+        assert self.gradient is not None
+        if any(tensor._version != version for tensor, version in self.saved):
+            raise ClippingError(
+                f"what went into {self.function} with {self.names} was changed in place afterwards; make the change on a copy"
+            )
+        return self.derive(self.gradient, batch)
 
     @property
     def names(self) -> str:
@@ -53,21 +68,10 @@ class Tape(TorchFunctionMode):
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
         self.uses: list[Use] = []
-        # Selecting by a mask gives tensors whose first dimension may be anything: see `PhantomClipping`.
-        self.ragged = False
-        self._views: dict[int, View] = {}
-        self._trainable: dict[int, str] = {}
-        self._shared: dict[int, Tensor] = {}
-        # Tensors that are others with their first dimensions merged, and the first dimension those had.
-        self._merged: dict[int, tuple[int, Tensor]] = {}
-        for name, parameter in module.named_parameters():
-            if parameter.requires_grad:
-                self._trainable[id(parameter)] = name
-                self._views[id(parameter)] = View(parameter, name, parameter)
-            else:
-                self._shared[id(parameter)] = parameter
-        for buffer in module.buffers():
-            self._shared[id(buffer)] = buffer
+        self.samples = Samples(module)
+        self._trainable = {id(p): name for name, p in module.named_parameters() if p.requires_grad}
+        self._views = {id(p): View(p, name, p) for name, p in module.named_parameters() if p.requires_grad}
+        self._broadcasts: dict[int, tuple[Tensor, View, Use]] = {}
         # Every recorded output hangs on this, so one backward to it passes all of them and nothing else.
         self.anchor = torch.zeros((), requires_grad=True)
 
@@ -81,29 +85,36 @@ class Tape(TorchFunctionMode):
         """`value` cut off from the parameter it is or comes from; everything else as it is."""
         return value.detach() if self.view(value) is not None else value
 
-    def is_shared(self, value: Tensor) -> bool:
-        """Whether a tensor is known to be the same for all samples: a buffer, made from sizes alone, or of these."""
-        return id(value) in self._shared
-
     def add_view(self, view: View) -> Tensor:
         """Remember a view and give its value, to be returned to the model."""
         self._views[id(view.value)] = view
         return view.value
 
     def record(
-        self, function: Any, output: Tensor, views: Iterable[View | None], derive: Derive, like: Tensor
+        self,
+        function: Any,
+        output: Tensor,
+        views: Iterable[View | None],
+        derive: Derive,
+        like: Tensor,
+        saved: Iterable[Tensor] = (),
     ) -> Tensor:
         """Remember a use; returns `output`, to be returned to the model in its place.
 
-        `like` is the tensor whose first dimension says how samples lie in the output.
+        `like` is the tensor whose first dimension says how samples lie in the output; `saved` are the tensors that `derive` will
+        read, which must not change until then.
         """
+        if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
+            raise ClippingError(
+                f"{_name(function)} runs inside torch.utils.checkpoint or other hooks on saved tensors, which would run it again "
+                "unrecorded: switch checkpointing off and use smaller micro-batches"
+            )
         used = tuple(view for view in views if view is not None)
-        merged = self._merged[id(like)][0] if id(like) in self._merged else None
-        use = Use(_name(function), used, derive, output.shape, merged)
+        kept = tuple((tensor, tensor._version) for tensor in saved)
+        use = Use(_name(function), used, derive, output.shape, self.samples.merged(like), kept)
         self.uses.append(use)
-        if output._is_view():
-            output = output.clone()
-        return _Record.apply(output, self.anchor, use)
+        # In place, so that it stays the same tensor for a function that wrote in place; that cannot be done to a view.
+        return _Record.apply(output.clone() if output._is_view() else output, self.anchor, use)
 
     def record_rows(self, function: Any, view: View) -> Tensor:
         """Make a use of a view that has the batch in it; returns its value."""
@@ -114,6 +125,10 @@ class Tape(TorchFunctionMode):
             return [(view, view.from_gradient(gradient, batch, bound, own_rows=True))]
 
         return self.record(function, output, [view], derive, like=output)
+
+    def note_broadcast(self, output: Tensor, view: View) -> None:
+        """Remember that the look-up just recorded, of ids `[1, ...]`, may be meant to be broadcast over samples."""
+        self._broadcasts[id(output)] = output, view, self.uses[-1]
 
     def refuse(self, function: Any, view: View, why: str = "has no clipping rule") -> ClippingError:
         """The error for a parameter in a place where its per-sample gradient is not known."""
@@ -127,41 +142,43 @@ class Tape(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        rule = RULES.get(func)
+        if self._broadcasts and rule in LAZY:
+            args = self._broadcast(args)
         tensors = list(_tensors(args)) + list(_tensors(kwargs.values()))
         views = [view for t in tensors if (view := self._views.get(id(t))) is not None]
         if not views:
             out = func(*args, **kwargs)
-            if all(id(t) in self._shared for t in tensors):
-                for t in _tensors((out,)):
-                    self._shared[id(t)] = t
-            elif func in _RESHAPES:
-                self._note_merge(tensors[0], out)
-            elif func in _RAGGED and (func is not torch.Tensor.__getitem__ or _has_mask(args[1])):
-                self.ragged = True
+            self.samples.note(func, args, kwargs, tensors, out)
             return out
-        if not torch.is_grad_enabled():
+        if not torch.is_grad_enabled() or (rule is None and getattr(func, "__name__", "") == "__get__"):
             return func(*args, **kwargs)
-        rule = RULES.get(func)
-        if rule is None:
-            # An attribute or a comparison has no gradient to lose. Values are leaves, so everything else shows itself.
-            out = func(*args, **kwargs)
-            if not any(t.requires_grad for t in _tensors((out,))):
-                return out
-        if rule is None or rule not in LAZY or len(views) > 1:
+        if rule not in LAZY or len(views) > 1:
             # Rows picked, or a parameter repeated, for each sample: the batch is in there already, so that is a use.
             swapped = {id(view.value): self.record_rows(func, view) for view in views if view.has_batch}
             args, kwargs = _swap(args, swapped), {key: _swap(value, swapped) for key, value in kwargs.items()}
             views = [view for view in views if not view.has_batch]
         if not views:
             return func(*args, **kwargs)
-        if rule is None:
+        if rule is not None:
+            return rule(self, func, *args, **kwargs)
+        # A size or a comparison has no gradient to lose. Values are leaves, so everything else shows itself.
+        out = func(*args, **kwargs)
+        if any(t.requires_grad for t in _tensors((out,))):
             raise self.refuse(func, views[0])
-        return rule(self, func, *args, **kwargs)
+        return out
 
-    def _note_merge(self, before: Tensor, after: Tensor) -> None:
-        joined = before.dim() - after.dim() + 1
-        if joined > 1 and after.shape[1:] == before.shape[joined:]:
-            self._merged[id(after)] = before.shape[0], after
+    def _broadcast(self, args: Any) -> Any:
+        """Put the view of a `[1, ...]` look-up in its place where it meets a tensor with more samples."""
+        found = [a for a in args if isinstance(a, Tensor) and id(a) in self._broadcasts]
+        others = [
+            a for a in args if isinstance(a, Tensor) and id(a) not in self._broadcasts and a.dim() and a.shape[0] > 1
+        ]
+        if not any(a.dim() >= f.dim() for a in others for f in found):
+            return args
+        for f in found:
+            self._broadcasts[id(f)][2].superseded = True
+        return _swap(args, {id(f): self.add_view(self._broadcasts[id(f)][1]) for f in found})
 
     # -- after the forward pass --------------------------------------------------------------------------------
 
@@ -194,15 +211,15 @@ class Tape(TorchFunctionMode):
 Rule = Callable[..., Any]
 RULES: dict[Any, Rule] = {}
 # Rules that can take a view whose first dimension may be the samples, and so leave it a view.
-LAZY: set[Rule] = set()
+LAZY: set[Rule | None] = set()
 
 
 def register_rule(*functions: Any, lazy: bool = False) -> Callable[[Rule], Rule]:
     """Decorator: `rule(tape, function, *args, **kwargs)` takes the place of `functions` while a tape is active.
 
     The rule computes the output with `tape.value(...)` of its arguments (never with a parameter itself) and returns
-    `tape.record(function, output, views, derive, like=input)`, where `derive(gradient, batch)` turns the gradient at the
-    output into one form (`Outer`, `Sparse` or `Dense`) for each view.
+    `tape.record(function, output, views, derive, like=input, saved=[input])`, where `derive(gradient, batch)` turns the gradient
+    at the output into one form (`Outer`, `Sparse` or `Dense`) for each view, and `saved` are the tensors it reads for that.
     """
 
     def add(rule: Rule) -> Rule:
@@ -226,23 +243,12 @@ class _Record(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None]:
+        if torch.is_grad_enabled():
+            raise ClippingError(
+                f"a gradient of a gradient passes {ctx.use.function}: second derivatives have no clipping rule"
+            )
         ctx.use.gradient = gradient
         return (gradient if ctx.needs_input_grad[0] else None), None, None
-
-
-_RESHAPES = {torch.Tensor.view, torch.Tensor.reshape, torch.reshape, torch.Tensor.flatten, torch.flatten}
-_RAGGED = {
-    torch.Tensor.__getitem__,
-    torch.masked_select,
-    torch.Tensor.masked_select,
-    torch.nonzero,
-    torch.Tensor.nonzero,
-}
-
-
-def _has_mask(key: Any) -> bool:
-    keys = key if isinstance(key, tuple) else (key,)
-    return any(isinstance(k, Tensor) and k.dtype in (torch.bool, torch.uint8) for k in keys)
 
 
 def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:

@@ -7,7 +7,7 @@ A view's use is where it meets the batch, because only there the gradients of th
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -18,21 +18,22 @@ from dpformer.clipping.gradient import matrix_shape
 
 @dataclass(frozen=True)
 class View:
-    """`value` is made of elements of `parameter`; exactly one of the layouts says which.
+    """`value` is made of elements of `parameter`; the layout says which.
 
-    whole        the parameter itself
-    transposed   its transpose (two dimensions)
-    rows         rows of the parameter as an `R x C` matrix; ids `[*value.shape[:-1]]`
-    elements     flat positions in the parameter, `[*value.shape]`
+    whole      the parameter itself
+    rows       rows of the parameter as an `R x C` matrix; `index` has their ids, `[*value.shape[:-1]]`
+    elements   any; `index` has flat positions in the parameter, `[*value.shape]`
 
-    `value` is a leaf that requires a gradient, so that whatever is computed from it outside a rule is noticed.
-    `has_batch`: picked by ids or repeated to a size, so that its first dimension may be the samples.
+    `transposed` (two dimensions, whole or rows) means that `value` is the transpose of that. `value` is a leaf that requires a
+    gradient, so that whatever is computed from it outside a rule is noticed. The row `padding` gets no gradient. `has_batch`:
+    picked by ids or repeated to a size, so that its first dimension may be the samples.
     """
 
     parameter: nn.Parameter
     name: str
     value: Tensor
-    layout: str = "whole"
+    layout: Literal["whole", "rows", "elements"] = "whole"
+    transposed: bool = False
     index: Tensor | None = None
     padding: int | None = None
     has_batch: bool = False
@@ -40,33 +41,27 @@ class View:
     def derive(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> View:
         """The view that `function(self, *args, **kwargs)` makes; the function only moves elements."""
         value = _leaf(function(self.value.detach(), *args, **kwargs))
-        has_batch = self.has_batch or getattr(function, "__name__", "") in ("expand", "expand_as", "repeat")
-        turned = value.dim() == 2 and self.layout in ("whole", "transposed") and _is_transpose(function, args)
-        if turned and self.parameter.dim() == 2:
-            layout = "transposed" if self.layout == "whole" else "whole"
-            return View(self.parameter, self.name, value, layout)
-        if self.layout in ("whole", "rows") and self.value.dim() > 1 and _keeps_rows(function, args, self.value.dim()):
+        has_batch = self.has_batch or getattr(function, "__name__", "") in ("expand", "expand_as")
+        if self.value.dim() == 2 and self.layout != "elements" and _is_transpose(function, args, kwargs):
+            return replace(self, value=value, transposed=not self.transposed, has_batch=False)
+        if self.layout != "elements" and not self.transposed and _keeps_rows(function, args, kwargs, self.value.dim()):
             rows = function(self.row_ids(), *args, **kwargs)
-            return View(self.parameter, self.name, value, "rows", rows, self.padding, has_batch)
+            return replace(self, value=value, layout="rows", index=rows, has_batch=has_batch)
         elements = function(self.element_ids(), *args, **kwargs)
-        C = self.parameter.shape[-1] if self.parameter.dim() > 1 else 1
-        if C > 1 and value.dim() > 1 and value.shape[-1] == C and value.numel():
-            first = elements[..., :1]
-            steps = torch.arange(C, device=elements.device)
-            if bool(((first % C == 0) & (elements - first == steps).all(-1, keepdim=True)).all()):
-                return View(self.parameter, self.name, value, "rows", first[..., 0] // C, self.padding, has_batch)
-        return View(self.parameter, self.name, value, "elements", elements, None, has_batch)
+        return replace(self, value=value, layout="elements", transposed=False, index=elements, has_batch=has_batch)
 
     def take(self, ids: Tensor, padding: int | None, has_batch: bool) -> View:
         """The view of the rows `ids` of a whole parameter, `[*ids.shape, C]`."""
-        return View(self.parameter, self.name, _leaf(self.parameter.detach()[ids]), "rows", ids, padding, has_batch)
+        ids = torch.where(ids < 0, ids + len(self.value), ids)
+        value = _leaf(self.value.detach()[ids])
+        return replace(self, value=value, layout="rows", index=ids, padding=padding, has_batch=has_batch)
 
     def copied(self, value: Tensor) -> View:
         """The same view with a copy of its value, perhaps in another type."""
         return replace(self, value=_leaf(value))
 
     def row_ids(self) -> Tensor:
-        """Row of the parameter that each row of the view is, `[*value.shape[:-1]]`."""
+        """Row of the parameter that each row of the (untransposed) view is, `[*shape[:-1]]`."""
         if self.layout == "rows":
             assert self.index is not None
             return self.index
@@ -80,61 +75,68 @@ class View:
             return self.index
         if self.layout == "rows":
             C = self.parameter.shape[-1]
-            return self.row_ids()[..., None] * C + torch.arange(C, device=self.value.device)
-        ids = torch.arange(self.parameter.numel(), device=self.value.device).view(self.parameter.shape)
-        return ids.T if self.layout == "transposed" else ids
+            ids = self.row_ids()[..., None] * C + torch.arange(C, device=self.value.device)
+        else:
+            ids = torch.arange(self.parameter.numel(), device=self.value.device).view(self.parameter.shape)
+        return ids.T if self.transposed else ids
 
     def from_gradient(self, gradient: Tensor, batch: int, bound: Tensor, own_rows: bool = False) -> Form:
-        """The form of a gradient at this view: `[B, *value.shape]`, or `value.shape` itself with `own_rows`.
+        """The form of a gradient at this view: `[B, ..., *value.shape]`, or `value.shape` itself with `own_rows`.
 
         `own_rows` means that the view's first dimension runs over the samples, so that sample i has its share only.
         """
         R, C = matrix_shape(self.parameter.shape)
-        if self.layout == "rows" or (own_rows and self.layout == "whole" and self.parameter.dim() > 1):
-            ids = self.row_ids()
-            index = ids.reshape(batch, -1) if own_rows else ids.reshape(1, -1).expand(batch, -1)
+        if self.transposed and not own_rows:
+            gradient = gradient.reshape(batch, *self.value.shape).transpose(1, 2)
+            return replace(self, transposed=False, value=self.value.T).from_gradient(gradient, batch, bound)
+        if self.layout == "whole" and not own_rows:
+            return Dense(gradient.reshape(batch, R, C), bound)
+        if self.layout == "rows" and not self.transposed:
+            index = _apart(self.row_ids(), batch, own_rows)
             values = gradient.reshape(batch, index.shape[1], C)
             if self.padding is not None:
                 values = values.masked_fill((index == self.padding)[..., None], 0)
             return Sparse(index, values)
-        if self.layout == "whole" and not own_rows:
-            return Dense(gradient.reshape(batch, R, C), bound)
-        if self.layout == "transposed" and not own_rows:
-            return Dense(gradient.transpose(-1, -2), bound)
-        ids = self.element_ids()
-        index = ids.reshape(batch, -1) if own_rows else ids.reshape(1, -1).expand(batch, -1)
-        dense = gradient.new_zeros(batch, R * C).scatter_add_(1, index, gradient.reshape(batch, -1))
-        return Dense(dense.view(batch, R, C), bound)
+        index = _apart(self.element_ids(), batch, own_rows)
+        values = gradient.reshape(batch, -1)
+        if self.padding is not None:
+            values = values.masked_fill(index // C == self.padding, 0)
+        return Dense(gradient.new_zeros(batch, R * C).scatter_add_(1, index, values).view(batch, R, C), bound)
 
     def from_outer(self, rows: Tensor, cols: Tensor) -> Form:
         """The form of `sum_t rows_t (x) cols_t` as a gradient at this (two-dimensional) view."""
+        if self.transposed:
+            return replace(self, transposed=False, value=self.value.T).from_outer(cols, rows)
         if self.layout == "whole":
             return Outer(rows, cols)
-        if self.layout == "transposed":
-            return Outer(cols, rows)
-        outer = Outer(rows, cols)
-        batch = rows.shape[0]
-        return self.from_gradient(rows.transpose(1, 2) @ cols, batch, outer.bound())
+        if self.layout == "rows" and self.padding is None:
+            # The rows that are not in the view have no part: as large as what came in, not as the parameter per sample.
+            R, _ = matrix_shape(self.parameter.shape)
+            return Outer(rows.new_zeros(*rows.shape[:2], R).index_add_(2, self.row_ids(), rows), cols)
+        return self.from_gradient(rows.transpose(1, 2) @ cols, len(rows), Outer(rows, cols).bound())
+
+
+def _apart(ids: Tensor, batch: int, own_rows: bool) -> Tensor:
+    """Ids `[B, n]` of each sample: its share of them, or all."""
+    return ids.reshape(batch, -1) if own_rows else ids.reshape(1, -1).expand(batch, -1)
 
 
 def _leaf(value: Tensor) -> Tensor:
     return value.detach().requires_grad_(value.is_floating_point())
 
 
-def _is_transpose(function: Any, args: tuple[Any, ...]) -> bool:
-    name = getattr(function, "__name__", "")
-    if name == "__get__":
-        return getattr(getattr(function, "__self__", None), "__name__", "") in ("T", "mT")
-    if name == "t":
-        return True
-    if name in ("transpose", "swapaxes", "swapdims"):
-        return {a % 2 for a in args if isinstance(a, int)} == {0, 1}
-    return False
+def _is_transpose(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a function turns a matrix: decided on a matrix of two different sides."""
+    if getattr(function, "__name__", "") not in ("__get__", "t", "transpose", "swapaxes", "permute"):
+        return False
+    return bool(function(torch.empty(2, 3, device="meta"), *args, **kwargs).shape == (3, 2))
 
 
-def _keeps_rows(function: Any, args: tuple[Any, ...], dim: int) -> bool:
+def _keeps_rows(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], dim: int) -> bool:
     """Whether the function acts on leading dimensions alone: then it can act on row ids, at 1/C of the size."""
     name = getattr(function, "__name__", "")
+    if dim < 2 or kwargs:
+        return False
     if name == "__getitem__":
         keys = args[0] if isinstance(args[0], tuple) else (args[0],)
         simple = all(k is None or isinstance(k, (int, slice)) for k in keys)

@@ -9,11 +9,12 @@ behind a `Position` that someone else remembers. Not noticed: chain, head and ev
 together by older or forged ones.
 """
 
+import contextlib
 import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,14 +49,9 @@ class Chain:
         number = self.position.entries + 1
         line, digest = _line({**fields, "n": number, "previous": self.position.hash})
         self._writable = False  # until the line is safely down
-        try:
+        with _explained(self._folder):
             _write(self._file, line)
             _write_head(self._folder, Position(number, digest))
-        except OSError as failure:
-            raise PrivacyError(
-                f"{self._folder / CHAIN} cannot be written ({failure.strerror}); nothing was released. Free space or "
-                "mend the folder's permissions, then resume"
-            ) from failure
         self._writable = True
         self.position = Position(number, digest)
 
@@ -70,20 +66,19 @@ class Chain:
 
 def create_chain(folder: Path, header: Line) -> Chain:
     """Begin a chain. A folder that already has one is refused: what it says would be forgotten."""
-    try:
+    with _explained(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as failure:
-        raise PrivacyError(f"{folder} cannot be made ({failure.strerror}); choose another run folder") from failure
     lock = _take_lock(folder)
     try:
         for name in (CHAIN, HEAD):
             if (folder / name).exists():
                 raise PrivacyError(f"{folder / name} exists: resume that run, or choose another run folder")
         line, digest = _line({**header, "previous": ""})
-        file = os.open(folder / CHAIN, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o644)
-        _write(file, line)
-        _write_head(folder, Position(0, digest))
-        _sync_folder(folder)
+        with _explained(folder):
+            file = os.open(folder / CHAIN, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o644)
+            _write(file, line)
+            _write_head(folder, Position(0, digest))
+            _sync_folder(folder)
     except BaseException:
         os.close(lock)
         raise
@@ -98,10 +93,11 @@ def open_chain(folder: Path, known: Position | None = None) -> tuple[Chain, list
     try:
         lines, length = _read(folder, known)
         position = Position(len(lines) - 1, lines[-1]["hash"])
-        file = os.open(folder / CHAIN, os.O_WRONLY | os.O_APPEND)
-        os.ftruncate(file, length)
-        os.fsync(file)
-        _write_head(folder, position)
+        with _explained(folder):
+            file = os.open(folder / CHAIN, os.O_WRONLY | os.O_APPEND)
+            os.ftruncate(file, length)
+            os.fsync(file)
+            _write_head(folder, position)
     except BaseException:
         os.close(lock)
         raise
@@ -134,6 +130,8 @@ def _read(folder: Path, known: Position | None) -> tuple[list[Line], int]:
         data = path.read_bytes()
     except FileNotFoundError:
         raise _missing(folder) from None
+    except OSError as failure:
+        raise PrivacyError(f"{path} cannot be read ({failure.strerror}); mend its permissions") from failure
     length = data.rfind(b"\n") + 1
     lines: list[Line] = []
     for number, raw in enumerate(data[:length].split(b"\n")[:-1]):
@@ -180,6 +178,18 @@ def _read_head(folder: Path) -> Position | None:
         ) from problem
 
 
+@contextlib.contextmanager
+def _explained(folder: Path) -> Iterator[None]:
+    """Turn what the file system refuses into an error that says what to do."""
+    try:
+        yield
+    except OSError as failure:
+        raise PrivacyError(
+            f"{folder / CHAIN} cannot be written ({failure.strerror}); nothing was released. Free space or mend the "
+            "folder's permissions, then resume"
+        ) from failure
+
+
 def _missing(folder: Path) -> PrivacyError:
     return PrivacyError(f"{folder / CHAIN} is missing: what this run has spent is not known; start a new run")
 
@@ -210,10 +220,8 @@ def _sync_folder(folder: Path) -> None:
 
 
 def _take_lock(folder: Path) -> int:
-    try:
+    with _explained(folder):
         lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
-    except OSError as failure:
-        raise PrivacyError(f"{folder} cannot be locked ({failure.strerror}); it must be writable") from failure
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

@@ -67,7 +67,8 @@ class NoiseSource(abc.ABC):
         if not (np.isfinite(std) and std > 0):
             raise PrivacyError(f"noise std {std:g} is not above 0; a run without noise must say so, with epsilon inf")
         named = sorted(gradients, key=lambda pair: pair[0])
-        if len({name for name, _ in named}) < len(named) or len({id(g) for _, g in named}) < len(named):
+        places = [gradient.data_ptr() for _, gradient in named if gradient.numel()]
+        if len({name for name, _ in named}) < len(named) or len(set(places)) < len(places):
             raise PrivacyError("a parameter is listed twice; give every parameter to add_noise_ once")
         for name, gradient in named:
             if not bool(torch.isfinite(gradient).all()):
@@ -79,7 +80,7 @@ class NoiseSource(abc.ABC):
         drawn = torch.from_numpy(self.normal(gradient.numel())).mul_(std).reshape(gradient.shape)
         # float64 noise is added in float64 and rounded once; some devices have none, so there the sum is on the CPU.
         if self.dtype is np.float64:
-            gradient.copy_(gradient.to("cpu", torch.float64) + drawn)
+            gradient.copy_((gradient.to("cpu", torch.float64) + drawn).to(gradient.dtype))
         else:
             gradient.add_(drawn.to(gradient.device, gradient.dtype))
 

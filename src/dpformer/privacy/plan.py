@@ -134,7 +134,7 @@ class PrivacyPlan:
 
     @property
     def signal_cap(self) -> float:
-        """The most that this budget allows, N / sigma_1: full batches, whose value does not depend on T."""
+        """N / sigma_1: what full batches reach with this budget, for any T. Poisson was never seen above it."""
         return math.inf if not self.private else self.users / gaussian_multiplier(self.epsilon, self.delta)
 
 

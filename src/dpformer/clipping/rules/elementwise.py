@@ -68,9 +68,16 @@ def _combine(
         recorded = tape.record_rows(function, view)
         left, right = (recorded, other) if a is not None else (input, recorded)
         return compute(left, right, alpha=alpha) if alpha != 1 else compute(left, right)
-    output = compute(tape.value(input), tape.value(other))
+    in_place = (
+        function.__name__.endswith("_") and not function.__name__.endswith("__")
+    ) or function.__name__.startswith("__i")
+    if in_place and (a is not None or x._is_view()):
+        raise tape.refuse(function, view, "writes into a part of another tensor; write it without the underscore")
+    given = x.detach().clone() if in_place else x
+    output = function(x, tape.value(other)) if in_place else compute(tape.value(input), tape.value(other))
 
     def derive(gradient: Tensor, batch: int) -> Iterator[tuple[View, Form]]:
-        yield view, from_broadcast(view, terms(gradient, x), batch)
+        yield view, from_broadcast(view, terms(gradient, given), batch)
 
-    return tape.record(function, output, [view], derive, like=x if x.dim() >= view.value.dim() else output)
+    like = x if x.dim() >= view.value.dim() else output
+    return tape.record(function, output, [view], derive, like=like, saved=[given])

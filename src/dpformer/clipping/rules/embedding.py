@@ -49,14 +49,12 @@ def embedding(
 
 def rows(tape: Tape, function: Any, view: View, ids: Tensor, padding: int | None = None) -> Tensor:
     """Rows `ids` of a whole parameter: a use where the ids belong to samples, else (positions, say) a view."""
-    if view.layout != "whole" or view.parameter.dim() != 2:
+    if view.layout != "whole" or view.transposed or view.parameter.dim() != 2:
         raise tape.refuse(function, view, "looks rows up in a part of it; look them up in the whole table")
-    shared = tape.is_shared(ids)
-    if shared or (ids.dim() > 1 and ids.shape[0] == 1):
-        # A first dimension of 1 is either made for broadcasting or a batch of one: as a view it is right in both cases.
-        return tape.add_view(
-            view.take(ids.clone(), padding, has_batch=ids.dim() > 1 and not (shared and ids.shape[0] == 1))
-        )
+    one = ids.dim() > 1 and ids.shape[0] == 1
+    if tape.samples.is_shared(ids) and not one:
+        return tape.add_view(view.take(ids, padding, has_batch=ids.dim() > 1))
+    ids = torch.where(ids < 0, ids + len(view.value), ids)
     output = F.embedding(ids, view.value.detach())
 
     def derive(gradient: Tensor, batch: int) -> Iterator[tuple[View, Form]]:
@@ -66,7 +64,11 @@ def rows(tape: Tape, function: Any, view: View, ids: Tensor, padding: int | None
             values = values.masked_fill((index == padding)[..., None], 0)
         yield view, Sparse(index, values)
 
-    return tape.record(function, output, [view], derive, like=ids)
+    output = tape.record(function, output, [view], derive, like=ids)
+    if one:
+        # A batch of one, or ids made to be broadcast: the latter shows when it meets a batch.
+        tape.note_broadcast(output, view.take(ids, padding, has_batch=False))
+    return output
 
 
 @register_rule(torch.index_select, torch.Tensor.index_select)

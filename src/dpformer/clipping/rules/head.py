@@ -41,14 +41,16 @@ def tied(
     if (fixed := tape.view(hidden)) is not None:
         raise tape.refuse(function, fixed, "takes it as hidden states")
     assert view is not None
-    if view.layout != "whole":
+    if view.value is not view.parameter:
         raise tape.refuse(function, view, "needs the whole table; use a bias of -inf to leave items out")
     head = HeadPass(hidden.detach(), view.parameter.detach(), targets, weights, bias, workspace)
 
     def derive(gradient: Tensor, batch: int) -> Iterator[tuple[View, Any]]:
         yield view, Head(head, gradient)
 
-    return tape.record(function, _AtHidden.apply(hidden, head), [view], derive, like=hidden)
+    return tape.record(
+        function, _AtHidden.apply(hidden, head), [view], derive, like=hidden, saved=[hidden, targets, weights]
+    )
 
 
 class _AtHidden(torch.autograd.Function):

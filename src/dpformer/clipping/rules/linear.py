@@ -41,4 +41,4 @@ def linear(tape: Tape, function: Any, input: Tensor, weight: Tensor, bias: Tenso
         if b is not None:
             yield b, from_broadcast(b, gradient, batch)
 
-    return tape.record(function, output, [w, b], derive, like=input)
+    return tape.record(function, output, [w, b], derive, like=input, saved=[input])

@@ -28,8 +28,12 @@ from dpformer.clipping.views import View
 
 
 @register_rule(torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__, torch.mm, torch.Tensor.mm)
-def matmul(tape: Tape, function: Any, left: Tensor, right: Tensor) -> Tensor:
+def matmul(
+    tape: Tape, function: Any, input: Tensor, other: Tensor | None = None, *, mat2: Tensor | None = None
+) -> Tensor:
     """A product with a parameter on one side."""
+    left, right = input, other if mat2 is None else mat2
+    assert right is not None
     p, r = tape.view(left), tape.view(right)
     if r is None:
         assert p is not None
@@ -47,7 +51,7 @@ def matmul(tape: Tape, function: Any, left: Tensor, right: Tensor) -> Tensor:
             dtype = r.parameter.dtype
             yield r, r.from_outer(per_sample(left, batch, dtype), per_sample(gradient, batch, dtype))
 
-    return tape.record(function, output, [r], derive, like=left)
+    return tape.record(function, output, [r], derive, like=left, saved=[left])
 
 
 def _from_left(tape: Tape, function: Any, p: View, right: Tensor) -> Tensor:
@@ -61,7 +65,7 @@ def _from_left(tape: Tape, function: Any, p: View, right: Tensor) -> Tensor:
         rows = per_sample(gradient.transpose(1, 2), batch, dtype)
         yield p, p.from_outer(rows, per_sample(right.transpose(1, 2), batch, dtype))
 
-    return tape.record(function, output, [p], derive, like=right)
+    return tape.record(function, output, [p], derive, like=right, saved=[right])
 
 
 @register_rule(torch.Tensor.__rmatmul__)
@@ -90,4 +94,4 @@ def addmm(
         if b is not None:
             yield b, from_broadcast(b, gradient, batch)
 
-    return tape.record(function, output, [w, b], derive, like=mat1)
+    return tape.record(function, output, [w, b], derive, like=mat1, saved=[mat1])

@@ -56,9 +56,14 @@ def getitem(tape: Tape, function: Any, input: Tensor, key: Any) -> Tensor:
     view = tape.view(input)
     if view is None:
         raise tape.refuse(function, tape.view(key), "uses it as an index")  # type: ignore[arg-type]
-    if isinstance(key, Tensor) and key.dtype in (torch.int64, torch.int32) and view.layout == "whole":
+    if (
+        isinstance(key, Tensor)
+        and key.dtype in (torch.int64, torch.int32)
+        and view.layout == "whole"
+        and not view.transposed
+    ):
         return rows(tape, function, view, key)
     keys = key if isinstance(key, tuple) else (key,)
-    if any(isinstance(k, Tensor) and not tape.is_shared(k) for k in keys):
+    if any(isinstance(k, Tensor) and not tape.samples.is_shared(k) for k in keys):
         raise tape.refuse(function, view, "picks elements by an index without a rule (wanted one tensor of row ids)")
     return tape.add_view(view.derive(function, (key,), {}))

@@ -73,4 +73,4 @@ def _record(
         if b is not None:
             yield b, from_broadcast(b, gradient, batch)
 
-    return tape.record(function, output, [w, b], derive, like=input)
+    return tape.record(function, output, [w, b], derive, like=input, saved=[input])

@@ -1,0 +1,246 @@
+"""The loop: Poisson batch, micro-batches, clipped sum, noise once, division by the expected batch, a step of Adam.
+
+    g = (1 / B) (sum_i c_i g_i + sigma C N(0, I))        B the *expected* batch size, a public constant
+
+The order of things is the guarantee: the clipped sum is complete, then the ledger is charged and synced, then noise is added,
+and only then anything looks at the sum.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dpformer.clipping import PhantomClipping, TiedCrossEntropy
+from dpformer.data import MicroBatch, PoissonSampler, Sequences, micro_batches
+from dpformer.errors import PrivacyError
+from dpformer.models.base import SequenceModel
+from dpformer.privacy import Ledger, NoiseSource, PrivacyPlan, fingerprint
+
+Averaging = Literal["none", "ema", "tail"]
+
+
+@dataclass(frozen=True)
+class Optimisation:
+    """How steps are made. None of it affects the guarantee, as long as it is not chosen by looking at private results.
+
+    warmup: share of the steps over which the learning rate rises; it falls linearly after that.
+    averaging: "tail" is the mean of the last fifth of the iterates, "ema" an exponential mean; free post-processing.
+    token_budget: positions of a micro-batch, a matter of memory.
+    """
+
+    learning_rate: float = 1e-2
+    weight_decay: float = 1e-5
+    warmup: float = 0.2
+    averaging: Averaging = "tail"
+    max_norm: float = 1.0
+    rule: Literal["automatic", "flat"] = "automatic"
+    max_length: int = 50
+    token_budget: int = 8192
+
+    def rate_at(self, step: int, steps: int) -> float:
+        """Learning rate of step 1, 2, ..., steps.
+
+        >>> [round(Optimisation(learning_rate=1.0).rate_at(t, 10), 3) for t in (1, 2, 3, 10)]
+        [0.5, 1.0, 1.0, 0.125]
+        """
+        rise = max(1, round(self.warmup * steps))
+        if step <= rise:
+            return self.learning_rate * step / rise
+        return self.learning_rate * (steps - step + 1) / (steps - rise)
+
+
+TAIL = 0.2
+EMA = 0.98
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """What a step tells the one who runs it. Everything but `step` is computed on private data without noise."""
+
+    step: int
+    users: int
+    loss: float
+    nonfinite: int
+
+
+class Trainer:
+    """Makes the steps of a plan, one at a time; its whole state can be taken and put back between two of them.
+
+    A plan with epsilon inf is trained by the same loop without clipping and noise, and needs neither noise nor ledger.
+    """
+
+    def __init__(
+        self,
+        model: SequenceModel,
+        train: Sequences,
+        plan: PrivacyPlan,
+        how: Optimisation,
+        sampler: PoissonSampler,
+        noise: NoiseSource | None = None,
+        ledger: Ledger | None = None,
+    ) -> None:
+        if len(train) != plan.users:
+            raise PrivacyError(f"the plan is for {plan.users} users, and the data has {len(train)}; make the plan anew")
+        if sampler.users != plan.users or sampler.rate != plan.rate:
+            raise PrivacyError(
+                f"the sampler draws with rate {sampler.rate:g}, the plan with {plan.rate:g}; use the plan's"
+            )
+        if plan.private and (noise is None or ledger is None):
+            raise PrivacyError("a private plan needs a noise source and a ledger")
+        if ledger is not None and ledger.plan != plan:
+            raise PrivacyError("the ledger is of another plan; use the plan that it was made with")
+        self.model, self.train, self.plan, self.how = model, train, plan, how
+        self.sampler, self.noise, self.ledger = sampler, noise, ledger
+        self.step = 0
+        self.clipping = PhantomClipping(model, how.max_norm, how.rule)
+        self.optimizer = torch.optim.Adam(model.parameters(), lr=how.learning_rate, weight_decay=how.weight_decay)
+        self.average: dict[str, Tensor] = {}
+        self._head = TiedCrossEntropy()
+        self._about = fingerprint(repr(how), _digest(train.items, train.offsets))
+
+    def run(self) -> Iterator[StepReport]:
+        """The steps that are left."""
+        while self.step < self.plan.steps:
+            yield self.make_step()
+
+    def make_step(self) -> StepReport:
+        """One step; with noise alone if nobody was drawn."""
+        step = self.step + 1
+        self.model.train()
+        inputs = fingerprint(
+            self._about, str(step), _digest(*(p.detach().cpu().numpy() for p in self._parameters.values()))
+        )
+        users = self.sampler.draw() if self.plan.sampler == "poisson" else np.arange(self.plan.users)
+        for p in self.model.parameters():
+            p.grad = torch.zeros_like(p) if p.grad is None else p.grad.zero_()
+        lost, loss = self.clipping.nonfinite, 0.0
+        batches = micro_batches(
+            self.train, users, max_length=self.how.max_length + 1, token_budget=self.how.token_budget
+        )
+        for batch in batches:
+            loss += self._add_gradients(batch)
+        if self.plan.private:
+            assert self.noise is not None
+            assert self.ledger is not None
+            drawn = fingerprint(inputs, _digest(users))
+            self.ledger.authorise_step(step, fingerprint(self.noise.state()), drawn)
+            gradients = [(name, p.grad) for name, p in self._parameters.items() if p.grad is not None]
+            self.noise.add_noise_(gradients, self.plan.noise_std(self.how.max_norm))
+        self._update(step)
+        return StepReport(step, len(users), loss / max(1, len(users)), self.clipping.nonfinite - lost)
+
+    @property
+    def _parameters(self) -> dict[str, torch.nn.Parameter]:
+        return dict(self.model.named_parameters())
+
+    def _add_gradients(self, batch: MicroBatch) -> float:
+        """Add the (clipped) gradients of some users to `.grad`; returns the sum of their losses."""
+        device = self.model.embedding.weight.device
+        tokens = batch.tokens.to(device)
+        found: list[Tensor] = []
+
+        def losses() -> Tensor:
+            value = self.losses(tokens)
+            found.append(value.detach())
+            return value
+
+        if self.plan.private:
+            self.clipping.backward(losses)
+        else:
+            losses().sum().backward()
+        return float(torch.nan_to_num(found[0]).sum())
+
+    def losses(self, tokens: Tensor) -> Tensor:
+        """Mean loss of predicting each next item, `[B]`, for sequences `[B, L + 1]`; 0 for a user with a single item."""
+        s, y = tokens[:, :-1], tokens[:, 1:]
+        used = y > 0
+        weights = used / used.sum(1, keepdim=True).clamp_min(1)
+        if s.shape[1] == 0:
+            s, y, weights = tokens, torch.zeros_like(tokens), torch.zeros(tokens.shape, device=tokens.device)
+        return self._head(self.model(s), self.model.table, y, weights, self.model.output_bias)
+
+    def _update(self, step: int) -> None:
+        for p in self.model.parameters():
+            assert p.grad is not None
+            p.grad.div_(self.plan.batch_size)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.how.rate_at(step, self.plan.steps)
+        self.optimizer.step()
+        self.step = step
+        self._average(step)
+
+    @torch.no_grad()
+    def _average(self, step: int) -> None:
+        first = self.plan.steps - int(TAIL * self.plan.steps) + 1
+        if self.how.averaging == "none" or (self.how.averaging == "tail" and step < first):
+            return
+        for name, p in self._parameters.items():
+            if name not in self.average:
+                self.average[name] = p.detach().clone()
+            elif self.how.averaging == "tail":
+                self.average[name].lerp_(p, 1 / (step - first + 1))
+            else:
+                self.average[name].lerp_(p, 1 - EMA)
+
+    @torch.no_grad()
+    def finish(self) -> float:
+        """Put the averaged parameters into the model; returns the sum of squared averaging weights."""
+        for name, value in self.average.items():
+            self._parameters[name].copy_(value)
+        if not self.average:
+            return 1.0
+        if self.how.averaging == "tail":
+            return 1 / max(1, int(TAIL * self.plan.steps))
+        return (1 - EMA) / (1 + EMA)
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """All that the coming steps depend on: tensors, and JSON-ready values. Secret: it tells the noise that comes."""
+        tensors = {f"model.{name}": value for name, value in self.model.state_dict().items()}
+        tensors |= {f"average.{name}": value for name, value in self.average.items()}
+        for k, state in self.optimizer.state_dict()["state"].items():
+            tensors |= {f"optimizer.{k}.{name}": torch.as_tensor(value) for name, value in state.items()}
+        tensors["random"] = torch.get_rng_state()
+        values = {
+            "step": self.step,
+            "sampler": self.sampler.state(),
+            "noise": None if self.noise is None else self.noise.state(),
+            "nonfinite": self.clipping.nonfinite,
+        }
+        return {name: value.detach().clone() for name, value in tensors.items()}, values
+
+    def restore(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
+        """Go on from a state."""
+        part = _part(tensors, "model")
+        self.model.load_state_dict(part)
+        self.average = _part(tensors, "average")
+        found: dict[int, dict[str, Tensor]] = {}
+        for name, value in _part(tensors, "optimizer").items():
+            k, key = name.split(".", 1)
+            found.setdefault(int(k), {})[key] = value
+        groups = self.optimizer.state_dict()["param_groups"]
+        self.optimizer.load_state_dict({"state": found, "param_groups": groups})
+        torch.set_rng_state(tensors["random"])
+        self.step = values["step"]
+        self.sampler = PoissonSampler.restored(values["sampler"])
+        if self.noise is not None:
+            self.noise.restore(values["noise"])
+        self.clipping.nonfinite = values["nonfinite"]
+
+
+def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(f"{prefix}."): value for name, value in tensors.items() if name.startswith(f"{prefix}.")}
+
+
+def _digest(*arrays: np.ndarray) -> str:
+    digest = hashlib.sha256()
+    for array in arrays:
+        digest.update(str((array.shape, array.dtype.str)).encode())
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()
