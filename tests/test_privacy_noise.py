@@ -34,6 +34,16 @@ def test_a_ks_test_accepts_sigma_and_rejects_others(source):
         assert kstest(values, norm(0, 1.7 * wrong).cdf).pvalue < 1e-12
 
 
+def test_noise_for_a_release_has_its_shape_and_std(source):
+    drawn = source.gaussian((200, 200), 1.7)
+    assert drawn.shape == (200, 200)
+    assert drawn.dtype == np.float64
+    assert kstest(drawn.ravel(), norm(0, 1.7).cdf).pvalue > TINY
+    for std in (0.0, -1.0, math.nan):
+        with pytest.raises(PrivacyError, match="is not above 0"):
+            source.gaussian((2,), std)
+
+
 def test_moments_and_tails(source):
     drawn = source.normal(400_000).astype(np.float64)
     n = len(drawn)

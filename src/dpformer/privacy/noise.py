@@ -20,6 +20,7 @@ noise.
 """
 
 import abc
+import math
 import secrets
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -50,6 +51,12 @@ class NoiseSource(abc.ABC):
     @abc.abstractmethod
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from a state of the same mode."""
+
+    def gaussian(self, shape: tuple[int, ...], std: float) -> np.ndarray:
+        """Independent N(0, std^2) values for a release of this shape, float64."""
+        if not (np.isfinite(std) and std > 0):
+            raise PrivacyError(f"noise std {std:g} is not above 0; a release without noise is not private")
+        return std * self.normal(math.prod(shape)).astype(np.float64).reshape(shape)
 
     def add_noise_(self, gradients: Iterable[tuple[str, torch.Tensor]], std: float) -> None:
         """Add N(0, std^2) to every entry of every gradient, in place, in the order of their names.

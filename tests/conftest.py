@@ -1,4 +1,4 @@
-"""What the tests of the data part share."""
+"""What the tests share: the command line in this process, and data sets that may not be redistributed."""
 
 import os
 import sys

@@ -1,0 +1,51 @@
+"""`dpformer evaluate`: how well a released model ranks what people did next."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+
+def evaluate(
+    run: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
+    data: Annotated[
+        Path, typer.Argument(help="The prepared folder that it was trained on, or another of the same items.")
+    ],
+    item: Annotated[str, typer.Option("--item", help="Which item is held out: test or validation.")] = "test",
+    as_json: Annotated[bool, typer.Option("--json", help="Figures as JSON on stdout.")] = False,
+) -> None:
+    """Rank all items for all users and write metrics.json. Figures are computed on people's data: they are not private."""
+    from rich.table import Table
+
+    from dpformer.cli.output import print_json, stderr, stdout
+    from dpformer.data import load
+    from dpformer.errors import DPFormerError
+    from dpformer.evaluation import evaluate as evaluate_model
+    from dpformer.evaluation import held_out
+    from dpformer.training.files import read_json, write_json
+    from dpformer.training.released import load_model
+
+    model, dataset = load_model(run), load(data)
+    if not model.catalogue["item_id"].equals(dataset.catalogue["item_id"]):
+        raise DPFormerError(
+            f"{data}: has another catalogue than the model in {run}; evaluate on the data it was made for"
+        )
+    with stderr.status("ranking all items for all users ..."):
+        found = evaluate_model(
+            model, held_out(dataset.sequences, item), len(dataset.catalogue), max_length=model.recipe.max_length
+        )
+    figures: dict[str, Any] = found.figures()
+    path = run / "metrics.json"
+    known = read_json(path) if path.exists() else {"not_private": True}
+    write_json(path, known | {item: figures})
+    if as_json:
+        print_json(figures)
+        return
+    table = Table("", *found.masked, title=f"{model.recipe.model}, {item} item")
+    rows = {"seen masked": found.masked, "unmasked": found.unmasked}
+    rows |= {f"{name} items": part.metrics for name, part in found.slices.items()}
+    for name, metrics in rows.items():
+        table.add_row(name, *(f"{100 * figure.value:.2f}" for figure in metrics.values()))
+    table.caption = found.protocol.line()
+    stdout.print(table)
+    stderr.print(f"written to {path}; computed on people's data without noise: not private", soft_wrap=True)

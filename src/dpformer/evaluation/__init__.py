@@ -1,0 +1,21 @@
+"""Full ranking, metrics, slices by popularity, and the protocol that stands beside every figure. See docs/statistics.md."""
+
+from dpformer.evaluation.evaluate import Evaluation, Slice, evaluate
+from dpformer.evaluation.held_out import HeldOut, held_out
+from dpformer.evaluation.metrics import Figure, metrics
+from dpformer.evaluation.protocol import Protocol
+from dpformer.evaluation.ranking import Ranks, Scorer, rank
+
+__all__ = [
+    "Evaluation",
+    "Figure",
+    "HeldOut",
+    "Protocol",
+    "Ranks",
+    "Scorer",
+    "Slice",
+    "evaluate",
+    "held_out",
+    "metrics",
+    "rank",
+]

@@ -1,0 +1,74 @@
+"""Recommend to everybody what most people had: not privately, and from a noisy histogram."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dpformer.errors import DPFormerError
+from dpformer.models.statistics.release import Gaussian, Release, Releaser, check_log
+
+
+class Popularity:
+    """Items by the number of their events. Not private: the counts are exact."""
+
+    def __init__(self) -> None:
+        self._scores: Tensor | None = None
+
+    def fit(self, items: np.ndarray, offsets: np.ndarray, item_count: int) -> "Popularity":
+        """items: integers [events], 1..item_count (0 is skipped); offsets: [users + 1]."""
+        check_log(items, offsets, item_count)
+        self._scores = _as_scores(np.bincount(items, minlength=item_count + 1))
+        return self
+
+    def scores(self, s: Tensor, lengths: Tensor) -> Tensor:
+        """[B, items + 1] for item ids s [B, L]: the same row for everybody; entry 0 is -inf."""
+        return _rows(self._scores, len(s))
+
+    def state(self) -> dict[str, Tensor]:
+        """The exact counts: not to be released."""
+        return {"scores": _rows(self._scores, 1)[0]}
+
+
+class DPPopularity:
+    """Items by a noisy histogram in which each user has one vector of norm 1: one Gaussian mechanism.
+
+    `state()` is the release itself.
+    """
+
+    shares = {"item histogram": 1.0}  # noqa: RUF012
+
+    def __init__(self, last: int = 2000) -> None:
+        self.last = last
+        self.releases: tuple[Release, ...] = ()
+        self._scores: Tensor | None = None
+
+    def fit(
+        self, items: np.ndarray, offsets: np.ndarray, item_count: int, *, noise_multiplier: float, gaussian: Gaussian
+    ) -> "DPPopularity":
+        """As `Popularity.fit`, with noise of standard deviation `noise_multiplier` from `gaussian(shape, std)`."""
+        releaser = Releaser(items, offsets, item_count, noise_multiplier, gaussian)
+        self._scores = _as_scores(releaser.histogram(1.0, self.last))
+        self.releases = releaser.releases
+        return self
+
+    def scores(self, s: Tensor, lengths: Tensor) -> Tensor:
+        """[B, items + 1] for item ids s [B, L]: the same row for everybody; entry 0 is -inf."""
+        return _rows(self._scores, len(s))
+
+    def state(self) -> dict[str, Tensor]:
+        """What was released."""
+        return {"scores": _rows(self._scores, 1)[0]}
+
+
+def _as_scores(counts: Any) -> Tensor:
+    scores = torch.as_tensor(counts, dtype=torch.float32).clone()
+    scores[0] = -torch.inf
+    return scores
+
+
+def _rows(scores: Tensor | None, count: int) -> Tensor:
+    if scores is None:
+        raise DPFormerError("this model has not been fitted; call fit first")
+    return scores.repeat(count, 1)

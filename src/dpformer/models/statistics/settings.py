@@ -1,0 +1,86 @@
+"""What can be set of the DP transition statistics. The defaults were chosen on the validation item of two data sets."""
+
+import math
+from dataclasses import dataclass, field
+
+from dpformer.errors import PrivacyError
+
+
+@dataclass(frozen=True)
+class Mix:
+    """The weights of the parts of the score matrix (see `post.score_matrix`); T stands for transposed."""
+
+    lift: float = 1.0
+    lift_by_rank: float = 0.5
+    excess_4: float = 0.1
+    excess_2: float = 0.2
+    lift_t: float = 0.3
+    excess_4_t: float = 0.05
+
+
+@dataclass(frozen=True)
+class TransitionSettings:
+    """Shares of the budget, the shape of the queries, and the post-processing.
+
+    head                how many of the most frequent items (by the noisy histogram) have transitions
+    histogram_share     the histogram's part of the Gaussian budget; all shares sum to 1
+    stage_shares        the parts of the transition releases, one after the other
+    thresholds          the z-score that a cell must exceed to be asked again, for each release but the first
+    last                a user's events that are looked at, from the end
+    lags, lag_power     a pair of items k <= lags events apart counts k^-lag_power
+    cell_power          cells are weighted by (h_i h_j)^-cell_power, h being the items' noisy counts
+    rank, ridge, folds  the low-rank prediction of each cell from the others
+    prior_counts        the log-lift of x over an expected P is log (x + prior_counts P + prior_noise s) -
+    prior_noise         log (P + prior_counts P + prior_noise s), s being the first stage's noise
+    mix                 weights of the parts of the score matrix
+    window              items of the history that count, the k-th to last with weight 1 / k
+    popularity          weight of log h in the score
+    """
+
+    head: int = 1000
+    histogram_share: float = 0.03
+    stage_shares: tuple[float, ...] = (0.45, 0.22, 0.30)
+    thresholds: tuple[float, ...] = (0.4, 0.7)
+    last: int = 2000
+    lags: int = 15
+    lag_power: float = 0.8
+    cell_power: float = 0.1
+    rank: int = 32
+    ridge: float = 30.0
+    folds: int = 10
+    prior_counts: float = 0.3
+    prior_noise: float = 0.5
+    mix: Mix = field(default_factory=Mix)
+    window: int = 15
+    popularity: float = 0.1
+
+    def __post_init__(self) -> None:
+        for name in ("head", "last", "lags", "rank", "window"):
+            if getattr(self, name) < 1:
+                raise PrivacyError(f"{name} = {getattr(self, name)} of the transition statistics is not at least 1")
+        if self.folds < 2:
+            raise PrivacyError(f"folds = {self.folds}: a cell is predicted from other cells only with 2 folds or more")
+        shares = (self.histogram_share, *self.stage_shares)
+        if not self.stage_shares or min(shares) <= 0 or not math.isclose(sum(shares), 1, abs_tol=1e-9):
+            raise PrivacyError(f"the shares {shares} of the releases must be above 0 and sum to 1")
+        if len(self.thresholds) != len(self.stage_shares) - 1:
+            raise PrivacyError(
+                f"{len(self.stage_shares)} transition releases need {len(self.stage_shares) - 1} thresholds, "
+                f"not {len(self.thresholds)}: one for each but the first"
+            )
+
+    @classmethod
+    def one_stage(cls) -> "TransitionSettings":
+        """A single transition release: simpler, and a little less accurate."""
+        return cls(stage_shares=(0.97,), thresholds=())
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """The name and the share of every release that a fit makes, in this order."""
+        stages = {stage_name(stage): share for stage, share in enumerate(self.stage_shares)}
+        return {"item histogram": self.histogram_share, **stages}
+
+
+def stage_name(stage: int) -> str:
+    """The name of a transition release; the first is stage 0."""
+    return f"transitions {stage + 1}"

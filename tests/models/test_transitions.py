@@ -1,0 +1,276 @@
+"""The transition statistics as a model: post-processing of releases alone, scores as the formula has them, odd logs."""
+
+import numpy as np
+import pytest
+import torch
+
+from dpformer.data import demo_frame, prepare
+from dpformer.errors import DPFormerError
+from dpformer.evaluation import evaluate, held_out
+from dpformer.models.statistics import (
+    DPPopularity,
+    DPTransitions,
+    Popularity,
+    Releaser,
+    TransitionSettings,
+    bayes,
+    low_rank,
+)
+from dpformer.privacy import gaussian_multiplier
+
+ITEMS = 40
+
+
+def seeded(seed=0):
+    random = np.random.default_rng(seed)
+    return lambda shape, std: std * random.standard_normal(shape)
+
+
+def planted(users=300, seed=0, items=ITEMS):
+    """Everybody walks up by one, with a jump now and then; low numbers are the more popular ones to jump to."""
+    random = np.random.default_rng(seed)
+    sequences = []
+    for _ in range(users):
+        item, walk = 1, []
+        for _ in range(random.integers(3, 25)):
+            item = int(items * random.random() ** 2) + 1 if random.random() < 0.3 else item % items + 1
+            walk.append(item)
+        sequences.append(walk)
+    offsets = np.cumsum([0, *map(len, sequences)])
+    return np.concatenate(sequences).astype(np.int32), offsets
+
+
+def fitted(items=None, settings=None, sigma=0.5, count=ITEMS, noise=None):
+    log = planted() if items is None else items
+    return DPTransitions(settings).fit(*log, count, noise_multiplier=sigma, gaussian=noise or seeded())
+
+
+def batch(*histories):
+    width = max(map(len, histories), default=0)
+    rows = [[*map(int, history), *[0] * (width - len(history))] for history in histories]
+    s = torch.tensor(rows, dtype=torch.int64).reshape(len(histories), width)
+    return s, torch.tensor([len(history) for history in histories])
+
+
+HISTORIES = batch([1, 2, 3], [], [ITEMS], list(range(1, 30)), [5, 5, 5])
+
+
+class Replayed(Releaser):
+    """Gives recorded answers, whatever log it was given."""
+
+    def __init__(self, log, count, sigma, answers):
+        super().__init__(*log, count, sigma, seeded())
+        self.answers = iter(answers)
+
+    def _release(self, name, share, exact):
+        super()._release(name, share, exact)
+        return next(self.answers).copy()
+
+
+class Recorded(Releaser):
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.answers = []
+
+    def _release(self, name, share, exact):
+        self.answers.append(super()._release(name, share, exact))
+        return self.answers[-1].copy()
+
+
+def test_a_fit_depends_on_people_through_the_releases_alone():
+    recorded = Recorded(*planted(seed=1), ITEMS, 0.5, seeded())
+    settings = TransitionSettings(head=20)
+    first = DPTransitions(settings).fit_from(recorded)
+    other_people = planted(users=17, seed=2)
+    second = DPTransitions(settings).fit_from(Replayed(other_people, ITEMS, 0.5, recorded.answers))
+    torch.testing.assert_close(second.scores(*HISTORIES), first.scores(*HISTORIES), rtol=0, atol=0)
+    # The control: with answers of its own, the other log gives other scores.
+    third = DPTransitions(settings).fit(*other_people, ITEMS, noise_multiplier=0.5, gaussian=seeded())
+    assert not torch.allclose(third.scores(*HISTORIES), first.scores(*HISTORIES))
+
+
+def test_the_same_noise_gives_the_same_model_and_other_noise_another():
+    first = fitted().scores(*HISTORIES)
+    torch.testing.assert_close(fitted().scores(*HISTORIES), first, rtol=0, atol=0)
+    assert not torch.allclose(fitted(noise=seeded(1)).scores(*HISTORIES), first)
+
+
+def test_noise_may_be_a_tensor():
+    def gaussian(shape, std):
+        return std * torch.randn(shape, generator=generator)
+
+    generator = torch.Generator().manual_seed(0)
+    assert torch.isfinite(fitted(noise=gaussian).scores(*HISTORIES)[:, 1:]).all()
+
+
+def test_the_state_holds_what_scores_need_and_nothing_of_the_size_of_the_log():
+    model = fitted(settings=TransitionSettings(head=20))
+    state = model.state()
+    assert {name: tuple(value.shape) for name, value in state.items()} == {
+        "head": (20,),
+        "matrix": (21, 20),
+        "prior": (20,),
+        "tail": (ITEMS + 1,),
+    }
+    again = DPTransitions.from_state(state, model.settings)
+    torch.testing.assert_close(again.scores(*HISTORIES), model.scores(*HISTORIES), rtol=0, atol=0)
+
+
+def test_scores_are_what_the_formula_says():
+    model = fitted(settings=TransitionSettings(head=20, window=4))
+    state, random = model.state(), np.random.default_rng(3)
+    place = {int(item): n for n, item in enumerate(state["head"])}
+    histories = [list(random.integers(1, ITEMS + 1, n)) for n in (0, 1, 3, 12, 12)]
+    given = model.scores(*batch(*histories))
+    assert given.dtype == torch.float32
+    for row, history in zip(given, histories, strict=True):
+        expected = state["prior"].clone()
+        recent = [place[item] for item in history if item in place][-4:]
+        for k, i in enumerate(reversed(recent), 1):
+            expected += state["matrix"][i] / k
+        torch.testing.assert_close(row[state["head"]], expected)
+        # Items outside the head come after it, by the noisy histogram.
+        outside = [item for item in range(1, ITEMS + 1) if item not in place]
+        ranked = sorted(outside, key=lambda item: -row[item].item())
+        assert row[outside].max() < row[state["head"]].min()
+        assert ranked == sorted(outside, key=lambda item: -model.measured.histogram[item])
+        assert row[0] == -torch.inf
+
+
+def test_a_history_scores_the_same_alone_and_among_longer_ones():
+    model = fitted()
+    together = model.scores(*HISTORIES)
+    alone = model.scores(*batch([1, 2, 3]))
+    torch.testing.assert_close(together[:1], alone, rtol=0, atol=0)
+
+
+def test_what_stands_after_the_length_does_not_count():
+    model = fitted()
+    s = torch.tensor([[1, 2, 7, 8]])
+    torch.testing.assert_close(model.scores(s, torch.tensor([2])), model.scores(*batch([1, 2])), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("sequences", "count"),
+    [
+        ([], 5),
+        ([[]], 5),
+        ([[], [3], [4]], 5),
+        ([[1, 1, 1, 1]], 5),
+        ([[1]], 1),
+        ([[1, 1], [1]], 1),
+        ([[1, 2], [2, 1]], 2),
+        ([[0, 1, 0, 2]], 3),
+        ([list(range(1, 31)) * 100], 30),
+    ],
+    ids=["nobody", "no events", "no pairs", "repeats", "one item", "one item, repeats", "two", "padding", "very long"],
+)
+@pytest.mark.parametrize("settings", [TransitionSettings(), TransitionSettings.one_stage(), TransitionSettings(head=2)])
+@pytest.mark.parametrize("sigma", [0.5, 1e-3, 1e3])
+def test_odd_logs_give_finite_scores_for_every_item(sequences, count, settings, sigma):
+    log = np.array([item for s in sequences for item in s], dtype=np.int32), np.cumsum([0, *map(len, sequences)])
+    model = fitted(log, settings, sigma, count)
+    scores = model.scores(*batch([], [count], [1] * 40))
+    assert scores.shape == (3, count + 1)
+    assert torch.isfinite(scores[:, 1:]).all()
+
+
+def test_an_empty_history_is_ranked_by_the_noisy_histogram():
+    model = fitted(settings=TransitionSettings(head=10))
+    ranked = model.scores(*batch([]))[0].argsort(descending=True)[:-1]
+    assert ranked.tolist() == (1 + np.argsort(-model.measured.histogram[1:])).tolist()
+
+
+def test_planted_transitions_are_found_where_popularity_finds_nothing():
+    model = fitted(planted(users=2000), sigma=0.5)
+    follows = model.scores(*batch(*[[item] for item in range(1, 16)])).argmax(1)
+    assert (follows == torch.arange(2, 17)).sum() >= 14
+
+
+def test_a_wish_to_score_before_the_fit_is_refused():
+    for model in (DPTransitions(), Popularity(), DPPopularity()):
+        with pytest.raises(DPFormerError, match="call fit first"):
+            model.scores(*HISTORIES)
+        with pytest.raises(DPFormerError, match="call fit first"):
+            model.state()
+
+
+def test_popularity_counts_events():
+    log = np.array([1, 2, 2, 3, 2, 3]), np.array([0, 3, 6])
+    scores = Popularity().fit(*log, 4).scores(*batch([1], []))
+    assert scores.tolist() == [[-np.inf, 1, 3, 2, 0]] * 2
+
+
+def test_dp_popularity_is_the_histogram_and_noise():
+    """Two users with 1 and 4 distinct items: their items weigh 1 and 1/2."""
+    log = np.array([1, 1, 1, 2, 3, 4]), np.array([0, 2, 6])
+    exact = DPPopularity().fit(*log, 5, noise_multiplier=1.0, gaussian=lambda shape, std: np.zeros(shape))
+    np.testing.assert_allclose(exact.scores(*batch([1]))[0, 1:], [1.5, 0.5, 0.5, 0.5, 0], rtol=2e-6)
+    noisy = DPPopularity().fit(*log, 5, noise_multiplier=2.0, gaussian=lambda shape, std: np.full(shape, std))
+    np.testing.assert_allclose(noisy.state()["scores"][1:], [3.5, 2.5, 2.5, 2.5, 2], rtol=2e-6)
+
+
+def test_on_the_embedded_data_transitions_clearly_beat_popularity():
+    dataset = prepare(demo_frame())
+    held, count = held_out(dataset.sequences, "test"), len(dataset.catalogue)
+    log = held.histories.items, held.histories.offsets, count
+    sigma = gaussian_multiplier(8.0, 1e-5)
+    private = {"noise_multiplier": sigma, "gaussian": seeded()}
+    found = {
+        "popularity": Popularity().fit(*log),
+        "dp popularity": DPPopularity().fit(*log, **private),
+        "one stage": DPTransitions(TransitionSettings.one_stage()).fit(*log, **private),
+        "three stages": DPTransitions().fit(*log, **private),
+    }
+    ndcg = {name: evaluate(model, held, count).masked["ndcg@10"] for name, model in found.items()}
+    assert ndcg["dp popularity"].value > 0.8 * ndcg["popularity"].value
+    assert ndcg["one stage"].low > 1.5 * ndcg["popularity"].high
+    assert ndcg["three stages"].low > 1.5 * ndcg["popularity"].high
+
+
+def test_each_cell_is_predicted_without_itself():
+    random = np.random.default_rng(0)
+    half = random.standard_normal((30, 30))
+    E, h = half + half.T, random.random(30) + 0.5
+    before = low_rank.held_out_low_rank(E, h, 3, 1.0, 4)
+    E[3, 7] += 100
+    E[7, 3] += 100
+    after = low_rank.held_out_low_rank(E, h, 3, 1.0, 4)
+    assert after[3, 7] == before[3, 7]
+    assert after[7, 3] == before[7, 3]
+    assert not np.allclose(after[3, 8:], before[3, 8:])
+
+
+def test_a_low_rank_matrix_is_recovered_from_noise():
+    random = np.random.default_rng(0)
+    u = random.standard_normal((150, 2))
+    truth = 2 * u @ u.T
+    noise = random.standard_normal((150, 150))
+    found = low_rank.held_out_low_rank(truth + (noise + noise.T) / 2, np.ones(150), 8, 3.0, 4)
+    off = ~np.eye(150, dtype=bool)
+    assert np.corrcoef(found[off], truth[off])[0, 1] > 0.98
+
+
+def test_posterior_means_are_those_of_the_true_prior():
+    """x is 0 or 6 or 30, noise of two sizes: empirical Bayes, which is not told so, comes close to Bayes, which is."""
+    random = np.random.default_rng(0)
+    n, support, prior = 40_000, np.array([0.0, 6.0, 30.0]), np.array([0.8, 0.15, 0.05])
+    x = random.choice(support, n, p=prior)
+    sd = random.choice([1.5, 3.0], n)
+    y = x + sd * random.standard_normal(n)
+    weight = prior * np.exp(-0.5 * ((y[:, None] - support) / sd[:, None]) ** 2)
+    bayes_rule = weight @ support / weight.sum(1)
+    found = bayes.posterior_means(y, sd, np.zeros(n), lambda grid, members: np.stack([grid, grid > 3]))
+    risk = {
+        name: np.mean((estimate - x) ** 2) for name, estimate in {"raw": y, "eb": found[0], "bayes": bayes_rule}.items()
+    }
+    assert risk["bayes"] <= risk["eb"] < 1.25 * risk["bayes"]
+    assert risk["eb"] < 0.5 * risk["raw"]
+    assert np.abs(found[1] - weight[:, 1:].sum(1) / weight.sum(1)).mean() < 0.02
+
+
+def test_posterior_means_stay_finite_far_from_the_grid():
+    y = np.array([0.0, 1e6, -50.0, 12345.0] * 1000)
+    found = bayes.posterior_means(y, np.full(4000, 1e-3), y, lambda grid, members: grid[None])
+    assert np.isfinite(found).all()
+    assert found[0, 1] > 5e5
