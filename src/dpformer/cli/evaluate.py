@@ -1,9 +1,14 @@
 """`dpformer evaluate`: how well a released model ranks what people did next."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from dpformer.evaluation import Evaluation
 
 
 def evaluate(
@@ -15,8 +20,6 @@ def evaluate(
     as_json: Annotated[bool, typer.Option("--json", help="Figures as JSON on stdout.")] = False,
 ) -> None:
     """Rank all items for all users and write metrics.json. Figures are computed on people's data: they are not private."""
-    from rich.table import Table
-
     from dpformer.cli.output import print_json, stderr, stdout
     from dpformer.data import load
     from dpformer.errors import DPFormerError
@@ -41,11 +44,21 @@ def evaluate(
     if as_json:
         print_json(figures)
         return
-    table = Table("", *found.masked, title=f"{model.recipe.model}, {item} item")
-    rows = {"seen masked": found.masked, "unmasked": found.unmasked}
-    rows |= {f"{name} items": part.metrics for name, part in found.slices.items()}
-    for name, metrics in rows.items():
-        table.add_row(name, *(f"{100 * figure.value:.2f}" for figure in metrics.values()))
-    table.caption = found.protocol.line()
-    stdout.print(table)
+    stdout.print(table(f"{model.recipe.model}, {item} item", found))
     stderr.print(f"written to {path}; computed on people's data without noise: not private", soft_wrap=True)
+
+
+def table(title: str, found: "Evaluation") -> "Table":
+    """The figures at 10, in percent, with their intervals; the others are in metrics.json."""
+    from rich.table import Table
+
+    shown = ("ndcg@10", "hit@10", "mrr@10")
+    result = Table(
+        "", *(name.upper() for name in shown), title=title, caption=found.protocol.line(), caption_justify="left"
+    )
+    rows = {"seen masked": found.masked, "unmasked": found.unmasked}
+    rows |= {f"targets in the {name} ({part.users:,})": part.metrics for name, part in found.slices.items()}
+    for name, metrics in rows.items():
+        figures = (metrics[key] for key in shown)
+        result.add_row(name, *(f"{100 * f.value:.2f}  [{100 * f.low:.2f}, {100 * f.high:.2f}]" for f in figures))
+    return result
