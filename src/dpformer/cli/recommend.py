@@ -40,6 +40,8 @@ def recommend(
 
     if (history is None) == (file is None):
         raise DPFormerError("give either --history or --file")
+    if users is not None and file is None:
+        raise DPFormerError("--users chooses from a log: give it with --file")
     if output is not None and output.suffix not in (".csv", ".parquet", ".jsonl"):
         raise DPFormerError(f"{output}: write to a .csv, .parquet or .jsonl file")
     model = load_model(run)
@@ -49,7 +51,8 @@ def recommend(
         for item in unknown:
             stderr.print(f"not in the catalogue, skipped: {item}", markup=False)
         if not known:
-            stderr.print("no known item in the history: ranked by the released popularity")
+            how = "in the order of the catalogue" if model.popularity is None else "by the released popularity"
+            stderr.print(f"no known item in the history: ranked {how}")
         frame = model.recommend([items], k, seen).drop("history")
     else:
         assert file is not None
@@ -65,10 +68,10 @@ def recommend(
 
 def _split(history: str, model: Released) -> list[str]:
     """Parts between commas, joined again where only the joined text is in the catalogue."""
-    parts, found = [part.strip() for part in history.split(",")], []
+    parts, found = history.split(","), []
     while parts:
         for n in range(len(parts), 0, -1):
-            text = ", ".join(parts[:n])
+            text = ",".join(parts[:n]).strip()
             if n == 1 or model.encode([text])[0]:
                 found.append(text)
                 parts = parts[n:]
@@ -79,6 +82,7 @@ def _split(history: str, model: Released) -> list[str]:
 def _for_users(model: Released, file: Path, wanted: str | None, k: int, seen: bool) -> pl.DataFrame:
     import polars as pl
 
+    from dpformer.cli.output import stderr
     from dpformer.data import load, prepare
     from dpformer.errors import DPFormerError
 
@@ -93,6 +97,9 @@ def _for_users(model: Released, file: Path, wanted: str | None, k: int, seen: bo
             if user not in where:
                 raise DPFormerError(f"{file}: has no user {user!r}")
         places = [where[user] for user in asked]
+    if unknown := model.encode(ids)[1]:
+        shown = ", ".join(unknown[:5]) + (", ..." if len(unknown) > 5 else "")
+        stderr.print(f"not in the catalogue, skipped: {len(unknown):,} items ({shown})", markup=False, soft_wrap=True)
     parts = []
     for start in range(0, len(places), _ROWS):
         chosen = places[start : start + _ROWS]
@@ -104,13 +111,18 @@ def _for_users(model: Released, file: Path, wanted: str | None, k: int, seen: bo
 
 
 def _write(frame: pl.DataFrame, output: Path) -> None:
-    match output.suffix:
-        case ".csv":
-            frame.write_csv(output)
-        case ".parquet":
-            frame.write_parquet(output)
-        case _:
-            frame.write_ndjson(output)
+    from dpformer.errors import DPFormerError
+
+    try:
+        match output.suffix:
+            case ".csv":
+                frame.write_csv(output)
+            case ".parquet":
+                frame.write_parquet(output)
+            case _:
+                frame.write_ndjson(output)
+    except OSError as error:
+        raise DPFormerError(f"{output}: cannot be written ({error.strerror or error})") from None
 
 
 def _table(frame: pl.DataFrame) -> Any:

@@ -14,24 +14,21 @@ def show(
     import json
 
     from dpformer.cli.output import print_json, stdout
-    from dpformer.privacy import epsilon, parse_statement, read_ledger
+    from dpformer.privacy import epsilon, read_ledger
     from dpformer.training.files import read_json
-    from dpformer.training.run import CONFIG, MODEL, PRIVACY, read_recipe
+    from dpformer.training.released import read_statement
+    from dpformer.training.run import CONFIG, MODEL, read_recipe
 
     recipe = read_recipe(run)
     finished = (run / MODEL).is_file()
-    found = {
-        "run": str(run),
-        "finished": finished,
-        "items": read_json(run / CONFIG)["items"],
-        "recipe": recipe.model_dump(),
-    }
+    config = read_json(run / CONFIG)
+    found = {"run": str(run), "finished": finished, "items": config["items"], "recipe": config["recipe"]}
     if (run / "ledger.jsonl").exists():
         account = read_ledger(run)
         charged = epsilon(account.spent(), account.plan.delta).epsilon if account.entries else 0.0
         found["spent"] = {"epsilon": charged, "of": account.plan.epsilon, "delta": account.plan.delta}
         found["steps"] = {"charged": account.steps_charged, "planned": account.plan.steps}
-    statement = parse_statement((run / PRIVACY).read_bytes()) if finished else None
+    statement = read_statement(run) if finished else None
     if as_json:
         print_json(found | ({"privacy": json.loads(statement.to_json())} if statement else {}))
         return

@@ -83,9 +83,16 @@ def _train(run: Run, quiet: bool, as_json: bool) -> None:
             f"users expected, noise multiplier {plan.noise_multiplier:.3f}",
             soft_wrap=True,
         )
-    with _stoppable() as asked, _progress(run, quiet) as on_step:
-        done = run.train(on_step, lambda: bool(asked))
-    run.close()
+    try:
+        with _stoppable() as asked, _progress(run, quiet) as on_step:
+            done = run.train(on_step, lambda: bool(asked))
+    except KeyboardInterrupt:
+        stderr.print(
+            f"stopped at once; go on from the last checkpoint with: dpformer resume {run.folder}", soft_wrap=True
+        )
+        sys.exit(130)
+    finally:
+        run.close()
     if not done:
         stderr.print(
             f"stopped and saved after step {run.trainer.step}; go on with: dpformer resume {run.folder}", soft_wrap=True

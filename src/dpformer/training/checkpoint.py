@@ -12,17 +12,18 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
+from safetensors.torch import save as to_safetensors
 from torch import Tensor
 
 from dpformer.errors import DPFormerError
-from dpformer.training.files import read_json, write_folder, write_json
+from dpformer.training.files import read_json, to_json, write_folder
 
-PRIVATE = "private"
+PRIVATE, NAME = "private", "checkpoint-"
 
 
 class Checkpoints:
-    """The checkpoints of a run; the newest sound one counts, older ones are removed when it is in place."""
+    """The checkpoints of a run, numbered; the newest counts, older ones are removed when it is in place."""
 
     def __init__(self, run: Path) -> None:
         self.folder = run / PRIVATE
@@ -32,27 +33,21 @@ class Checkpoints:
         self.folder.mkdir(mode=0o700, exist_ok=True)
         os.chmod(self.folder, 0o700)
 
-    def save(self, step: int, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
-        """Write the state after a step, whole or not at all."""
-
-        def write(aside: Path) -> None:
-            save_file({name: value.contiguous().cpu() for name, value in tensors.items()}, aside / "state.safetensors")
-            write_json(aside / "state.json", values, mode=0o600)
-
-        place = self.folder / f"step-{step:08d}"
-        if place.exists():
-            shutil.rmtree(place)
-        write_folder(place, write)
-        for old in self._all():
-            if old != place:
-                shutil.rmtree(old, ignore_errors=True)
+    def save(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
+        """Write a state, whole or not at all."""
+        older = self._all()
+        number = int(older[-1].name.removeprefix(NAME)) + 1 if older else 1
+        state = to_safetensors({name: value.contiguous().cpu() for name, value in tensors.items()})
+        write_folder(self.folder / f"{NAME}{number:08d}", {"state.safetensors": state, "state.json": to_json(values)})
+        for old in older:
+            shutil.rmtree(old, ignore_errors=True)  # what is left of it goes with the next one
 
     def load(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """The newest state."""
         found = self._all()
         if not found:
             raise DPFormerError(
-                f"{self.folder}: holds no checkpoint: the run is finished, or never began; start a new one with fit"
+                f"{self.folder}: holds no checkpoint: the run never began, or its state was deleted; fit again in another folder"
             )
         try:
             return load_file(found[-1] / "state.safetensors"), read_json(found[-1] / "state.json")
@@ -63,7 +58,13 @@ class Checkpoints:
 
     def remove(self) -> None:
         """Delete all private state: the run is over."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+        try:
+            if self.folder.exists():
+                shutil.rmtree(self.folder)
+        except OSError as error:
+            raise DPFormerError(
+                f"{self.folder}: cannot be removed ({error.strerror}); it tells the noise of the run: delete it yourself"
+            ) from None
 
     def _all(self) -> list[Path]:
-        return sorted(self.folder.glob("step-*")) if self.folder.is_dir() else []
+        return sorted(self.folder.glob(f"{NAME}*"))

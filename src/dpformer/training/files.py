@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,12 @@ def write_file(path: Path, data: bytes, mode: int = 0o644) -> None:
 
 def write_json(path: Path, value: Any, mode: int = 0o644) -> None:
     """One JSON document, written whole."""
-    write_file(path, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode(), mode)
+    write_file(path, to_json(value), mode)
+
+
+def to_json(value: Any) -> bytes:
+    """A JSON document for people and machines."""
+    return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()
 
 
 def read_json(path: Path) -> Any:
@@ -45,17 +50,18 @@ def read_json(path: Path) -> Any:
         raise DPFormerError(f"{path}: cannot be read ({error}); it is damaged") from None
 
 
-def write_folder(path: Path, write: Callable[[Path], None]) -> None:
-    """Let `write` fill a folder, readable by its owner only, and put it in place when it is whole and synced."""
+def write_folder(path: Path, files: Mapping[str, bytes]) -> None:
+    """A new folder of files, readable by its owner only, put in place when it is whole and synced."""
     aside = path.with_name(f".{path.name}.partial")
     shutil.rmtree(aside, ignore_errors=True)
     try:
         aside.mkdir(mode=0o700)
-        write(aside)
-        for file in aside.iterdir():
-            file.chmod(0o600)
-            with open(file, "rb") as opened:
-                os.fsync(opened.fileno())
+        for name, data in files.items():
+            descriptor = os.open(aside / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
         sync_folder(aside)
         os.rename(aside, path)
         sync_folder(path.parent)

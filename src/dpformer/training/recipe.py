@@ -27,13 +27,15 @@ HISTOGRAM = "histogram"
 class Recipe(BaseModel):
     """How a model is made from sequences and a budget. Fields are the options of `dpformer fit` and the keys of its file."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     # the budget
-    epsilon: float = Field(8.0, gt=0, description="The budget; inf trains without privacy.")
+    epsilon: float = Field(8.0, gt=0, allow_inf_nan=True, description="The budget; inf trains without privacy.")
     delta: float = Field(1e-5, gt=0, lt=1, description="Must be below 1 / users.")
     noise: Literal["system", "crypto", "seeded"] = Field("system", description="Where noise comes from.")
-    seed: int | None = Field(None, description="For noise 'seeded': research only, the run is marked insecure.")
+    seed: int | None = Field(
+        None, ge=0, lt=2**63, description="For noise 'seeded': research only, the run is marked insecure."
+    )
     histogram_share: float = Field(
         0.05, ge=0, lt=1, description="Part of the budget for the item histogram; 0 for none."
     )
@@ -122,6 +124,8 @@ def make_recipe(preset: str = "default", file: Path | None = None, **options: An
         raise DPFormerError(f"setting {first['loc'][0]!r}: {first['msg']}, not {first['input']!r}") from None
     if (recipe.noise == "seeded") != (recipe.seed is not None):
         raise DPFormerError("a seed goes with noise 'seeded' and only with it: give both or none")
+    if recipe.model == "transformer" and recipe.d % recipe.heads:
+        raise DPFormerError(f"setting 'd': {recipe.d} is not a multiple of heads, {recipe.heads}")
     if recipe.model != "transformer" and recipe.reattention != "off":
         raise DPFormerError(f"reattention is for the transformer, not for {recipe.model!r}; say off")
     if recipe.reattention != "off" and not recipe.histogram_share:

@@ -118,21 +118,26 @@ def load_model(folder: Path | str) -> Released:
     recipe = read_recipe(folder)
     if not (folder / MODEL).is_file():
         raise DPFormerError(f"{folder}: holds no released model yet; finish it with: dpformer resume {folder}")
-    catalogue = pl.read_parquet(folder / ITEMS)
-    model = recipe.build(len(catalogue))
     try:
+        catalogue = pl.read_parquet(folder / ITEMS)
+    except (OSError, pl.exceptions.PolarsError) as error:
+        raise DPFormerError(f"{folder / ITEMS}: cannot be read ({' '.join(str(error).split())[:200]})") from None
+    try:
+        model = recipe.build(len(catalogue))
         tensors = load_file(folder / MODEL)
         popularity = tensors.pop("popularity", None)
         model.load_state_dict({name.removeprefix("model."): value for name, value in tensors.items()})
-    except (OSError, SafetensorError, RuntimeError) as error:
+    except (OSError, ValueError, SafetensorError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:200]
         raise DPFormerError(f"{folder / MODEL}: does not fit config.json or is damaged ({reason})") from None
-    return Released(model, catalogue, popularity, recipe, parse_statement(_read(folder / PRIVACY)))
+    return Released(model, catalogue, popularity, recipe, read_statement(folder))
 
 
-def _read(path: Path) -> bytes:
+def read_statement(folder: Path) -> PrivacyStatement:
+    """The privacy statement of a finished run."""
+    path = folder / PRIVACY
     try:
-        return path.read_bytes()
+        return parse_statement(path.read_bytes())
     except OSError as error:
         raise DPFormerError(
             f"{path}: cannot be read ({error.strerror}); a model without its statement is not used"

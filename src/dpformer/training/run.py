@@ -7,22 +7,25 @@
     private/            state of an unfinished run; owner only, removed at the end
 
 The order that keeps the ledger honest: the first checkpoint (with the noise to come) is saved before the histogram is released,
-so that a crash after the release replays it with the same noise, which is the same release and costs nothing more.
+so that a crash after the release replays it with the same noise, which is the same release and costs nothing more. The model is
+the last file written: a folder that has it has its statement too, and is finished.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import platform
+import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
-from safetensors.torch import save_file
+from pydantic import ValidationError
+from safetensors.torch import save as to_safetensors
 
 from dpformer import __version__
 from dpformer.data import Dataset, PoissonSampler, load
@@ -37,6 +40,7 @@ from dpformer.privacy import (
     PrivacyPlan,
     PrivacyStatement,
     TuningPart,
+    assume_public,
     build_statement,
     create_ledger,
     fingerprint,
@@ -84,19 +88,20 @@ class Run:
         """Make the steps that are left. True when the model is released; False if told to stop, with everything saved."""
         started = saved = time.monotonic()
         users = 0
-        with open(self.folder / EVENTS, "a", encoding="utf-8") as events:
-            for report in self.trainer.run():
-                now = time.monotonic()
-                events.write(json.dumps({"step": report.step, "loss": report.loss, "not_private": ["loss"]}) + "\n")
-                events.flush()
-                users += report.users
-                on_step(Progress(report, self.trainer.plan, users / max(now - started, 1e-9)))
-                if should_stop():
-                    self.save()
-                    return False
-                if now - saved > checkpoint_seconds:
-                    self.save()
-                    saved = now
+        self._forget_events()
+        for report in self.trainer.run():
+            now = time.monotonic()
+            event = json.dumps({"step": report.step, "loss": report.loss, "not_private": ["loss"]})
+            with _explained(self.folder), open(self.folder / EVENTS, "a", encoding="utf-8") as events:
+                events.write(event + "\n")
+            users += report.users
+            on_step(Progress(report, self.trainer.plan, users / max(now - started, 1e-9)))
+            if should_stop():
+                self.save()
+                return False
+            if now - saved > checkpoint_seconds:
+                self.save()
+                saved = now
         self.release()
         return True
 
@@ -113,7 +118,13 @@ class Run:
                 "entries": position.entries,
                 "hash": position.hash,
             }
-        self.checkpoints.save(self.trainer.step, tensors, values)
+        self.checkpoints.save(tensors, values)
+
+    def _forget_events(self) -> None:
+        """Drop events of steps that will be made again, and a torn last line."""
+        path = self.folder / EVENTS
+        lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+        write_file(path, b"".join(line for line in lines[: self.trainer.step] if line.endswith(b"\n")))
 
     def release(self) -> None:
         """Write the released model and its papers, then remove the private state."""
@@ -123,17 +134,12 @@ class Run:
         tensors = {f"model.{name}": value.contiguous() for name, value in model.state_dict().items()}
         if self.frequencies is not None:
             tensors["popularity"] = torch.from_numpy(self.frequencies.probability).float()
-        ledger = self.trainer.ledger
         statement = self.statement()
-        aside = self.folder / f".{MODEL}.partial"
-        save_file(tensors, aside)
-        write_file(self.folder / MODEL, aside.read_bytes())
-        aside.unlink(missing_ok=True)
         write_file(self.folder / PRIVACY, statement.to_json().encode())
         write_file(self.folder / CARD, model_card(self.recipe, statement, len(self.dataset.catalogue)).encode())
-        if ledger is not None:
-            ledger.close()
+        write_file(self.folder / MODEL, to_safetensors(tensors))
         self.checkpoints.remove()
+        self.close()
 
     def statement(self) -> PrivacyStatement:
         """The privacy statement, from what the ledger says was charged."""
@@ -155,12 +161,13 @@ class Run:
 
 def start(folder: Path, data: Path, recipe: Recipe) -> Run:
     """Begin a run in a new folder, on data that `dpformer prepare` wrote."""
-    if folder.exists() and any(folder.iterdir()):
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         hint = f"; continue it with: dpformer resume {folder}" if (folder / PRIVATE).is_dir() else ""
         raise DPFormerError(f"{folder}: exists already{hint}, or choose another folder with --run")
     dataset = load(data)
     plan = recipe.plan(len(dataset.sequences))
-    folder.mkdir(parents=True, exist_ok=True)
+    with _explained(folder):
+        folder.mkdir(parents=True, exist_ok=True)
     config = {
         "format": "dpformer-run",
         "version": 1,
@@ -171,13 +178,16 @@ def start(folder: Path, data: Path, recipe: Recipe) -> Run:
         "items": len(dataset.catalogue),
     }
     write_json(folder / CONFIG, config)
-    dataset.catalogue.write_parquet(folder / ITEMS)
+    items = io.BytesIO()
+    dataset.catalogue.write_parquet(items)
+    write_file(folder / ITEMS, items.getvalue())
     ledger = create_ledger(folder, plan) if plan.private else None
-    Checkpoints(folder).make_folder()
-    write_json(folder / PRIVATE / "data.json", {"path": str(data.resolve()), "sha256": _hash(data)}, mode=0o600)
-    run = _open(folder, dataset, recipe, plan, ledger)
-    run.save()
-    _release_histogram(run)
+    with _closed_on_error(ledger), _explained(folder):
+        Checkpoints(folder).make_folder()
+        write_json(folder / PRIVATE / "data.json", {"path": str(data.resolve()), "sha256": _hash(data)}, mode=0o600)
+        run = _open(folder, dataset, recipe, plan, ledger)
+        run.save()
+        _release_histogram(run)
     return run
 
 
@@ -186,6 +196,7 @@ def resume(folder: Path, data: Path | None = None) -> Run:
     recipe = read_recipe(folder)
     checkpoints = Checkpoints(folder)
     if (folder / MODEL).exists():
+        checkpoints.remove()  # a crash may have come between the two
         raise DPFormerError(f"{folder}: is finished; its model is released")
     tensors, values = checkpoints.load()
     source = read_json(folder / PRIVATE / "data.json")
@@ -198,14 +209,15 @@ def resume(folder: Path, data: Path | None = None) -> Run:
     if known is not None:
         ledger = open_ledger(folder, Position(known["entries"], known["hash"]), known["run_id"])
     plan = ledger.plan if ledger is not None else recipe.plan(len(dataset.sequences))
-    run = _open(folder, dataset, recipe, plan, ledger)
-    found = tensors.pop("frequencies", None)
-    run.trainer.restore(tensors, values)
-    if found is not None:
-        about = values["frequencies"]
-        _use(run, ItemFrequencies(found.numpy(), about["source"], about["floor"]))
-    else:
-        _release_histogram(run)
+    with _closed_on_error(ledger):
+        run = _open(folder, dataset, recipe, plan, ledger)
+        found = tensors.pop("frequencies", None)
+        run.trainer.restore(tensors, values)
+        if found is not None:
+            about = values["frequencies"]
+            _use(run, ItemFrequencies(found.numpy(), about["source"], about["floor"]))
+        else:
+            _release_histogram(run)
     return run
 
 
@@ -214,14 +226,16 @@ def read_recipe(folder: Path) -> Recipe:
     config = read_json(folder / CONFIG)
     if not isinstance(config, dict) or config.get("format") != "dpformer-run":
         raise DPFormerError(f"{folder}: is not a run folder")
-    return Recipe(**{**config["recipe"], "epsilon": float(config["recipe"]["epsilon"])})
+    try:
+        return Recipe.model_validate(config["recipe"])
+    except (KeyError, ValidationError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise DPFormerError(f"{folder / CONFIG}: is damaged or of another version ({reason})") from None
 
 
 def _open(folder: Path, dataset: Dataset, recipe: Recipe, plan: PrivacyPlan, ledger: Ledger | None) -> Run:
     seed = recipe.seed
-    torch.manual_seed(
-        seed if seed is not None else int.from_bytes(np.random.SeedSequence().generate_state(2).tobytes()) >> 1
-    )
+    torch.manual_seed(secrets.randbits(63) if seed is None else seed)  # initial weights and dropout; never the noise
     model = recipe.build(len(dataset.catalogue))
     sampler = PoissonSampler(plan.users, plan.rate, seed)
     noise = noise_source(recipe.noise, seed) if plan.private else None
@@ -240,14 +254,18 @@ def _open(folder: Path, dataset: Dataset, recipe: Recipe, plan: PrivacyPlan, led
 
 def _release_histogram(run: Run) -> None:
     """Release the item histogram, if the plan has one; a replay from the first checkpoint gives the same."""
-    trainer, plan = run.trainer, run.trainer.plan
+    trainer, plan, items = run.trainer, run.trainer.plan, len(run.dataset.catalogue)
     release = next((r for r in plan.releases if r.name == HISTOGRAM), None)
-    if release is None or trainer.noise is None or trainer.ledger is None:
+    if release is None:
         return
     train = trainer.train
+    if not plan.private:
+        _use(run, assume_public(train.items, train.offsets, items, floor=1 / plan.users))
+        return
+    assert trainer.noise is not None
+    assert trainer.ledger is not None
     inputs = fingerprint(HISTOGRAM, digest(train.items, train.offsets))
     trainer.ledger.authorise_release(HISTOGRAM, fingerprint(trainer.noise.state()), inputs)
-    items = len(run.dataset.catalogue)
     _use(run, noisy_histogram(train.items, train.offsets, items, release, trainer.noise, plan.users))
 
 
@@ -265,11 +283,25 @@ def _set_errors(
         model.set_errors(plan.noise_multiplier, plan.batch_size, p, torch.ones(recipe.max_length), averaging)
 
 
-def _position(ledger: Ledger | None) -> dict[str, Any]:
-    if ledger is None:
-        return {}
-    position = ledger.position()
-    return {"ledger": {"run_id": ledger.run_id, "entries": position.entries, "hash": position.hash}}
+@contextmanager
+def _closed_on_error(ledger: Ledger | None) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        if ledger is not None:
+            ledger.close()
+        raise
+
+
+@contextmanager
+def _explained(folder: Path) -> Iterator[None]:
+    """Turn what the file system refuses into one line."""
+    try:
+        yield
+    except OSError as error:
+        raise DPFormerError(
+            f"{folder}: cannot be written ({error.strerror}); what was saved before is untouched"
+        ) from None
 
 
 def _hash(data: Path) -> str:

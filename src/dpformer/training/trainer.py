@@ -90,22 +90,30 @@ class Trainer:
     ) -> None:
         if len(train) != plan.users:
             raise PrivacyError(f"the plan is for {plan.users} users, and the data has {len(train)}; make the plan anew")
-        if sampler.users != plan.users or sampler.rate != plan.rate:
-            raise PrivacyError(
-                f"the sampler draws with rate {sampler.rate:g}, the plan with {plan.rate:g}; use the plan's"
-            )
         if plan.private and (noise is None or ledger is None):
             raise PrivacyError("a private plan needs a noise source and a ledger")
         if ledger is not None and ledger.plan != plan:
             raise PrivacyError("the ledger is of another plan; use the plan that it was made with")
         self.model, self.train, self.plan, self.how = model, train, plan, how
-        self.sampler, self.noise, self.ledger = sampler, noise, ledger
+        self.noise, self.ledger = noise, ledger
+        self.sampler = self._checked(sampler)
         self.step = 0
         self.clipping = PhantomClipping(model, how.max_norm, how.rule)
         self.optimizer = torch.optim.Adam(model.parameters(), lr=how.learning_rate, weight_decay=how.weight_decay)
         self.average: dict[str, Tensor] = {}
         self._head = TiedCrossEntropy()
         self._about = fingerprint(about, repr(how), digest(train.items, train.offsets))
+
+    def _checked(self, sampler: PoissonSampler) -> PoissonSampler:
+        """A sampler that draws as the plan counts, from entropy as good as the noise's."""
+        if sampler.users != self.plan.users or sampler.rate != self.plan.rate:
+            raise PrivacyError(
+                f"the sampler draws from {sampler.users} users with rate {sampler.rate:g}, the plan from {self.plan.users} with "
+                f"{self.plan.rate:g}; use the plan's"
+            )
+        if sampler.seeded and self.noise is not None and not self.noise.insecure:
+            raise PrivacyError("who is drawn comes from a seed, and the noise does not; seed both (insecure) or none")
+        return sampler
 
     def run(self) -> Iterator[StepReport]:
         """The steps that are left."""
@@ -200,7 +208,8 @@ class Trainer:
             return 1.0
         if self.how.averaging == "tail":
             return 1 / max(1, int(TAIL * self.plan.steps))
-        return (1 - EMA) / (1 + EMA)
+        first = EMA ** (2 * (self.step - 1))  # the first iterate's weight, squared; the others' are a geometric series
+        return first + (1 - first) * (1 - EMA) / (1 + EMA)
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """All that the coming steps depend on: tensors, and JSON-ready values. Secret: it tells the noise that comes."""
@@ -230,7 +239,7 @@ class Trainer:
         self.optimizer.load_state_dict({"state": found, "param_groups": groups})
         torch.set_rng_state(tensors["random"])
         self.step = values["step"]
-        self.sampler = PoissonSampler.restored(values["sampler"])
+        self.sampler = self._checked(PoissonSampler.restored(values["sampler"]))
         if self.noise is not None:
             self.noise.restore(values["noise"])
         self.clipping.nonfinite = values["nonfinite"]

@@ -1,0 +1,40 @@
+"""A small log of people with recognisable ids, prepared once, and recipes that train on it in a moment."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+
+from dpformer.data import prepare, save
+from dpformer.training.recipe import Recipe, make_recipe
+
+USERS, ITEMS = 60, 20
+TITLES = {"i00": "Good, the Bad, the Ugly", "i01": "Toy,Story", "i02": "Heat"}
+
+
+def small_log(users: int = USERS, items: int = ITEMS, seed: int = 0) -> pl.DataFrame:
+    """People who walk around a circle of items; everybody's length differs, and user 0 has a single event."""
+    random = np.random.default_rng(seed)
+    rows = []
+    for user in range(users):
+        here = int(random.integers(items))
+        for time in range(1 if user == 0 else int(random.integers(2, 12))):
+            item = f"i{here:02d}"
+            rows.append((f"person-{user:04d}-x7Qz", item, time, TITLES.get(item, f"Title {here}")))
+            here = (here + int(random.integers(1, 3))) % items
+    return pl.DataFrame(rows, schema=["user_id", "item_id", "timestamp", "title"], orient="row")
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("small") / "data"
+    save(prepare(small_log()), folder)
+    return folder
+
+
+def small_recipe(**options: Any) -> Recipe:
+    """A seeded recipe of 10 steps."""
+    small = {"epsilon": 20.0, "delta": 1e-3, "d": 8, "max_length": 6, "epochs": 5.0, "noise": "seeded", "seed": 1}
+    return make_recipe(**{**small, **options})
