@@ -1,0 +1,395 @@
+"""Interrupted anywhere, a run goes on bit for bit, charges nothing twice, and never charges too little."""
+
+import errno
+import json
+import os
+import random
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from dpformer.errors import DPFormerError, PrivacyError
+from dpformer.privacy import parse_statement, read_ledger
+from dpformer.training import checkpoint, files
+from dpformer.training import run as run_module
+from dpformer.training.recipe import Recipe
+from dpformer.training.released import load_model
+from dpformer.training.run import resume, start
+from tests.training.conftest import small_recipe
+
+KINDS = {
+    "transformer": {"dropout": 0.2, "reattention": "logits", "averaging": "ema"},
+    "literal": {"reattention": "literal", "norm": "post", "blocks": 2},
+    "gru": {"model": "gru", "dropout": 0.2},
+    "lstm": {"model": "lstm", "averaging": "none"},
+    "full": {"batch_size": 60, "epochs": 10.0},
+    "not private": {"epsilon": float("inf"), "dropout": 0.1},
+}
+
+
+def train(folder: Path, data: Path, recipe: Recipe) -> Path:
+    """A run without interruption."""
+    assert start(folder, data, recipe).train()
+    return folder
+
+
+def stop_after(run, steps: int) -> None:
+    """Ask to stop after so many more steps."""
+    left = iter(range(1, 1000))
+    assert not run.train(should_stop=lambda: next(left) == steps)
+    run.close()
+
+
+def model_of(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+def assert_same(folder: Path, whole: Path) -> None:
+    """The same bits in the model, the same steps in the events, each charge once."""
+    assert (folder / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
+    assert (folder / "events.jsonl").read_bytes() == (whole / "events.jsonl").read_bytes()
+    assert not (folder / "private").exists()
+    if (whole / "ledger.jsonl").exists():
+        account, expected = read_ledger(folder), read_ledger(whole)
+        assert [(e.kind, e.what, e.noise, e.inputs) for e in account.entries] == [
+            (e.kind, e.what, e.noise, e.inputs) for e in expected.entries
+        ]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, data) -> Path:
+    """The uninterrupted run of `small_recipe()`."""
+    return train(tmp_path_factory.mktemp("whole") / "run", data, small_recipe())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(kind, tmp_path, data):
+    recipe = small_recipe(**KINDS[kind])
+    whole = train(tmp_path / "whole", data, recipe)
+    stop_after(start(tmp_path / "run", data, recipe), 3)
+    torch.manual_seed(99)  # what else the process draws must not matter
+    stop_after(resume(tmp_path / "run"), 4)
+    torch.manual_seed(98)
+    assert resume(tmp_path / "run").train()
+    assert_same(tmp_path / "run", whole)
+
+
+def test_another_seed_gives_another_model(tmp_path, data, whole):
+    other = train(tmp_path / "run", data, small_recipe(seed=2))
+    assert not torch.equal(model_of(other)["model.embedding.weight"], model_of(whole)["model.embedding.weight"])
+
+
+@pytest.mark.parametrize("noise", ["system", "crypto"])
+def test_without_a_seed_a_replay_is_the_same_and_free(noise, tmp_path, data):
+    recipe = small_recipe(noise=noise, seed=None)
+    stop_after(start(tmp_path / "run", data, recipe), 3)
+    shutil.copytree(tmp_path / "run", tmp_path / "copy")
+    for folder in ("run", "copy"):
+        assert resume(tmp_path / folder).train()
+    assert_same(tmp_path / "run", tmp_path / "copy")
+    other = train(tmp_path / "other", data, recipe)
+    assert (other / "model.safetensors").read_bytes() != (tmp_path / "run" / "model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("step", range(1, 11))
+def test_a_stop_after_any_step(step, tmp_path, data, whole):
+    stop_after(start(tmp_path / "run", data, small_recipe()), step)
+    assert read_ledger(tmp_path / "run").steps_charged == step
+    assert resume(tmp_path / "run").train()
+    assert_same(tmp_path / "run", whole)
+
+
+class Killed(BaseException):
+    """Nothing in the package may catch this and tidy up: it stands for a kill -9."""
+
+
+def die_at(monkeypatch: pytest.MonkeyPatch, number: int) -> list[str]:
+    """Die at the `number`-th call that touches the disk; returns what was called."""
+    calls: list[str] = []
+
+    def wrap(name: str, real):
+        def called(*arguments, **options):
+            calls.append(name)
+            if len(calls) == number:
+                raise Killed
+            return real(*arguments, **options)
+
+        return called
+
+    for name in ("fsync", "replace", "rename", "mkdir", "open", "unlink", "rmdir"):
+        monkeypatch.setattr(os, name, wrap(name, getattr(os, name)))
+    return calls
+
+
+def attempt(monkeypatch, number: int, folder: Path, data: Path, recipe: Recipe) -> tuple[bool, int]:
+    """Start or resume and train with a checkpoint after every step, dying at a call; whether it lived, and all calls."""
+    run = None
+    with monkeypatch.context() as patched:
+        calls = die_at(patched, number)
+        try:
+            # Tidying up of a folder that was put aside runs on a normal error, but not on a kill.
+            patched.setattr(files.shutil, "rmtree", _rmtree_unless_dead(calls, number, shutil.rmtree))
+            patched.setattr(checkpoint.shutil, "rmtree", _rmtree_unless_dead(calls, number, shutil.rmtree))
+            run = resume(folder) if (folder / "private").exists() else start(folder, data, recipe)
+            run.train(checkpoint_seconds=-1.0)
+        except Killed:
+            pass
+    if run is not None:
+        run.close()
+    return len(calls) < number, len(calls)
+
+
+def _rmtree_unless_dead(calls, number, real):
+    return lambda *a, **k: real(*a, **k) if len(calls) < number else None
+
+
+def test_death_at_every_call_that_touches_the_disk(tmp_path, data, monkeypatch):
+    """Each place once, from the start to the end; the next process always ends with the same model."""
+    recipe = small_recipe(epochs=1.0)  # 2 steps
+    whole = train(tmp_path / "whole", data, recipe)
+    lived, total = attempt(monkeypatch, 10**9, tmp_path / "count", data, recipe)
+    assert lived
+    assert total > 60
+    ends = {"never began": 0, "resumed": 0, "finished": 0}
+    for number in range(1, total + 1):
+        folder = tmp_path / f"run-{number}"
+        lived, _ = attempt(monkeypatch, number, folder, data, recipe)
+        if lived:
+            continue
+        try:
+            run = resume(folder)
+        except PrivacyError:
+            raise
+        except DPFormerError as error:
+            finished = "is finished" in str(error)
+            ends["finished" if finished else "never began"] += 1
+            if finished:
+                assert_same(folder, whole)
+            elif (folder / "ledger.head").exists():  # nothing can have been released yet
+                assert not read_ledger(folder).entries
+            continue
+        assert not (folder / "model.safetensors").exists()
+        assert run.train()
+        ends["resumed"] += 1
+        assert_same(folder, whole)
+        load_model(folder)
+    assert min(ends.values()) > 0, ends
+
+
+def test_a_second_death_during_the_resume(tmp_path, data, monkeypatch, whole):
+    recipe, dice = small_recipe(), random.Random(0)
+    folder = tmp_path / "run"
+    stop_after(start(folder, data, recipe), 2)
+    for _ in range(12):
+        if (folder / "model.safetensors").exists():
+            break
+        attempt(monkeypatch, dice.randint(1, 25), folder, data, recipe)
+    if not (folder / "model.safetensors").exists():
+        assert resume(folder).train()
+    assert_same(folder, whole)
+
+
+def test_kill_9_at_random_moments(tmp_path, data, monkeypatch, whole):
+    """Real processes, killed while they resume, train, write checkpoints and release."""
+    dataset = run_module.load(data)
+    monkeypatch.setattr(run_module, "load", lambda folder: dataset)  # polars does not survive a fork
+    dice = random.Random(1)
+    first = tmp_path / "first"
+    start(first, data, small_recipe()).close()
+    began = time.monotonic()
+    shutil.copytree(first, tmp_path / "timed")
+    resume(tmp_path / "timed").train(checkpoint_seconds=-1.0)
+    duration = time.monotonic() - began
+    killed = ended = 0
+    for n in range(8):
+        folder = tmp_path / f"run-{n}"
+        shutil.copytree(first, folder)
+        charged = 0
+        for _ in range(100):
+            child = os.fork()
+            if child == 0:
+                code = 1
+                try:
+                    torch.set_num_threads(1)
+                    resume(folder).train(checkpoint_seconds=-1.0)
+                    code = 0
+                finally:
+                    os._exit(code)
+            time.sleep(dice.uniform(0, duration))
+            os.kill(child, signal.SIGKILL)
+            _, status = os.waitpid(child, 0)
+            killed += os.WIFSIGNALED(status)
+            assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0
+            now = read_ledger(folder).steps_charged
+            events = folder / "events.jsonl"
+            seen = (
+                [json.loads(x)["step"] for x in events.read_text().splitlines(True) if x.endswith("\n")]
+                if (events.exists())
+                else []
+            )
+            assert charged <= now <= 10
+            assert now >= max(seen, default=0)  # what was made was charged
+            charged = now
+            if (folder / "model.safetensors").exists():
+                break
+        ended += 1
+        if (folder / "private").exists():
+            with pytest.raises(DPFormerError, match="is finished"):
+                resume(folder)
+        assert_same(folder, whole)
+    assert ended == 8
+    assert killed >= 12
+
+
+@pytest.mark.parametrize("call", ["fsync", "replace", "rename", "write"])
+def test_a_full_disk_leaves_the_last_good_checkpoint(call, tmp_path, data, monkeypatch, whole):
+    folder = tmp_path / "run"
+    stop_after(start(folder, data, small_recipe()), 4)
+    kept = {path: path.read_bytes() for path in (folder / "private").rglob("*") if path.is_file()}
+    run = resume(folder)
+
+    def full(*arguments, **options):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        if call == "write":
+            patched.setattr(os, "fdopen", full)
+        else:
+            patched.setattr(os, call, full)
+        with pytest.raises(DPFormerError, match=r"cannot be written \(No space left on device\)") as error:
+            run.train(checkpoint_seconds=-1.0)
+    assert "\n" not in str(error.value)
+    run.close()
+    assert {path: path.read_bytes() for path in (folder / "private").rglob("*") if path.is_file()} == kept
+    assert resume(folder).train()
+    assert_same(folder, whole)
+
+
+def test_an_exception_while_training_leaves_the_last_checkpoint(tmp_path, data, whole):
+    run = start(tmp_path / "run", data, small_recipe())
+
+    def trouble(progress) -> None:
+        if progress.report.step == 5:
+            raise RuntimeError("the display broke")
+
+    with pytest.raises(RuntimeError, match="display"):
+        run.train(trouble)
+    run.close()
+    assert resume(tmp_path / "run").train()
+    assert_same(tmp_path / "run", whole)
+
+
+def test_before_and_after_the_histogram(tmp_path, data, monkeypatch, whole):
+    histogram = run_module._release_histogram
+    for moment in ("before", "after"):
+        folder = tmp_path / moment
+
+        def crash(run, moment=moment):
+            if moment == "after":
+                histogram(run)
+            raise Killed
+
+        with monkeypatch.context() as patched:
+            patched.setattr(run_module, "_release_histogram", crash)
+            with pytest.raises(Killed):
+                start(folder, data, small_recipe())
+        assert len(read_ledger(folder).entries) == (moment == "after")
+        assert resume(folder).train()
+        assert_same(folder, whole)
+
+
+def test_a_statement_says_what_the_ledger_says(whole):
+    account, statement = read_ledger(whole), parse_statement((whole / "privacy.json").read_bytes())
+    assert (statement.steps.charged, statement.ledger.run_id) == (10, account.run_id)
+    assert (statement.ledger.entries, statement.ledger.hash) == (11, account.position.hash)
+    assert [release.name for release in statement.releases] == ["histogram"]
+    assert statement.epsilon == account.plan.total.epsilon <= 20
+
+
+def test_a_rolled_back_ledger_is_refused(tmp_path, data):
+    folder = tmp_path / "run"
+    run = start(folder, data, small_recipe())
+    early = {name: (folder / name).read_bytes() for name in ("ledger.jsonl", "ledger.head")}
+    stop_after(run, 5)
+    for name, content in early.items():
+        (folder / name).write_bytes(content)
+    with pytest.raises(PrivacyError, match="cut off"):
+        resume(folder)
+
+
+def test_other_data_and_a_second_process_are_refused(tmp_path, data):
+    from dpformer.data import prepare, save
+    from tests.training.conftest import small_log
+
+    folder = tmp_path / "run"
+    run = start(folder, data, small_recipe())
+    with pytest.raises(PrivacyError, match="in use by another process"):
+        resume(folder)
+    run.close()
+    save(prepare(small_log(seed=5)), tmp_path / "other")
+    with pytest.raises(DPFormerError, match="is not the data that the run began with"):
+        resume(folder, tmp_path / "other")
+    shutil.copytree(data, tmp_path / "moved")
+    assert resume(folder, tmp_path / "moved").train()
+    with pytest.raises(DPFormerError, match="is finished"):
+        resume(folder)
+    with pytest.raises(DPFormerError, match="exists already"):
+        start(folder, data, small_recipe())
+
+
+def test_the_state_of_an_unfinished_run_is_for_its_owner_only(tmp_path, data):
+    before = os.umask(0)
+    try:
+        run = start(tmp_path / "run", data, small_recipe())
+        stop_after(run, 2)
+    finally:
+        os.umask(before)
+    private = tmp_path / "run" / "private"
+    paths = [private, *private.rglob("*")]
+    assert len(paths) > 3
+    for path in paths:
+        assert path.stat().st_mode & 0o777 == (0o700 if path.is_dir() else 0o600), path
+    # Nothing outside of it tells the noise or the sample to come.
+    values = json.loads(next(private.rglob("state.json")).read_text())
+    secrets = [*values["noise"]["words"], str(values["sampler"]["bits"]["state"]["state"])]
+    outside = [p for p in (tmp_path / "run").rglob("*") if p.is_file() and private not in p.parents]
+    for path in outside:
+        assert not any(secret.encode() in path.read_bytes() for secret in secrets if len(secret) > 8), path
+
+
+def test_private_state_that_cannot_be_removed_is_told(tmp_path, data, monkeypatch):
+    run = start(tmp_path / "run", data, small_recipe(epochs=1.0))
+
+    def denied(*arguments, **options):
+        raise OSError(errno.EACCES, os.strerror(errno.EACCES))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(checkpoint.shutil, "rmtree", denied)
+        with pytest.raises(DPFormerError, match="tells the noise of the run: delete it yourself"):
+            run.train()
+    run.close()
+
+
+def test_a_damaged_checkpoint_is_one_line(tmp_path, data):
+    stop_after(start(tmp_path / "run", data, small_recipe()), 2)
+    state = next((tmp_path / "run" / "private").rglob("state.safetensors"))
+    state.write_bytes(state.read_bytes()[:100])
+    with pytest.raises(DPFormerError, match="is damaged") as error:
+        resume(tmp_path / "run")
+    assert "\n" not in str(error.value)
+
+
+def test_reattention_knows_the_released_frequencies(tmp_path, data):
+    """The errors that a released model corrects for come from the histogram, the plan and the averaging alone."""
+    folder = train(tmp_path / "run", data, small_recipe(reattention="logits"))
+    tensors, plan = model_of(folder), read_ledger(folder).plan
+    p = tensors["popularity"][1:]
+    expected = (plan.noise_multiplier / plan.batch_size / p) ** 2 / 2  # averaged over the last 2 of 10 steps
+    torch.testing.assert_close(tensors["model.var_items"][1:], expected, rtol=1e-5, atol=0)
+    assert np.isfinite(tensors["model.var_items"].numpy()).all()
