@@ -57,12 +57,14 @@ class Released:
 
     @torch.no_grad()
     def scores(self, tokens: Tensor, lengths: Tensor) -> Tensor:
-        """Scores `[B, items + 1]` of histories `[B, L]`; without a single known item, the released popularity."""
+        """Scores `[B, items + 1]` of histories `[B, L]`; without a single known item, the released popularity, else the
+        order of the catalogue.
+        """
         self.model.eval()
         scores = self.model.scores(tokens[:, : max(1, tokens.shape[1])], lengths.clamp_min(1))
         cold = lengths == 0
         if bool(cold.any()):
-            fallback = torch.zeros(scores.shape[1]) if self.popularity is None else self.popularity.log()
+            fallback = -torch.arange(scores.shape[1]).float() if self.popularity is None else self.popularity.log()
             scores[cold] = fallback.index_fill(0, torch.tensor(0), -torch.inf)
         return scores
 
