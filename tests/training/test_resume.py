@@ -171,6 +171,7 @@ def test_death_at_every_call_that_touches_the_disk(tmp_path, data, monkeypatch):
             ends["finished" if finished else "never began"] += 1
             if finished:
                 assert_same(folder, whole)
+                load_model(folder)  # its statement is there
             elif (folder / "ledger.head").exists():  # nothing can have been released yet
                 assert not read_ledger(folder).entries
             continue
@@ -310,6 +311,18 @@ def test_a_statement_says_what_the_ledger_says(whole):
     assert (statement.ledger.entries, statement.ledger.hash) == (11, account.position.hash)
     assert [release.name for release in statement.releases] == ["histogram"]
     assert statement.epsilon == account.plan.total.epsilon <= 20
+
+
+def test_a_run_keeps_its_number_of_threads(tmp_path, data):
+    """With another number, sums would be rounded in another order, and replayed steps would not be the same release."""
+    before = torch.get_num_threads()
+    try:
+        stop_after(start(tmp_path / "run", data, small_recipe()), 2)
+        torch.set_num_threads(before + 1)
+        resume(tmp_path / "run").close()
+        assert torch.get_num_threads() == before
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_a_rolled_back_ledger_is_refused(tmp_path, data):

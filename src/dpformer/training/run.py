@@ -108,6 +108,7 @@ class Run:
     def save(self) -> None:
         """A checkpoint of everything that the next steps depend on."""
         tensors, values = self.trainer.state()
+        values["threads"] = torch.get_num_threads()  # sums are rounded in another order with more or fewer
         if self.frequencies is not None:
             tensors["frequencies"] = torch.from_numpy(self.frequencies.probability)
             values["frequencies"] = {"source": self.frequencies.source, "floor": self.frequencies.floor}
@@ -209,6 +210,7 @@ def resume(folder: Path, data: Path | None = None) -> Run:
     if known is not None:
         ledger = open_ledger(folder, Position(known["entries"], known["hash"]), known["run_id"])
     plan = ledger.plan if ledger is not None else recipe.plan(len(dataset.sequences))
+    torch.set_num_threads(values["threads"])
     with _closed_on_error(ledger):
         run = _open(folder, dataset, recipe, plan, ledger)
         found = tensors.pop("frequencies", None)
