@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,6 +34,17 @@ def dpformer(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
         return Done(code, out, err)
 
     return run
+
+
+@pytest.fixture
+def float64() -> Iterator[None]:
+    """Tensors are float64 unless said otherwise, from a fixed seed."""
+    import torch
+
+    torch.manual_seed(0)
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
 
 
 def _find(named: NamedSet, variable: str) -> Path:

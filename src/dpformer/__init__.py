@@ -7,6 +7,7 @@ __version__ = "0.1.0.dev0"
 
 # Name to module, imported when first asked for: `import dpformer` stays light.
 _EXPORTS = {
+    "DPFormer": "dpformer.estimator",
     "PhantomClipping": "dpformer.clipping",
     "TiedCrossEntropy": "dpformer.clipping",
     "load_model": "dpformer.training.released",

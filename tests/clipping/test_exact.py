@@ -16,12 +16,7 @@ from tests.clipping.oracle import assert_exact
 TIES = ["functional-T", "functional-transpose", "functional-linear", "left", "rows", "module", "untied"]
 
 
-@pytest.fixture(autouse=True)
-def _float64():
-    torch.manual_seed(0)
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 def losses(module, batch):

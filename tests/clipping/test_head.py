@@ -12,13 +12,7 @@ from dpformer.clipping import head as head_module
 from dpformer.errors import ClippingError
 from tests.clipping.oracle import assert_exact
 
-
-@pytest.fixture(autouse=True)
-def _float64():
-    torch.manual_seed(0)
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 class Model(nn.Module):

@@ -5,13 +5,7 @@ from torch import nn
 from dpformer.models.recurrent import GRU, LSTM
 from tests.clipping.oracle import assert_exact
 
-
-@pytest.fixture(autouse=True)
-def _float64():
-    torch.manual_seed(0)
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 PAIRS = [(GRU, nn.GRU), (LSTM, nn.LSTM)]

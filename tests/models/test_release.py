@@ -234,6 +234,7 @@ def test_lag_weights_whose_squares_would_vanish_are_refused(power):
     [
         ({"head": 0}, "head = 0"),
         ({"folds": 1}, "folds = 1"),
+        ({"cell_power": 7.0}, "cell_power = 7"),
         ({"histogram_share": 0.1}, "sum to 1"),
         ({"stage_shares": (1.0, -0.03), "thresholds": (0.4,)}, "above 0"),
         ({"thresholds": (0.4,)}, "need 2 thresholds"),

@@ -38,13 +38,6 @@ def _seed():
     torch.manual_seed(0)
 
 
-@pytest.fixture
-def float64():
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
-
-
 @pytest.mark.parametrize("name", MODELS)
 def test_shapes_causality_padding_and_determinism(name, float64):
     model = MODELS[name]().eval()

@@ -1,69 +1,97 @@
-"""`dpformer demo`: what the package can do, on data that it brings along."""
+"""`dpformer demo`: the whole way, on data that the package brings along."""
 
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-_RATE, _STEPS, _MAX_LENGTH, _TOKEN_BUDGET = 0.05, 5, 50, 512
-
 
 def demo(
     output: Annotated[Path, typer.Option("-o", "--output", help="Folder to write.")] = Path("demo-output"),
+    epsilon: Annotated[float, typer.Option(help="The budget.")] = 8.0,
+    epochs: Annotated[float | None, typer.Option(help="Fewer for a quicker look.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Figures as JSON on stdout.")] = False,
 ) -> None:
-    """Prepare the embedded data, show it, and draw Poisson batches from it."""
+    """Prepare the embedded data, train privately, evaluate, recommend: about a minute."""
+    import json
+    import shutil
+
     import numpy as np
     from rich.table import Table
 
+    from dpformer.cli.evaluate import table as figures_table
     from dpformer.cli.output import print_json, stderr, stdout
     from dpformer.cli.prepare import statistics_table
-    from dpformer.data import Dataset, PoissonSampler, load, poisson_batches, prepare_named, save, statistics
+    from dpformer.cli.train import show_progress
+    from dpformer.data import load, prepare_named, save, statistics
     from dpformer.data.named import DEMO
-    from dpformer.data.store import PLOT
+    from dpformer.errors import DPFormerError
+    from dpformer.evaluation import Scorer, evaluate, held_out
+    from dpformer.models.statistics.popularity import DPPopularity, Popularity
+    from dpformer.privacy import gaussian_multiplier, noise_source
+    from dpformer.training.files import write_json
+    from dpformer.training.recipe import make_recipe
+    from dpformer.training.released import load_model
+    from dpformer.training.run import start
 
-    with stderr.status("preparing the embedded data ..."):
-        save(prepare_named(DEMO), output, force=True)
-        dataset = load(output)
-    figures: dict[str, Any] = statistics(dataset)
-
-    def samples(dataset: Dataset, users: int, items: int) -> Table:
-        names = dataset.names()
-        table = Table("reader", f"what they read (the last {items})", title="some sequences")
-        for user in range(users):
-            table.add_row(
-                str(dataset.sequences.users[user]), " → ".join(names[item] for item in dataset.sequences[user][-items:])
-            )
-        return table
-
+    data, folder = output / "data", output / "run"
+    if output.exists():
+        if not (data / "manifest.json").exists():
+            raise DPFormerError(f"{output}: exists and was not written by the demo; choose another with -o")
+        shutil.rmtree(output)
+    stderr.rule("1. a log becomes sequences")
+    save(prepare_named(DEMO), data)
+    dataset = load(data)
+    if not as_json:
+        stdout.print(statistics_table(statistics(dataset)))
+    stderr.rule("2. private training")
+    options: dict[str, Any] = {"epsilon": epsilon} | ({"epochs": epochs} if epochs is not None else {})
+    run = start(folder, data, make_recipe(**options))
+    with show_progress(run, quiet=False) as on_step:
+        run.train(on_step)
+    run.close()
+    stderr.rule("3. how good is it?")
+    model = load_model(folder)
+    held, items = held_out(dataset.sequences, "test"), len(dataset.catalogue)
     train = dataset.split().train
-    sampler = PoissonSampler(len(train), _RATE)
-    table = Table("step", "users", "micro-batches", "events", "padding", title=f"Poisson batches at rate {_RATE}")
-    batches = []
-    for step, batch in enumerate(
-        poisson_batches(train, sampler, _STEPS, max_length=_MAX_LENGTH, token_budget=_TOKEN_BUDGET), 1
-    ):
-        events = sum(int(part.lengths.sum()) for part in batch)
-        positions = sum(part.tokens.numel() for part in batch)
-        row = {
-            "users": sum(len(part.users) for part in batch),
-            "micro_batches": len(batch),
-            "events": events,
-            "padding": 1 - events / positions if positions else 0.0,
-        }
-        batches.append(row)
-        table.add_row(
-            str(step), str(row["users"]), str(row["micro_batches"]), f"{row['events']:,}", f"{row['padding']:.0%}"
-        )
-    if as_json:
-        print_json({**figures, "batches": batches, "output": str(output)})
-        return
-    stdout.print(statistics_table(figures))
-    stdout.print(samples(dataset, users=4, items=4))
-    stdout.print(table)
-    lengths = np.minimum(train.lengths, _MAX_LENGTH)
-    stdout.print(
-        f"padded to {_MAX_LENGTH} each, {1 - lengths.mean() / _MAX_LENGTH:.0%} of the positions would be padding; "
-        "who was drawn comes from the operating system's entropy and differs at every run"
+    noise = noise_source()
+    private_popularity = DPPopularity().fit(
+        train.items,
+        train.offsets,
+        items,
+        noise_multiplier=gaussian_multiplier(epsilon, run.recipe.delta),
+        gaussian=lambda shape, std: std * noise.normal(int(np.prod(shape))).reshape(shape).astype(np.float64),
     )
-    stderr.print(f"written to {output} (long tail drawn in {output / PLOT})", markup=False, soft_wrap=True)
+    contenders: dict[str, Scorer] = {
+        f"{model.recipe.model}, epsilon {epsilon:g}": model,
+        f"DP popularity, epsilon {epsilon:g}": private_popularity,
+        "popularity, not private": Popularity().fit(train.items, train.offsets, items),
+    }
+    found = {name: evaluate(it, held, items, max_length=model.recipe.max_length) for name, it in contenders.items()}
+    write_json(folder / "metrics.json", {"not_private": True, "test": next(iter(found.values())).figures()})
+    if as_json:
+        figures = {name: {key: f.value for key, f in one.masked.items()} for name, one in found.items()}
+        privacy = json.loads(run.statement().to_json())
+        print_json({**statistics(dataset), "test": figures, "privacy": privacy, "output": str(output)})
+        return
+    comparison = Table("", "NDCG@10", "HIT@10", title="test item, seen items masked, in percent", title_justify="left")
+    for name, one in found.items():
+        comparison.add_row(name, *(f"{100 * one.masked[key].value:.1f}" for key in ("ndcg@10", "hit@10")))
+    stdout.print(comparison)
+    stdout.print(figures_table("the private model in detail", next(iter(found.values()))))
+    stderr.rule("4. recommendations for people it has never seen")
+    names = dataset.names()
+    samples = Table("they read", "and might like")
+    for first in (1, 61, 123, 201, 344):
+        history = [first, first + 1]
+        best, _ = model.rank([history], k=3)
+        samples.add_row("\n".join(names[i] for i in history), "\n".join(names[i] for i in best[0]))
+    stdout.print(samples)
+    stderr.rule("5. what it promises")
+    stdout.print(run.statement().text(), markup=False, soft_wrap=True)
+    stderr.print(
+        f"\nwritten to {output}: the data with its long-tail plot in data/, the released model in run/ "
+        f"(try: dpformer show {folder})",
+        markup=False,
+        soft_wrap=True,
+    )

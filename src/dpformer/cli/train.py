@@ -84,7 +84,7 @@ def _train(run: Run, quiet: bool, as_json: bool) -> None:
             soft_wrap=True,
         )
     try:
-        with _stoppable() as asked, _progress(run, quiet) as on_step:
+        with _stoppable() as asked, show_progress(run, quiet) as on_step:
             done = run.train(on_step, lambda: bool(asked))
     except KeyboardInterrupt:
         stderr.print(
@@ -129,7 +129,7 @@ def _stoppable() -> Iterator[list[int]]:
 
 
 @contextmanager
-def _progress(run: Run, quiet: bool) -> Iterator[Any]:
+def show_progress(run: Run, quiet: bool) -> Iterator[Any]:
     """A live line on a terminal, a plain line now and then elsewhere."""
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar

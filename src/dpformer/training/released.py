@@ -100,7 +100,10 @@ class Released:
 
         Items that are not in the catalogue are skipped; `encode` tells which.
         """
-        best, values = self.rank([self.encode(h)[0] for h in histories], k, seen)
+        return self.frame(*self.rank([self.encode(h)[0] for h in histories], k, seen))
+
+    def frame(self, best: np.ndarray, values: np.ndarray) -> pl.DataFrame:
+        """What `rank` gave, as a table with one row a recommendation."""
         places, ranks = np.nonzero(best)
         frame = pl.DataFrame(
             {

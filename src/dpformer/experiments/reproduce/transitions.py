@@ -174,6 +174,8 @@ def _notes(result: dict[str, Any]) -> list[str]:
         f"In %; mean and standard deviation over {len(result['seeds'])} noise seeds; delta {result['delta']:g}, user level, add "
         "or remove one user; no sampling. Prototype: NDCG@10 / HIT@10 that the statistics were expected to reach. Head, torso "
         "and tail: targets among the most frequent items that make up 50 %, the next 30 % and the last 20 % of the events.",
+        "A seed gives the same draws at every epsilon, scaled to its noise, and to every model: rows can be compared in pairs, "
+        "but they are not independent, and a close call between two items may fall the same way in several of them.",
         *(f"{name}: {line}." for name, line in result["protocols"].items()),
     ]
 

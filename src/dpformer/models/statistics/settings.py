@@ -58,6 +58,10 @@ class TransitionSettings:
         for name in ("head", "last", "lags", "rank", "window"):
             if getattr(self, name) < 1:
                 raise PrivacyError(f"{name} = {getattr(self, name)} of the transition statistics is not at least 1")
+        if not abs(self.cell_power) <= 1:
+            raise PrivacyError(
+                f"cell_power = {self.cell_power:g} is not between -1 and 1; weights would leave the numbers"
+            )
         if self.folds < 2:
             raise PrivacyError(f"folds = {self.folds}: a cell is predicted from other cells only with 2 folds or more")
         shares = (self.histogram_share, *self.stage_shares)

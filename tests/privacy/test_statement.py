@@ -15,7 +15,7 @@ from dpformer.privacy.plan import make_plan
 from dpformer.privacy.statement import TuningPart, build_statement, json_schema, parse_statement
 from dpformer.privacy.tuning import Tuning, tuned_epsilon
 
-SCHEMA = Path(__file__).parent.parent / "docs" / "privacy.schema.json"
+SCHEMA = Path(__file__).parents[2] / "docs" / "privacy.schema.json"
 PUBLIC = ("the catalogue of items", "the maximum length, 200", "item frequencies (assume-public)")
 NO_TUNING = TuningPart(kind="none")
 

@@ -1,0 +1,119 @@
+"""`DPFormer`: from a log to private recommendations in three lines."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from dpformer.data import Dataset, prepare
+from dpformer.data import save as save_data
+from dpformer.errors import DPFormerError
+from dpformer.evaluation import Evaluation, evaluate, held_out
+from dpformer.privacy import PrivacyStatement
+from dpformer.training.recipe import make_recipe
+from dpformer.training.released import Released, load_model
+from dpformer.training.run import EVENTS, Progress, start
+
+
+class DPFormer:
+    """A next-item recommender with user-level differential privacy.
+
+    `DPFormer(epsilon=8, delta=1e-5, ...)` takes the settings of `dpformer fit` by name (see docs/training.md) and a `preset`.
+
+    fit         a log: a path, or a pandas, polars or Arrow frame with user_id, item_id and, if there is one, timestamp
+    recommend   for `histories` of anybody, or for `users` of the log that it was fitted on
+    evaluate    on the held-out items of that log; not private
+    privacy     the statement
+    """
+
+    def __init__(self, preset: str = "default", **settings: Any) -> None:
+        self.recipe = make_recipe(preset, **settings)
+        self._folder: Path | None = None
+        self._temporary: tempfile.TemporaryDirectory[str] | None = None
+        self._dataset: Dataset | None = None
+        self._released: Released | None = None
+
+    def fit(self, log: Any, on_step: Callable[[Progress], None] = lambda progress: None, **columns: str) -> DPFormer:
+        """Prepare the log (`columns`: user, item, time, where names are unusual) and train on it; returns itself."""
+        self._dataset = log if isinstance(log, Dataset) else prepare(log, **columns)  # type: ignore[arg-type]
+        self._temporary = tempfile.TemporaryDirectory(prefix="dpformer-")
+        folder = Path(self._temporary.name)
+        save_data(self._dataset, folder / "data")
+        run = start(folder / "run", folder / "data", self.recipe)
+        run.train(on_step)
+        run.close()
+        shutil.rmtree(folder / "data")
+        self._folder = folder / "run"
+        self._released = load_model(self._folder)
+        return self
+
+    def recommend(
+        self,
+        users: Sequence[Any] | None = None,
+        histories: Sequence[Sequence[Any]] | None = None,
+        k: int = 10,
+        seen: bool = False,
+    ) -> pl.DataFrame:
+        """The best k items for each history: `user_id` (or `history`, its place), `rank`, `item_id`, `title` if known, `score`.
+
+        Items of a history that the model does not know are skipped; an empty one is answered by the released popularity.
+        """
+        released = self._fitted()
+        if (users is None) == (histories is None):
+            raise DPFormerError("give either users=[...] or histories=[[...], ...]")
+        if histories is not None:
+            return released.recommend(histories, k, seen)
+        assert users is not None
+        if self._dataset is None:
+            raise DPFormerError("a loaded model has no users: give histories=[[...], ...]")
+        sequences = self._dataset.sequences
+        place = {str(user): n for n, user in enumerate(sequences.users)}
+        for user in users:
+            if str(user) not in place:
+                raise DPFormerError(f"user {user!r} is not in the log; give histories=[[...], ...] for new people")
+        best, values = released.rank([sequences[place[str(user)]].tolist() for user in users], k, seen)
+        frame = released.frame(best, values)
+        names = pl.Series("user_id", [users[n] for n in frame["history"]])
+        return frame.drop("history").insert_column(0, names)
+
+    def evaluate(self, item: str = "test") -> Evaluation:
+        """Full ranking on the held-out item of the log. The figures are not private."""
+        if self._dataset is None:
+            raise DPFormerError("a loaded model has no data to be evaluated on: use `dpformer evaluate RUN DATA`")
+        held = held_out(self._dataset.sequences, item)
+        return evaluate(self._fitted(), held, len(self._dataset.catalogue), max_length=self.recipe.max_length)
+
+    @property
+    def privacy(self) -> PrivacyStatement:
+        """What is promised, on what assumptions, and what is not."""
+        return self._fitted().statement
+
+    def save(self, folder: Path | str) -> None:
+        """Write the released model and its papers to a new folder; nothing of the data, nothing that is not private."""
+        released_from = self._folder
+        self._fitted()
+        assert released_from is not None
+        if Path(folder).exists():
+            raise DPFormerError(f"{folder}: exists already; choose another folder")
+        shutil.copytree(
+            released_from, folder, ignore=shutil.ignore_patterns(EVENTS, "metrics.json", "private", "*.lock")
+        )
+
+    @classmethod
+    def load(cls, folder: Path | str) -> DPFormer:
+        """A saved model, or the folder of a finished run."""
+        released = load_model(folder)
+        model = cls.__new__(cls)
+        model.recipe, model._folder, model._released = released.recipe, Path(folder), released
+        model._temporary = model._dataset = None
+        return model
+
+    def _fitted(self) -> Released:
+        if self._released is None:
+            raise DPFormerError("this DPFormer is not fitted yet: call fit first, or DPFormer.load")
+        return self._released
