@@ -234,6 +234,28 @@ def test_the_same_noise_for_another_batch_is_refused(tmp_path):
         made.make_step()
 
 
+def test_the_same_noise_with_another_dropout_is_refused(tmp_path):
+    made = trainer(tmp_path, dropout=0.3)
+    tensors, values = made.state()
+    made.make_step()
+    made.restore(tensors, values)
+    torch.rand(1)  # a callback, say
+    with pytest.raises(PrivacyError, match="would be used again"):
+        made.make_step()
+
+
+def test_the_ledger_does_not_confirm_a_guess_of_the_data(tmp_path):
+    """Everything but the noise is the same and known: were it hashed by itself, the ledger would say so."""
+    entries = []
+    for seed in (5, 6):
+        made = trainer(tmp_path / str(seed))
+        made.noise = noise_source("seeded", seed)
+        made.make_step()
+        entries.append(read_ledger(tmp_path / str(seed)).entries[0])
+    assert entries[0].noise != entries[1].noise
+    assert entries[0].inputs != entries[1].inputs
+
+
 def test_what_does_not_fit_together_is_refused(tmp_path):
     made = trainer(tmp_path)
     parts = {
