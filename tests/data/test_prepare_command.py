@@ -72,7 +72,7 @@ def test_demo(tmp_path: Path, dpformer: Callable, monkeypatch: pytest.MonkeyPatc
     assert "differential privacy" in done.out
     assert len(load("demo-output/data").sequences) == 3000
     figures = json.loads(dpformer("demo", "--epochs", "1", "--json").out)
-    assert len(figures["test"]) == 3
+    assert len(figures["test"]) == 4
     assert figures["privacy"]["epsilon"] <= 8
 
 

@@ -16,7 +16,6 @@ def demo(
     import json
     import shutil
 
-    import numpy as np
     from rich.table import Table
 
     from dpformer.cli.evaluate import table as figures_table
@@ -28,6 +27,7 @@ def demo(
     from dpformer.errors import DPFormerError
     from dpformer.evaluation import Scorer, evaluate, held_out
     from dpformer.models.statistics.popularity import DPPopularity, Popularity
+    from dpformer.models.statistics.transitions import DPTransitions
     from dpformer.privacy import gaussian_multiplier, noise_source
     from dpformer.training.files import write_json
     from dpformer.training.recipe import make_recipe
@@ -60,10 +60,18 @@ def demo(
         train.offsets,
         items,
         noise_multiplier=gaussian_multiplier(epsilon, run.recipe.delta),
-        gaussian=lambda shape, std: std * noise.normal(int(np.prod(shape))).reshape(shape).astype(np.float64),
+        gaussian=noise.gaussian,
+    )
+    transitions = DPTransitions().fit(
+        train.items,
+        train.offsets,
+        items,
+        noise_multiplier=gaussian_multiplier(epsilon, run.recipe.delta),
+        gaussian=noise.gaussian,
     )
     contenders: dict[str, Scorer] = {
         f"{model.recipe.model}, epsilon {epsilon:g}": model,
+        f"DP transition statistics, epsilon {epsilon:g}": transitions,
         f"DP popularity, epsilon {epsilon:g}": private_popularity,
         "popularity, not private": Popularity().fit(train.items, train.offsets, items),
     }

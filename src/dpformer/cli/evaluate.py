@@ -52,12 +52,12 @@ def table(title: str, found: "Evaluation") -> "Table":
     """The figures at 10, in percent, with their intervals; the others are in metrics.json."""
     from rich.table import Table
 
-    shown = ("ndcg@10", "hit@10", "mrr@10")
+    shown = ("ndcg@10", "hit@10")
     result = Table(
         "", *(name.upper() for name in shown), title=title, caption=found.protocol.line(), caption_justify="left"
     )
     rows = {"seen masked": found.masked, "unmasked": found.unmasked}
-    rows |= {f"targets in the {name} ({part.users:,})": part.metrics for name, part in found.slices.items()}
+    rows |= {f"{name} targets ({part.users:,})": part.metrics for name, part in found.slices.items()}
     for name, metrics in rows.items():
         figures = (metrics[key] for key in shown)
         result.add_row(name, *(f"{100 * f.value:.2f}  [{100 * f.low:.2f}, {100 * f.high:.2f}]" for f in figures))

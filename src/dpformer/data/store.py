@@ -60,7 +60,7 @@ def load(folder: Path | str) -> Dataset:
     manifest = _manifest(folder)
     if manifest is None:
         raise DataError(
-            f"{folder}: holds no prepared data (no sound {MANIFEST}); run: dpformer prepare LOG -o {folder}"
+            f"{folder}: holds no prepared data (no sound {MANIFEST}); make a folder of it with: dpformer prepare LOG -o DIR"
         )
     again = "run dpformer prepare again"
     if manifest.get("version") != MANIFEST_VERSION:

@@ -30,6 +30,11 @@ class ReAttention:
     scale: float = 1.0
     training_only: bool = False
 
+    def __post_init__(self) -> None:
+        _check("correction", self.correction, ("logits", "literal", "none"))
+        if (self.cap is not None and not self.cap > 0) or not self.scale >= 0:
+            raise ValueError(f"cap = {self.cap} must be above 0 (or None) and scale = {self.scale} not below")
+
 
 class Transformer(SequenceModel):
     """`blocks` of self-attention and feed-forward layers over item and position embeddings.
@@ -53,6 +58,8 @@ class Transformer(SequenceModel):
         reattention: ReAttention | None = None,
     ) -> None:
         super().__init__(items, d, tied)
+        _check("norm", norm, ("pre", "post"))
+        _check("activation", activation, ("relu", "gelu"))
         self.max_length = max_length
         self.positions = nn.Parameter(torch.randn(max_length, d) * 0.02)
         self.blocks = nn.ModuleList(
@@ -80,6 +87,12 @@ class Transformer(SequenceModel):
         """
         if self.reattention is None:
             raise ValueError("this Transformer was made without reattention")
+        if frequencies.shape != self.var_items.shape or lengths.shape != self.var_positions.shape:
+            raise ValueError(f"wanted frequencies [{self.items + 1}] and lengths [{self.max_length}]")
+        if not bool(
+            ((frequencies[1:] >= 0) & (frequencies[1:] <= 1)).all() and ((lengths >= 0) & (lengths <= 1)).all()
+        ):
+            raise ValueError("frequencies and lengths are fractions of all sequences, between 0 and 1")
         scale = self.reattention.scale * averaging**0.5
         usual = frequencies.clamp(1e-9, 1.0).index_fill(0, torch.tensor(0), 1.0)
         self.var_items.copy_(error.effective_error(noise_multiplier, batch_size, usual, scale))
@@ -102,6 +115,10 @@ class Transformer(SequenceModel):
     def trace(self, s: Tensor) -> list[State]:
         """The state before each block and at the end (normalised): hidden states, and variances if they are tracked."""
         L = s.shape[1]
+        if self.max_length < L:
+            raise ValueError(
+                f"sequences of {L} items are longer than max_length = {self.max_length}; give the last ones"
+            )
         x = F.dropout(self.embedding(s) + self.positions[:L], self.dropout, self.training)
         r = self.reattention
         # Without noise there is nothing to correct, and attention is then ordinary attention to the last bit.
@@ -208,6 +225,11 @@ class Block(nn.Module):
 
     def _join(self, x: Tensor) -> Tensor:
         return x.transpose(1, 2).flatten(2)
+
+
+def _check(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ValueError(f"{name} = {value!r} is not one of {', '.join(allowed)}")
 
 
 @torch.no_grad()

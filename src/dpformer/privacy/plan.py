@@ -23,6 +23,9 @@ from dpformer.privacy.mechanisms import (
     split_releases,
 )
 
+# Composing more takes minutes, and its rounding makes epsilon look larger than it is.
+MOST_STEPS = 1_000_000
+
 
 def check_users(users: int) -> None:
     """Refuse fewer than two users: delta, which must be below 1/users, could not be read."""
@@ -174,6 +177,10 @@ def make_plan(
         steps = 0
     if steps < 0 or (steps == 0 and not shares):
         raise PrivacyError(f"steps {steps} is not above 0; give epochs or steps above 0")
+    if steps > MOST_STEPS:
+        raise PrivacyError(
+            f"steps {steps:,} are more than {MOST_STEPS:,}, beyond what is counted well; lower epochs or steps"
+        )
     if steps == 0 and abs(sum(shares.values()) - 1) > 1e-9:
         raise PrivacyError(f"without steps the shares must sum to 1, not {sum(shares.values()):g}")
     sigma = step_multiplier(epsilon, delta, batch_size / users, steps, shares) if steps else 0.0

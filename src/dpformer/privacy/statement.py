@@ -83,11 +83,12 @@ class ReleasePart(_Part):
 class TuningPart(_Part):
     """How settings were chosen.
 
-    "none": fixed beforehand. "public": on public data. "listed": on this data, not accounted for; `configurations`
-    lists every one that was tried. "accounted": a random number of trials, paid for; epsilon includes it.
+    "undeclared": nobody said. "none": fixed beforehand. "public": on public data. "listed": on this data, not accounted
+    for; `configurations` lists every one that was tried. "accounted": a random number of trials, paid for; epsilon
+    includes it.
     """
 
-    kind: Literal["none", "public", "listed", "accounted"]
+    kind: Literal["undeclared", "none", "public", "listed", "accounted"]
     configurations: tuple[str, ...] = ()
     mean_trials: float | None = None
     distribution: str | None = None
@@ -287,7 +288,7 @@ def _words(s: PrivacyStatement) -> str:
         f"({_number(s.epsilon)}, {s.delta:g})-differential privacy for {s.unit}; neighbours: {s.neighbours}.",
         f"At delta = 1/users = {1 / s.users:.3g}: epsilon {_number(s.epsilon_at_delta_1_over_users)}.",
         s.attack.reading,
-        f"Accountant: {s.accountant.used} of {s.accountant.library} {s.accountant.version} "
+        f"Accountant: {_ACCOUNTANTS[s.accountant.used]} of {s.accountant.library} {s.accountant.version} "
         f"(PLD {_number(s.accountant.pld)}, RDP {_number(s.accountant.rdp)}). {s.accountant.note}".rstrip(),
     ]
     if s.steps.planned:
@@ -310,7 +311,12 @@ def _tuning(part: TuningPart) -> str:
         return f"NOT accounted; {len(part.configurations)} configurations were tried on this data: " + "; ".join(
             part.configurations
         )
+    if part.kind == "undeclared":
+        return "NOT DECLARED: if settings were chosen by looking at results on this data, that choice is not in epsilon"
     return "on public data only" if part.kind == "public" else "none; the settings were fixed beforehand"
+
+
+_ACCOUNTANTS = {"pld": "PLD", "rdp": "RDP", "gaussian": "closed form for Gaussians"}
 
 
 def _number(value: float | Literal["inf"] | str) -> str:

@@ -24,6 +24,9 @@ import numpy as np
 from dpformer.privacy.accounting import Epsilon, coarse_interval, epsilon, pld_deltas
 from dpformer.privacy.mechanisms import Mechanism, event
 
+# A delta at which PLD is at ease.
+PLD_DELTA = 1e-9
+
 
 @dataclass(frozen=True)
 class AttackBound:
@@ -48,7 +51,8 @@ class AttackBound:
 def attack_bound(mechanisms: Iterable[Mechanism], delta: float, false_positive_rate: float = 0.01) -> AttackBound:
     """The best that any membership attack can do against everything that these mechanisms release."""
     mechanisms = tuple(mechanisms)
-    spent = epsilon(mechanisms, delta)
+    # The curve belongs to the mechanisms; delta only says how far it is followed, and PLD cannot follow it to the end.
+    spent = epsilon(mechanisms, max(delta, PLD_DELTA))
     return bound_from(*delta_curve(mechanisms, spent), false_positive_rate)
 
 

@@ -39,6 +39,10 @@ class Recipe(BaseModel):
     histogram_share: float = Field(
         0.05, ge=0, lt=1, description="Part of the budget for the item histogram; 0 for none."
     )
+    tuning: Literal["undeclared", "none", "public", "listed"] = Field(
+        "undeclared", description="How settings were chosen, for the statement: none means fixed beforehand."
+    )
+    tried: tuple[str, ...] = Field((), description="For tuning 'listed': every configuration tried on this data.")
     # the model
     model: Literal["transformer", "gru", "lstm"] = Field("transformer", description="What is trained.")
     max_length: int = Field(50, ge=1, description="Items of a history that are used.")
@@ -124,6 +128,8 @@ def make_recipe(preset: str = "default", file: Path | None = None, **options: An
         raise DPFormerError(f"setting {first['loc'][0]!r}: {first['msg']}, not {first['input']!r}") from None
     if (recipe.noise == "seeded") != (recipe.seed is not None):
         raise DPFormerError("a seed goes with noise 'seeded' and only with it: give both or none")
+    if (recipe.tuning == "listed") != bool(recipe.tried):
+        raise DPFormerError("tuning 'listed' goes with tried = [...], every configuration tried on this data")
     if recipe.model == "transformer" and recipe.d % recipe.heads:
         raise DPFormerError(f"setting 'd': {recipe.d} is not a multiple of heads, {recipe.heads}")
     if recipe.model != "transformer" and recipe.reattention != "off":

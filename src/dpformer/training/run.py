@@ -151,7 +151,7 @@ class Run:
             None if ledger is None else ledger.account(),
             "none" if ledger is None else self.recipe.noise,
             public,
-            TuningPart(kind="none"),
+            TuningPart(kind=self.recipe.tuning, configurations=self.recipe.tried),
         )
 
     def close(self) -> None:
@@ -163,8 +163,8 @@ class Run:
 def start(folder: Path, data: Path, recipe: Recipe) -> Run:
     """Begin a run in a new folder, on data that `dpformer prepare` wrote."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        hint = f"; continue it with: dpformer resume {folder}" if (folder / PRIVATE).is_dir() else ""
-        raise DPFormerError(f"{folder}: exists already{hint}, or choose another folder with --run")
+        hint = f"continue it with: dpformer resume {folder}, or " if (folder / PRIVATE).is_dir() else ""
+        raise DPFormerError(f"{folder}: exists already; {hint}choose another folder with --run")
     dataset = load(data)
     plan = recipe.plan(len(dataset.sequences))
     with _explained(folder):

@@ -47,8 +47,8 @@ class Workload:
 
 
 WORKLOADS = {
-    "ml-1m": Workload(L=200, M=3416, median=96, spread=1.0, users=256),
-    "games": Workload(L=50, M=23715, median=6, spread=0.6, users=1024),
+    "ml-1m": Workload(L=200, M=3416, median=96, spread=1.0, users=96, naive_users=8),
+    "games": Workload(L=50, M=23715, median=6, spread=0.6, users=512, naive_users=8),
 }
 QUICK = {
     "ml-1m": Workload(L=200, M=3416, median=96, spread=1.0, users=24, tokens=2048, naive_users=4),
@@ -265,7 +265,7 @@ def run(quick: bool) -> dict[str, Any]:
     here = "dpformer.experiments.bench.clipping"
     for key, workload in (QUICK if quick else WORKLOADS).items():
         sizes = asdict(workload)
-        timed = run_child(f"{here}:measure_times", workload=sizes, repeats=2 if quick else 5)
+        timed = run_child(f"{here}:measure_times", workload=sizes, repeats=2 if quick else 4)
         rows: dict[str, Any] = {}
         for name in CONTENDERS:
             memory = run_child(f"{here}:measure_memory", name=name, workload=sizes)

@@ -54,7 +54,7 @@ def run(quick: bool) -> dict[str, Any]:
     figures: dict[str, Any] = {"torch": torch.__version__, "threads": torch.get_num_threads(), "workloads": {}}
     for key, workload in (QUICK if quick else WORKLOADS).items():
         here = "dpformer.experiments.bench.reattention:measure"
-        times = run_child(here, workload=asdict(workload), repeats=2 if quick else 7)["times"]
+        times = run_child(here, workload=asdict(workload), repeats=2 if quick else 6)["times"]
         figures["workloads"][key] = {}
         for name, own in times.items():
             ratios = [t / v for t, v in zip(own, times["vanilla"], strict=True)]
