@@ -135,7 +135,8 @@ def fingerprint(*parts: bytes | str | Mapping[str, Any]) -> str:
     """A SHA-256 over parts (bytes, text, JSON-ready mappings), to name a noise state or what else determines a sum.
 
     Each part goes in with its length, so that no two lists of parts run into one another. A noise state has 192 unknown
-    bits or more, so its hash in the ledger tells nothing about it.
+    bits or more, so its hash in the ledger tells nothing about it. Anything private must be hashed together with one: a
+    bare hash of the data would let anybody confirm a guess of it, and ledgers are released.
     """
     digest = hashlib.sha256()
     for part in parts:
