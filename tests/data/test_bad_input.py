@@ -241,3 +241,8 @@ def test_frames(case: str):
         prepare(frame)
     assert all(part in str(caught.value) for part in wanted), caught.value
     assert "\n" not in str(caught.value)
+
+
+def test_a_filter_that_leaves_single_events_is_named():
+    with pytest.raises(DataError, match="after the filter.*--min-events"):
+        prepare(GOOD, min_events=2)

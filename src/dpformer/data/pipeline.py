@@ -156,6 +156,10 @@ def _sort(users: Coded, items: Coded, times: pl.Series | None) -> Sequences:
 def _count_lengths(log: Log, sequences: Sequences, counts: dict[str, Any], notes: list[str]) -> None:
     """Who can be evaluated; nobody with two events means that there is no sequence at all."""
     lengths = sequences.lengths
+    if lengths.max() < 2 and "removed" in counts:
+        raise DataError(
+            f"{log.name}: nobody has two events left after the filter, so there are no sequences; lower --min-events"
+        )
     if lengths.max() < 2:
         raise DataError(
             f"{log.place(0)}, column {log.columns[USER]!r}: this user has one event, as all {len(lengths):,} have, so "
