@@ -45,9 +45,10 @@ def test_relu(mean, std):
 
 
 def test_relu_without_error():
-    m, var = error.relu_moments(torch.tensor([-1.0, 0.0, 2.0]), torch.zeros(3))
-    assert m.tolist() == [0, 0, 2]
-    assert var.tolist() == [0, 0, 0]
+    for dtype in (torch.float32, torch.float64):
+        m, var = error.relu_moments(torch.tensor([-7.0, 0.0, 4.0], dtype=dtype), torch.zeros(3, dtype=dtype))
+        assert m.tolist() == [0, 0, 4]
+        assert var.tolist() == [0, 0, 0]
 
 
 def test_relu_averages_over_features():

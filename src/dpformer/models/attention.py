@@ -22,10 +22,8 @@ def attend(
     """Causal attention of q, k, v `[B, heads, L, d]`; the penalty's factors are `[B, heads, L]` each."""
     if penalty is None:
         return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
-    left, right = penalty
     d = q.shape[-1]
-    q = torch.cat([q, -math.sqrt(d) * left[..., None]], -1)
-    k = torch.cat([k, right[..., None]], -1)
+    q, k = with_penalty(q, k, penalty, d)
     # The quick kernels want values as wide as keys.
     out = F.scaled_dot_product_attention(
         q, k, F.pad(v, (0, 1)), dropout_p=dropout, is_causal=True, scale=1 / math.sqrt(d)
@@ -33,13 +31,21 @@ def attend(
     return out[..., :d]
 
 
+def with_penalty(q: Tensor, k: Tensor, penalty: tuple[Tensor, Tensor], d: int) -> tuple[Tensor, Tensor]:
+    """Queries and keys with the penalty as one more coordinate, `[B, heads, L, d + 1]`."""
+    left, right = penalty
+    return torch.cat([q, -math.sqrt(d) * left[..., None]], -1), torch.cat([k, right[..., None]], -1)
+
+
 def scores(q: Tensor, k: Tensor, penalty: tuple[Tensor, Tensor] | None = None) -> Tensor:
     """The attention matrix itself, `[B, heads, L, L]`: for error tracking, diagnostics and as the explicit form."""
-    logits = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
     if penalty is not None:
-        logits = logits - penalty[0][..., None] * penalty[1][..., None, :]
-    future = torch.ones(q.shape[-2], q.shape[-2], dtype=torch.bool, device=q.device).triu(1)
-    return logits.masked_fill(future, -torch.inf).softmax(-1)
+        q, k = with_penalty(q, k, penalty, d := q.shape[-1])
+    else:
+        d = q.shape[-1]
+    future = torch.full((q.shape[-2], q.shape[-2]), -torch.inf, dtype=q.dtype, device=q.device).triu(1)
+    logits = torch.baddbmm(future, q.flatten(0, 1), k.flatten(0, 1).transpose(1, 2), alpha=1 / math.sqrt(d))
+    return logits.view(*q.shape[:-1], k.shape[-2]).softmax(-1)
 
 
 def literal_attend(q: Tensor, k: Tensor, v: Tensor, var_key: Tensor, cap: float | None) -> Tensor:

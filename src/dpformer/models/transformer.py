@@ -163,6 +163,8 @@ class Block(nn.Module):
                 var = _normed(self.norm1, x, var)
         x = x if self.pre else self.norm1(x)
         h = self.norm2(x) if self.pre else x
+        if last:
+            var = None
         fed, var_fed = self._feed(h, _normed(self.norm2, x, var) if self.pre else var, var_w)
         x = x + F.dropout(fed, self.dropout, self.training)
         with torch.no_grad():

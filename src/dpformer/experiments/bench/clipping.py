@@ -4,7 +4,7 @@ Work: one pass over the same users, cut into the same micro-batches by length, g
 
     phantom        Phantom Clipping, the catalogue head, tied
     plain          ordinary non-private PyTorch: autograd, F.cross_entropy on the tokens that are not padding, tied
-    opacus hooks   Opacus' per-sample gradients, module-tied; at most 32 users at a time, more does not fit
+    opacus hooks   Opacus' per-sample gradients, module-tied; 32 users at a time: each holds a gradient of the table
     opacus ghost   Opacus' ghost clipping; it refuses ties, so untied at half the width (the paper's comparison)
     naive loop     one user at a time
 
