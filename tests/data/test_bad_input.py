@@ -244,5 +244,5 @@ def test_frames(case: str):
 
 
 def test_a_filter_that_leaves_single_events_is_named():
-    with pytest.raises(DataError, match="after the filter.*--min-events"):
+    with pytest.raises(DataError, match=r"after the filter.*--min-events"):
         prepare(GOOD, min_events=2)
