@@ -17,7 +17,8 @@ from dpformer.evaluation import Evaluation, evaluate, held_out
 from dpformer.privacy import PrivacyStatement
 from dpformer.training.recipe import make_recipe
 from dpformer.training.released import Released, load_model
-from dpformer.training.run import EVENTS, Progress, start
+from dpformer.training.run import EVENTS, Progress
+from dpformer.training.session import begin
 
 
 class DPFormer:
@@ -44,7 +45,7 @@ class DPFormer:
         self._temporary = tempfile.TemporaryDirectory(prefix="dpformer-")
         folder = Path(self._temporary.name)
         save_data(self._dataset, folder / "data")
-        run = start(folder / "run", folder / "data", self.recipe)
+        run = begin(folder / "run", folder / "data", self.recipe)
         run.train(on_step)
         run.close()
         shutil.rmtree(folder / "data")
@@ -86,7 +87,7 @@ class DPFormer:
         if self._dataset is None:
             raise DPFormerError("a loaded model has no data to be evaluated on: use `dpformer evaluate RUN DATA`")
         held = held_out(self._dataset.sequences, item)
-        return evaluate(self._fitted(), held, len(self._dataset.catalogue), max_length=self.recipe.max_length)
+        return evaluate(self._fitted(), held, len(self._dataset.catalogue), max_length=self.recipe.window)
 
     @property
     def privacy(self) -> PrivacyStatement:

@@ -13,7 +13,7 @@ from dpformer.errors import PrivacyError
 from dpformer.privacy.accounting import epsilon
 from dpformer.privacy.mechanisms import FullBatchSteps, GaussianRelease, PoissonSteps
 from dpformer.privacy.plan import PrivacyPlan, make_plan, steps_of
-from dpformer.privacy.tradeoff import attack_bound, delta_curve, power
+from dpformer.privacy.tradeoff import attack_bound, bound_from, delta_curve, power
 from dpformer.privacy.tuning import Tuning, tuned_epsilon, tuned_multiplier
 
 
@@ -145,12 +145,18 @@ def test_no_simulated_attack_beats_the_bound():
     assert (members > np.quantile(non_members, 0.99)).mean() > bound + 0.05
 
 
+def test_the_attack_does_not_depend_on_delta():
+    """It is bounded by the mechanism's curve, also where delta is too small for PLD and epsilon is RDP's."""
+    steps = [PoissonSteps(0.001, 1.0, 10_000)]
+    assert epsilon(steps, 1e-13).accountant == "rdp"
+    small, usual = attack_bound(steps, 1e-13), attack_bound(steps, 1e-9)
+    assert small.true_positive_rate == usual.true_positive_rate
+    assert "coin" in small.sentence()
+
+
 def test_a_single_epsilon_delta_point_is_the_fall_back():
-    found = attack_bound([PoissonSteps(0.001, 1.0, 10_000)], 1e-13)
-    spent = epsilon([PoissonSteps(0.001, 1.0, 10_000)], 1e-13)
-    assert spent.accountant == "rdp"
-    assert found.true_positive_rate == pytest.approx(min(1e-13 + math.exp(spent.epsilon) * 0.01, 1), rel=1e-6)
-    assert "coin" in found.sentence()
+    found = bound_from(np.array([2.0]), np.array([1e-6]))
+    assert found.true_positive_rate == pytest.approx(1e-6 + math.exp(2) * 0.01)
 
 
 # --- tuning ---------------------------------------------------------------------------------------------------------

@@ -346,7 +346,7 @@ def test_a_cold_start_is_ranked_by_the_released_popularity(finished, dpformer, d
     folder = tmp_path / "none"
     assert start(folder, data, small_recipe(histogram_share=0.0, epochs=1.0)).train()
     done = dpformer("recommend", folder, "--history", "nobody knows", "-k", "3", "--json")
-    assert "in the order of the catalogue" in done.err
+    assert "by the order of the catalogue" in done.err
     assert [row["item_id"] for row in strict_json(done.out)] == ["i00", "i01", "i02"]
 
 

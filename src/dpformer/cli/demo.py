@@ -75,7 +75,7 @@ def demo(
         f"DP popularity, epsilon {epsilon:g}": private_popularity,
         "popularity, not private": Popularity().fit(train.items, train.offsets, items),
     }
-    found = {name: evaluate(it, held, items, max_length=model.recipe.max_length) for name, it in contenders.items()}
+    found = {name: evaluate(it, held, items, max_length=model.recipe.window) for name, it in contenders.items()}
     write_json(folder / "metrics.json", {"not_private": True, "test": next(iter(found.values())).figures()})
     if as_json:
         figures = {name: {key: f.value for key, f in one.masked.items()} for name, one in found.items()}

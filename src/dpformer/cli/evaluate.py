@@ -35,7 +35,7 @@ def evaluate(
         )
     with stderr.status("ranking all items for all users ..."):
         found = evaluate_model(
-            model, held_out(dataset.sequences, item), len(dataset.catalogue), max_length=model.recipe.max_length
+            model, held_out(dataset.sequences, item), len(dataset.catalogue), max_length=model.recipe.window
         )
     figures: dict[str, Any] = found.figures()
     path = run / "metrics.json"

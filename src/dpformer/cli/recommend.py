@@ -51,8 +51,7 @@ def recommend(
         for item in unknown:
             stderr.print(f"not in the catalogue, skipped: {item}", markup=False)
         if not known:
-            how = "in the order of the catalogue" if model.popularity is None else "by the released popularity"
-            stderr.print(f"no known item in the history: ranked {how}")
+            stderr.print(f"no known item in the history: ranked by {model.cold_start}")
         frame = model.recommend([items], k, seen).drop("history")
     else:
         assert file is not None

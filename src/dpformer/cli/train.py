@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from dpformer.training.run import Progress, Run
+    from dpformer.training.run import Progress
+    from dpformer.training.session import AnyRun
 
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress.")]
 AsJson = Annotated[bool, typer.Option("--json", help="The result as JSON on stdout.")]
@@ -22,7 +23,10 @@ def fit(
     run: Annotated[Path, typer.Option("--run", help="Folder of the run; must be new.")],
     epsilon: Annotated[float | None, typer.Option(help="The budget; inf trains without privacy.")] = None,
     delta: Annotated[float | None, typer.Option(help="Must be below 1 / users.")] = None,
-    model: Annotated[str | None, typer.Option(help="transformer, gru or lstm.")] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="transformer, gru, lstm; or statistics without a network: transitions, popularity."),
+    ] = None,
     preset: Annotated[str, typer.Option(help="default, or paper: the paper's settings.")] = "default",
     config: Annotated[Path | None, typer.Option(help="A TOML file of settings.")] = None,
     setting: Annotated[
@@ -36,11 +40,11 @@ def fit(
 ) -> None:
     """Train a model with user-level differential privacy. Ctrl-C is safe: `dpformer resume` goes on."""
     from dpformer.training.recipe import make_recipe
-    from dpformer.training.run import start
+    from dpformer.training.session import begin
 
     flags = {"epsilon": epsilon, "delta": delta, "model": model, "noise": noise, "seed": seed}
     options = {key: value for key, value in flags.items() if value is not None} | _settings(setting or [])
-    _train(start(run, data, make_recipe(preset, config, **options)), quiet, as_json)
+    _train(begin(run, data, make_recipe(preset, config, **options)), quiet, as_json)
 
 
 def resume(
@@ -50,9 +54,9 @@ def resume(
     as_json: AsJson = False,
 ) -> None:
     """Go on with a run that was interrupted, exactly where an uninterrupted one would be."""
-    from dpformer.training.run import resume as resume_run
+    from dpformer.training.session import go_on
 
-    _train(resume_run(run, data), quiet, as_json)
+    _train(go_on(run, data), quiet, as_json)
 
 
 def _settings(pairs: list[str]) -> dict[str, Any]:
@@ -72,17 +76,16 @@ def _settings(pairs: list[str]) -> dict[str, Any]:
     return found
 
 
-def _train(run: Run, quiet: bool, as_json: bool) -> None:
+def _train(run: AnyRun, quiet: bool, as_json: bool) -> None:
     from dpformer.cli.output import print_json, stderr, stdout
 
-    plan = run.trainer.plan
+    plan = run.plan
     if not quiet:
         budget = f"epsilon {plan.epsilon:g}, delta {plan.delta:g}" if plan.private else "NOT PRIVATE (epsilon inf)"
-        stderr.print(
-            f"{plan.users:,} users, {len(run.dataset.catalogue):,} items; {budget}; {plan.steps} steps of {plan.batch_size:,} "
-            f"users expected, noise multiplier {plan.noise_multiplier:.3f}",
-            soft_wrap=True,
-        )
+        work = f"{plan.steps} steps of {plan.batch_size:,} users expected, noise multiplier {plan.noise_multiplier:.3f}"
+        if not plan.steps:
+            work = f"{len(plan.releases)} releases, no steps"
+        stderr.print(f"{plan.users:,} users, {len(run.dataset.catalogue):,} items; {budget}; {work}", soft_wrap=True)
     try:
         with _stoppable() as asked, show_progress(run, quiet) as on_step:
             done = run.train(on_step, lambda: bool(asked))
@@ -95,14 +98,14 @@ def _train(run: Run, quiet: bool, as_json: bool) -> None:
         run.close()
     if not done:
         stderr.print(
-            f"stopped and saved after step {run.trainer.step}; go on with: dpformer resume {run.folder}", soft_wrap=True
+            f"stopped and saved after step {run.step}; go on with: dpformer resume {run.folder}", soft_wrap=True
         )
         sys.exit(130)
     statement = run.statement()
     if as_json:
         import json
 
-        print_json({"run": str(run.folder), "steps": run.trainer.step, "privacy": json.loads(statement.to_json())})
+        print_json({"run": str(run.folder), "steps": run.step, "privacy": json.loads(statement.to_json())})
         return
     stdout.print(statement.text(), markup=False, soft_wrap=True)
     stderr.print(f"released in {run.folder}: evaluate it with `dpformer evaluate {run.folder} DATA`", soft_wrap=True)
@@ -129,15 +132,15 @@ def _stoppable() -> Iterator[list[int]]:
 
 
 @contextmanager
-def show_progress(run: Run, quiet: bool) -> Iterator[Any]:
+def show_progress(run: AnyRun, quiet: bool) -> Iterator[Any]:
     """A live line on a terminal, a plain line now and then elsewhere."""
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
 
     from dpformer.cli.output import stderr
 
-    plan = run.trainer.plan
-    if quiet:
+    plan = run.plan
+    if quiet or not plan.steps:
         yield lambda progress: None
         return
     spent = _spending(run)
@@ -158,7 +161,7 @@ def show_progress(run: Run, quiet: bool) -> Iterator[Any]:
         TimeRemainingColumn(),
     )
     with Bar(*columns, console=stderr, transient=True) as bar:
-        task = bar.add_task("", total=plan.steps, completed=run.trainer.step)
+        task = bar.add_task("", total=plan.steps, completed=run.step)
         yield lambda progress: bar.update(task, completed=progress.report.step, description=_line(progress, spent))
 
 
@@ -173,9 +176,9 @@ def _line(progress: Progress, spent: dict[int, float]) -> str:
     return f"epoch {epoch:.1f}  {progress.speed:,.0f} users/s  {budget}  loss {report.loss:.3f} (not private)"
 
 
-def _spending(run: Run) -> dict[int, float]:
+def _spending(run: AnyRun) -> dict[int, float]:
     """Epsilon after each tenth of the steps, rounded up to the next: accounting takes a while."""
-    plan = run.trainer.plan
+    plan = run.plan
     if not plan.private:
         return {}
     marks = sorted({max(1, round(plan.steps * k / 10)) for k in range(1, 11)})

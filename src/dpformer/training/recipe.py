@@ -12,6 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from dpformer.errors import DPFormerError
 from dpformer.models.base import SequenceModel
 from dpformer.models.recurrent import GRURecommender, LSTMRecommender
+from dpformer.models.statistics.popularity import DPPopularity
+from dpformer.models.statistics.transitions import DPTransitions
 from dpformer.models.transformer import ReAttention, Transformer
 from dpformer.privacy import PrivacyPlan, make_plan
 from dpformer.training.trainer import Optimisation
@@ -22,6 +24,11 @@ else:
     import tomli as tomllib
 
 HISTOGRAM = "histogram"
+# Models without a network: a few one-shot releases, no steps.
+STATISTICS: dict[str, type[DPTransitions] | type[DPPopularity]] = {
+    "transitions": DPTransitions,
+    "popularity": DPPopularity,
+}
 
 
 class Recipe(BaseModel):
@@ -44,7 +51,9 @@ class Recipe(BaseModel):
     )
     tried: tuple[str, ...] = Field((), description="For tuning 'listed': every configuration tried on this data.")
     # the model
-    model: Literal["transformer", "gru", "lstm"] = Field("transformer", description="What is trained.")
+    model: Literal["transformer", "gru", "lstm", "transitions", "popularity"] = Field(
+        "transformer", description="What is trained, or which statistics are released."
+    )
     max_length: int = Field(50, ge=1, description="Items of a history that are used.")
     d: int = Field(32, ge=1, description="Width of embeddings and hidden states.")
     heads: int = Field(1, ge=1, description="Attention heads.")
@@ -65,8 +74,15 @@ class Recipe(BaseModel):
     rule: Literal["automatic", "flat"] = Field("automatic", description="Clipping rule.")
     token_budget: int = Field(8192, ge=1, description="Positions in a micro-batch: memory, not privacy.")
 
+    @property
+    def window(self) -> int | None:
+        """How many of a history's last items a model gets; None for all."""
+        return None if self.model in STATISTICS else self.max_length
+
     def plan(self, users: int) -> PrivacyPlan:
         """The privacy plan for so many users."""
+        if self.model in STATISTICS:
+            return make_plan(users, self.epsilon, self.delta, shares=STATISTICS[self.model]().shares)
         batch = min(self.batch_size or max(1, users // 2), users)
         shares = {HISTOGRAM: self.histogram_share} if self.histogram_share else {}
         return make_plan(users, self.epsilon, self.delta, batch_size=batch, epochs=self.epochs, shares=shares)
@@ -128,6 +144,8 @@ def make_recipe(preset: str = "default", file: Path | None = None, **options: An
         raise DPFormerError(f"setting {first['loc'][0]!r}: {first['msg']}, not {first['input']!r}") from None
     if (recipe.noise == "seeded") != (recipe.seed is not None):
         raise DPFormerError("a seed goes with noise 'seeded' and only with it: give both or none")
+    if recipe.model in STATISTICS and recipe.epsilon == float("inf"):
+        raise DPFormerError(f"model {recipe.model!r} is released with noise: give a finite epsilon")
     if (recipe.tuning == "listed") != bool(recipe.tried):
         raise DPFormerError("tuning 'listed' goes with tried = [...], every configuration tried on this data")
     if recipe.model == "transformer" and recipe.d % recipe.heads:

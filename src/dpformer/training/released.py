@@ -17,8 +17,10 @@ from torch import Tensor
 
 from dpformer.errors import DPFormerError
 from dpformer.models.base import SequenceModel
+from dpformer.models.statistics.popularity import DPPopularity
+from dpformer.models.statistics.transitions import DPTransitions
 from dpformer.privacy import PrivacyStatement, parse_statement
-from dpformer.training.recipe import Recipe
+from dpformer.training.recipe import STATISTICS, Recipe
 from dpformer.training.run import ITEMS, MODEL, PRIVACY, read_recipe
 
 BATCH = 512
@@ -28,7 +30,7 @@ BATCH = 512
 class Released:
     """A model, its catalogue, the released popularity of items `[items + 1]` (or None), recipe and privacy statement."""
 
-    model: SequenceModel
+    model: SequenceModel | DPTransitions | DPPopularity
     catalogue: pl.DataFrame
     popularity: Tensor | None
     recipe: Recipe
@@ -43,6 +45,12 @@ class Released:
                 texts = self.catalogue[column].cast(pl.String).to_list()
                 numbers |= {text: k for k, text in enumerate(texts, 1) if text is not None}
         return numbers
+
+    @property
+    def cold_start(self) -> str:
+        """What histories without a known item are ranked by."""
+        unknown = isinstance(self.model, SequenceModel) and self.popularity is None
+        return "the order of the catalogue" if unknown else "the released popularity"
 
     def encode(self, history: Iterable[Any]) -> tuple[list[int], list[str]]:
         """Item numbers of a history of ids or titles, and what is not in the catalogue."""
@@ -60,6 +68,8 @@ class Released:
         """Scores `[B, items + 1]` of histories `[B, L]`; without a single known item, the released popularity, else the
         order of the catalogue.
         """
+        if not isinstance(self.model, SequenceModel):
+            return self.model.scores(tokens, lengths)  # statistics know what to do without a history
         self.model.eval()
         scores = self.model.scores(tokens[:, : max(1, tokens.shape[1])], lengths.clamp_min(1))
         cold = lengths == 0
@@ -79,7 +89,7 @@ class Released:
         best, values = [], []
         for start in range(0, len(histories), BATCH):
             part = [list(h) for h in histories[start : start + BATCH]]
-            cut = [h[-self.recipe.max_length :] for h in part]
+            cut = [h[-(self.recipe.window or len(h)) :] for h in part]
             width = max(1, *(len(h) for h in cut))
             tokens = torch.zeros(len(part), width, dtype=torch.int64)
             for row, history in zip(tokens, cut, strict=True):
@@ -128,14 +138,27 @@ def load_model(folder: Path | str) -> Released:
     except (OSError, pl.exceptions.PolarsError) as error:
         raise DPFormerError(f"{folder / ITEMS}: cannot be read ({' '.join(str(error).split())[:200]})") from None
     try:
-        model = recipe.build(len(catalogue))
         tensors = load_file(folder / MODEL)
         popularity = tensors.pop("popularity", None)
-        model.load_state_dict({name.removeprefix("model."): value for name, value in tensors.items()})
-    except (OSError, ValueError, SafetensorError, RuntimeError) as error:
+        model = _model(recipe, len(catalogue), {name.removeprefix("model."): value for name, value in tensors.items()})
+    except (OSError, ValueError, TypeError, KeyError, SafetensorError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:200]
         raise DPFormerError(f"{folder / MODEL}: does not fit config.json or is damaged ({reason})") from None
     return Released(model, catalogue, popularity, recipe, read_statement(folder))
+
+
+def _model(recipe: Recipe, items: int, state: dict[str, Tensor]) -> SequenceModel | DPTransitions | DPPopularity:
+    if recipe.model in STATISTICS:
+        found = STATISTICS[recipe.model].from_state(state)
+        if found.scores(torch.zeros(1, 1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)).shape != (
+            1,
+            items + 1,
+        ):
+            raise ValueError(f"it scores another number of items than {items}")
+        return found
+    model = recipe.build(items)
+    model.load_state_dict(state)
+    return model
 
 
 def read_statement(folder: Path) -> PrivacyStatement:

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from pydantic import ValidationError
@@ -79,6 +80,16 @@ class Run:
         self.frequencies = frequencies
         self.checkpoints = Checkpoints(folder)
 
+    @property
+    def plan(self) -> PrivacyPlan:
+        """What the run may spend."""
+        return self.trainer.plan
+
+    @property
+    def step(self) -> int:
+        """How many steps have been made."""
+        return self.trainer.step
+
     def train(
         self,
         on_step: Callable[[Progress], None] = lambda progress: None,
@@ -113,12 +124,7 @@ class Run:
             tensors["frequencies"] = torch.from_numpy(self.frequencies.probability)
             values["frequencies"] = {"source": self.frequencies.source, "floor": self.frequencies.floor}
         if self.trainer.ledger is not None:
-            position = self.trainer.ledger.position()
-            values["ledger"] = {
-                "run_id": self.trainer.ledger.run_id,
-                "entries": position.entries,
-                "hash": position.hash,
-            }
+            values["ledger"] = place_of(self.trainer.ledger)
         self.checkpoints.save(tensors, values)
 
     def _forget_events(self) -> None:
@@ -135,24 +141,13 @@ class Run:
         tensors = {f"model.{name}": value.contiguous() for name, value in model.state_dict().items()}
         if self.frequencies is not None:
             tensors["popularity"] = torch.from_numpy(self.frequencies.probability).float()
-        statement = self.statement()
-        write_file(self.folder / PRIVACY, statement.to_json().encode())
-        write_file(self.folder / CARD, model_card(self.recipe, statement, len(self.dataset.catalogue)).encode())
-        write_file(self.folder / MODEL, to_safetensors(tensors))
+        write_release(self.folder, self.recipe, self.statement(), len(self.dataset.catalogue), tensors)
         self.checkpoints.remove()
         self.close()
 
     def statement(self) -> PrivacyStatement:
         """The privacy statement, from what the ledger says was charged."""
-        ledger = self.trainer.ledger
-        public = ("the catalogue of items", f"the greatest length of a history, {self.recipe.max_length}")
-        return build_statement(
-            self.trainer.plan,
-            None if ledger is None else ledger.account(),
-            "none" if ledger is None else self.recipe.noise,
-            public,
-            TuningPart(kind=self.recipe.tuning, configurations=self.recipe.tried),
-        )
+        return state_privacy(self.plan, self.trainer.ledger, self.recipe)
 
     def close(self) -> None:
         """Let another process open the run."""
@@ -162,11 +157,26 @@ class Run:
 
 def start(folder: Path, data: Path, recipe: Recipe) -> Run:
     """Begin a run in a new folder, on data that `dpformer prepare` wrote."""
+    refuse_used(folder)
+    dataset = load(data)
+    plan = recipe.plan(len(dataset.sequences))
+    ledger = make_folder(folder, data, dataset, recipe, plan)
+    with closed_on_error(ledger), _explained(folder):
+        run = _open(folder, dataset, recipe, plan, ledger)
+        run.save()
+        _release_histogram(run)
+    return run
+
+
+def refuse_used(folder: Path) -> None:
+    """A run begins in a new folder."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         hint = f"continue it with: dpformer resume {folder}, or " if (folder / PRIVATE).is_dir() else ""
         raise DPFormerError(f"{folder}: exists already; {hint}choose another folder with --run")
-    dataset = load(data)
-    plan = recipe.plan(len(dataset.sequences))
+
+
+def make_folder(folder: Path, data: Path, dataset: Dataset, recipe: Recipe, plan: PrivacyPlan) -> Ledger | None:
+    """What every run folder has from the start: config, catalogue, ledger, and a private place."""
     with _explained(folder):
         folder.mkdir(parents=True, exist_ok=True)
     config = {
@@ -183,18 +193,63 @@ def start(folder: Path, data: Path, recipe: Recipe) -> Run:
     dataset.catalogue.write_parquet(items)
     write_file(folder / ITEMS, items.getvalue())
     ledger = create_ledger(folder, plan) if plan.private else None
-    with _closed_on_error(ledger), _explained(folder):
+    with closed_on_error(ledger), _explained(folder):
         Checkpoints(folder).make_folder()
         write_json(folder / PRIVATE / "data.json", {"path": str(data.resolve()), "sha256": _hash(data)}, mode=0o600)
-        run = _open(folder, dataset, recipe, plan, ledger)
-        run.save()
-        _release_histogram(run)
-    return run
+    return ledger
+
+
+def place_of(ledger: Ledger) -> dict[str, Any]:
+    """Where a ledger stands, for the checkpoint that is to go on with it."""
+    position = ledger.position()
+    return {"run_id": ledger.run_id, "entries": position.entries, "hash": position.hash}
+
+
+def write_release(
+    folder: Path, recipe: Recipe, statement: PrivacyStatement, items: int, tensors: dict[str, torch.Tensor]
+) -> None:
+    """The released model and its papers; the model last, so that a folder with a model is whole."""
+    write_file(folder / PRIVACY, statement.to_json().encode())
+    write_file(folder / CARD, model_card(recipe, statement, items).encode())
+    write_file(folder / MODEL, to_safetensors(tensors))
+
+
+def state_privacy(plan: PrivacyPlan, ledger: Ledger | None, recipe: Recipe) -> PrivacyStatement:
+    """The privacy statement of a run, from what its ledger says was charged."""
+    public = ["the catalogue of items"]
+    if recipe.window is not None:
+        public.append(f"the greatest length of a history, {recipe.window}")
+    return build_statement(
+        plan,
+        None if ledger is None else ledger.account(),
+        "none" if ledger is None else recipe.noise,
+        tuple(public),
+        TuningPart(kind=recipe.tuning, configurations=recipe.tried),
+    )
 
 
 def resume(folder: Path, data: Path | None = None) -> Run:
     """Go on with a run that was interrupted, exactly where an uninterrupted one would be."""
     recipe = read_recipe(folder)
+    dataset, ledger, tensors, values = reopen(folder, data)
+    plan = ledger.plan if ledger is not None else recipe.plan(len(dataset.sequences))
+    torch.set_num_threads(values["threads"])
+    with closed_on_error(ledger):
+        run = _open(folder, dataset, recipe, plan, ledger)
+        found = tensors.pop("frequencies", None)
+        run.trainer.restore(tensors, values)
+        if found is not None:
+            about = values["frequencies"]
+            _use(run, ItemFrequencies(found.numpy(), about["source"], about["floor"]))
+        else:
+            _release_histogram(run)
+    return run
+
+
+def reopen(
+    folder: Path, data: Path | None = None
+) -> tuple[Dataset, Ledger | None, dict[str, torch.Tensor], dict[str, Any]]:
+    """What an unfinished run left: its data, its ledger, and the tensors and values of its last checkpoint."""
     checkpoints = Checkpoints(folder)
     if (folder / MODEL).exists():
         checkpoints.remove()  # a crash may have come between the two
@@ -209,18 +264,7 @@ def resume(folder: Path, data: Path | None = None) -> Run:
     ledger = None
     if known is not None:
         ledger = open_ledger(folder, Position(known["entries"], known["hash"]), known["run_id"])
-    plan = ledger.plan if ledger is not None else recipe.plan(len(dataset.sequences))
-    torch.set_num_threads(values["threads"])
-    with _closed_on_error(ledger):
-        run = _open(folder, dataset, recipe, plan, ledger)
-        found = tensors.pop("frequencies", None)
-        run.trainer.restore(tensors, values)
-        if found is not None:
-            about = values["frequencies"]
-            _use(run, ItemFrequencies(found.numpy(), about["source"], about["floor"]))
-        else:
-            _release_histogram(run)
-    return run
+    return dataset, ledger, tensors, values
 
 
 def read_recipe(folder: Path) -> Recipe:
@@ -288,7 +332,8 @@ def _set_errors(
 
 
 @contextmanager
-def _closed_on_error(ledger: Ledger | None) -> Iterator[None]:
+def closed_on_error(ledger: Ledger | None) -> Iterator[None]:
+    """Let go of the ledger's lock if what follows fails."""
     try:
         yield
     except BaseException:

@@ -61,6 +61,13 @@ class DPPopularity:
         """What was released."""
         return {"scores": _rows(self._scores, 1)[0]}
 
+    @classmethod
+    def from_state(cls, state: dict[str, Tensor]) -> "DPPopularity":
+        """A model that scores like the one that `state` was taken from."""
+        model = cls()
+        model._scores = state["scores"]
+        return model
+
 
 def _as_scores(counts: Any) -> Tensor:
     scores = torch.as_tensor(counts, dtype=torch.float32).clone()

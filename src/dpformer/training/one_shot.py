@@ -1,0 +1,107 @@
+"""Runs of the statistics: no network and no steps, a few one-shot releases, each charged before it is made.
+
+The state of the noise is saved before the first release. A run that was interrupted makes all of them again from there: with the
+same noise they are the same releases, and are not charged twice.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from dpformer.data import Dataset, load
+from dpformer.privacy import Ledger, NoiseSource, PrivacyPlan, PrivacyStatement, fingerprint, noise_source
+from dpformer.training.checkpoint import Checkpoints
+from dpformer.training.recipe import STATISTICS, Recipe
+from dpformer.training.run import (
+    Progress,
+    closed_on_error,
+    make_folder,
+    place_of,
+    read_recipe,
+    refuse_used,
+    reopen,
+    state_privacy,
+    write_release,
+)
+from dpformer.training.trainer import digest
+
+
+class OneShotRun:
+    """An open run of statistics, with the face of `Run`."""
+
+    step = 0
+
+    def __init__(self, folder: Path, dataset: Dataset, recipe: Recipe, ledger: Ledger, noise: NoiseSource) -> None:
+        self.folder, self.dataset, self.recipe, self.ledger, self.noise = folder, dataset, recipe, ledger, noise
+
+    @property
+    def plan(self) -> PrivacyPlan:
+        """What the run may spend."""
+        return self.ledger.plan
+
+    def train(
+        self,
+        on_step: Callable[[Progress], None] = lambda progress: None,
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> bool:
+        """Make all releases, and the model from them. It takes seconds to minutes, and is not stopped in between."""
+        train, items = self.dataset.split().train, len(self.dataset.catalogue)
+        releases = iter(self.plan.releases)
+        data = digest(train.items, train.offsets)
+
+        def gaussian(shape: tuple[int, ...], std: float) -> np.ndarray:
+            release = next(releases)
+            if not math.isclose(std, release.noise_multiplier, rel_tol=1e-9):
+                raise AssertionError(
+                    f"{release.name} asks for noise {std:g}, and the plan has {release.noise_multiplier:g}"
+                )
+            state = self.noise.state()
+            inputs = fingerprint(state, release.name, self.recipe.model_dump_json(), data)
+            self.ledger.authorise_release(release.name, fingerprint(state), inputs)
+            return self.noise.gaussian(shape, std)
+
+        first = self.plan.releases[0]
+        model = STATISTICS[self.recipe.model]()
+        sigma = first.noise_multiplier * math.sqrt(model.shares[first.name])
+        model.fit(train.items, train.offsets, items, noise_multiplier=sigma, gaussian=gaussian)
+        tensors = {f"model.{name}": value.contiguous() for name, value in model.state().items()}
+        write_release(self.folder, self.recipe, self.statement(), items, tensors)
+        Checkpoints(self.folder).remove()
+        self.close()
+        return True
+
+    def statement(self) -> PrivacyStatement:
+        """The privacy statement, from what the ledger says was charged."""
+        return state_privacy(self.plan, self.ledger, self.recipe)
+
+    def close(self) -> None:
+        """Let another process open the run."""
+        self.ledger.close()
+
+
+def start_one_shot(folder: Path, data: Path, recipe: Recipe) -> OneShotRun:
+    """Begin a run of statistics in a new folder."""
+    refuse_used(folder)
+    dataset = load(data)
+    ledger = make_folder(folder, data, dataset, recipe, recipe.plan(len(dataset.sequences)))
+    assert ledger is not None  # `make_recipe` refuses statistics without privacy
+    with closed_on_error(ledger):
+        noise = noise_source(recipe.noise, recipe.seed)
+        Checkpoints(folder).save({"none": torch.zeros(0)}, {"noise": noise.state(), "ledger": place_of(ledger)})
+    return OneShotRun(folder, dataset, recipe, ledger, noise)
+
+
+def resume_one_shot(folder: Path, data: Path | None = None) -> OneShotRun:
+    """Make the releases of an interrupted run again, with the same noise."""
+    recipe = read_recipe(folder)
+    dataset, ledger, _, values = reopen(folder, data)
+    assert ledger is not None
+    with closed_on_error(ledger):
+        noise = noise_source(recipe.noise, recipe.seed)
+        noise.restore(values["noise"])
+    return OneShotRun(folder, dataset, recipe, ledger, noise)
