@@ -351,15 +351,19 @@ def test_a_cold_start_is_ranked_by_the_released_popularity(finished, dpformer, d
 
 
 @pytest.mark.parametrize("suffix", ["csv", "parquet", "jsonl"])
-def test_recommend_from_file_to_file(suffix, finished, dpformer, tmp_path, data):
+def test_recommend_from_file_to_file(suffix, finished, dpformer, tmp_path, data, monkeypatch):
     log = small_log().with_columns(
         pl.when(pl.col("user_id").str.contains("0003")).then(pl.lit("i99")).otherwise("item_id").alias("item_id")
     )
     source, target = tmp_path / f"log.{suffix}", tmp_path / f"out.{suffix}"
     {"csv": log.write_csv, "parquet": log.write_parquet, "jsonl": log.write_ndjson}[suffix](source)
+    monkeypatch.setattr("dpformer.cli.recommend._ROWS", 7)  # several parts
     done = dpformer("recommend", finished, "--file", source, "-k", "3", "-o", target)
     assert done.code == 0
     assert "not in the catalogue, skipped: 1 items (i99)" in done.err
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([source.name, target.name]), (
+        "nothing is left aside"
+    )
     read = {"csv": pl.read_csv, "parquet": pl.read_parquet, "jsonl": pl.read_ndjson}[suffix](target)
     assert read.columns == ["user_id", "rank", "item_id", "title", "score"]
     assert read.group_by("user_id").len()["len"].to_list() == [3] * USERS

@@ -47,9 +47,16 @@ def demo(
     stderr.rule("2. private training")
     options: dict[str, Any] = {"epsilon": epsilon} | ({"epochs": epochs} if epochs is not None else {})
     run = start(folder, data, make_recipe(**options))
+    losses: list[float] = []
     with show_progress(run, quiet=False) as on_step:
-        run.train(on_step)
+
+        def watch(progress: Any) -> None:
+            losses.append(progress.report.loss)
+            on_step(progress)
+
+        run.train(watch)
     run.close()
+    draw_training(run.plan, losses, output / "training.png")
     stderr.rule("3. how good is it?")
     model = load_model(folder)
     held, items = held_out(dataset.sequences, "test"), len(dataset.catalogue)
@@ -98,8 +105,26 @@ def demo(
     stderr.rule("5. what it promises")
     stdout.print(run.statement().text(), markup=False, soft_wrap=True)
     stderr.print(
-        f"\nwritten to {output}: the data with its long-tail plot in data/, the released model in run/ "
-        f"(try: dpformer show {folder})",
+        f"\nwritten to {output}: the data with its long-tail plot in data/, the released model in run/ (try: dpformer show "
+        f"{folder}), loss and budget over the steps in training.png",
         markup=False,
         soft_wrap=True,
     )
+
+
+def draw_training(plan: Any, losses: list[float], path: Path) -> None:
+    """Loss (not private) and epsilon over the steps."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    marks = sorted({max(1, round(plan.steps * k / 10)) for k in range(1, 11)})
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained")
+    left.plot(range(1, len(losses) + 1), losses)
+    left.set(title="loss (not private)", xlabel="step")
+    right.plot([0, *marks], [0.0, *(plan.epsilon_after(mark).epsilon for mark in marks)], marker="o")
+    right.axhline(plan.epsilon, color="grey", linewidth=0.8)
+    right.set(title=f"epsilon spent of {plan.epsilon:g}", xlabel="step", ylim=(0, None))
+    figure.savefig(path, dpi=120)
+    plt.close(figure)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -34,6 +35,8 @@ def recommend(
     as_json: Annotated[bool, typer.Option("--json", help="The result as JSON on stdout.")] = False,
 ) -> None:
     """Rank all items as the next one after a history. Works for people whom the model has never seen."""
+    import polars as pl
+
     from dpformer.cli.output import print_json, stderr, stdout
     from dpformer.errors import DPFormerError
     from dpformer.training.released import load_model
@@ -52,14 +55,15 @@ def recommend(
             stderr.print(f"not in the catalogue, skipped: {item}", markup=False)
         if not known:
             stderr.print(f"no known item in the history: ranked by {model.cold_start}")
-        frame = model.recommend([items], k, seen).drop("history")
+        parts = iter([model.recommend([items], k, seen).drop("history")])
     else:
         assert file is not None
-        frame = _for_users(model, file, users, k, seen)
+        parts = _for_users(model, file, users, k, seen)
     if output is not None:
-        _write(frame, output)
-        stderr.print(f"{len(frame):,} rows written to {output}", markup=False)
-    elif as_json:
+        stderr.print(f"{_write(parts, output):,} rows written to {output}", markup=False)
+        return
+    frame = pl.concat(parts)
+    if as_json:
         print_json(frame.to_dicts())
     else:
         stdout.print(_table(frame))
@@ -78,7 +82,8 @@ def _split(history: str, model: Released) -> list[str]:
     return [item for item in found if item]
 
 
-def _for_users(model: Released, file: Path, wanted: str | None, k: int, seen: bool) -> pl.DataFrame:
+def _for_users(model: Released, file: Path, wanted: str | None, k: int, seen: bool) -> Iterator[pl.DataFrame]:
+    """The answers, some thousand users at a time, so that a file of any size can be written."""
     import polars as pl
 
     from dpformer.cli.output import stderr
@@ -99,29 +104,43 @@ def _for_users(model: Released, file: Path, wanted: str | None, k: int, seen: bo
     if unknown := model.encode(ids)[1]:
         shown = ", ".join(unknown[:5]) + (", ..." if len(unknown) > 5 else "")
         stderr.print(f"not in the catalogue, skipped: {len(unknown):,} items ({shown})", markup=False, soft_wrap=True)
-    parts = []
     for start in range(0, len(places), _ROWS):
         chosen = places[start : start + _ROWS]
         histories = [[ids[i - 1] for i in dataset.sequences[n]] for n in chosen]
         part = model.recommend(histories, k, seen)
         who = pl.Series("user_id", [names[chosen[h]] for h in part["history"]], dtype=pl.String)
-        parts.append(part.drop("history").insert_column(0, who))
-    return pl.concat(parts)
+        yield part.drop("history").insert_column(0, who)
 
 
-def _write(frame: pl.DataFrame, output: Path) -> None:
+def _write(parts: Iterator[pl.DataFrame], output: Path) -> int:
+    """Write part after part, aside, and put the file in place when it is whole; returns the number of rows."""
+    import tempfile
+
+    import polars as pl
+
     from dpformer.errors import DPFormerError
 
+    rows = 0
     try:
-        match output.suffix:
-            case ".csv":
-                frame.write_csv(output)
-            case ".parquet":
-                frame.write_parquet(output)
-            case _:
-                frame.write_ndjson(output)
+        with tempfile.TemporaryDirectory(prefix=".dpformer-", dir=output.resolve().parent) as folder:
+            aside = Path(folder) / output.name
+            if output.suffix == ".parquet":
+                for number, part in enumerate(parts):
+                    part.write_parquet(Path(folder) / f"part-{number:08d}.parquet")
+                    rows += len(part)
+                pl.scan_parquet(Path(folder) / "part-*.parquet").sink_parquet(aside)
+            else:
+                with open(aside, "wb") as file:
+                    for part in parts:
+                        if output.suffix == ".csv":
+                            part.write_csv(file, include_header=rows == 0)
+                        else:
+                            part.write_ndjson(file)
+                        rows += len(part)
+            aside.replace(output)
     except OSError as error:
         raise DPFormerError(f"{output}: cannot be written ({error.strerror or error})") from None
+    return rows
 
 
 def _table(frame: pl.DataFrame) -> Any:

@@ -28,6 +28,11 @@ load_model("this folder").recommend([["item", "another item"]], k=10)
 
 {settings}
 
+## Protocol
+
+Trained on each user's events but the last two. `dpformer evaluate` holds out the last one (test) or the second to last (validation), ranks
+all items for all users, without sampling, items of the history masked (and unmasked beside it), and counts ties against the model.
+
 ## Not private
 
 `metrics.json` and `events.jsonl`, where they are here, were computed on people's data without noise: keep them to yourself, or
