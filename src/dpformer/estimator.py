@@ -17,7 +17,7 @@ from dpformer.evaluation import Evaluation, evaluate, held_out
 from dpformer.privacy import PrivacyStatement
 from dpformer.training.recipe import make_recipe
 from dpformer.training.released import Released, load_model
-from dpformer.training.run import EVENTS, Progress
+from dpformer.training.run import EVENTS, LOCAL, Progress
 from dpformer.training.session import begin
 
 
@@ -102,7 +102,7 @@ class DPFormer:
         if Path(folder).exists():
             raise DPFormerError(f"{folder}: exists already; choose another folder")
         shutil.copytree(
-            released_from, folder, ignore=shutil.ignore_patterns(EVENTS, "metrics.json", "private", "*.lock")
+            released_from, folder, ignore=shutil.ignore_patterns(EVENTS, LOCAL, "metrics.json", "private", "*.lock")
         )
 
     @classmethod

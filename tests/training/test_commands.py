@@ -63,8 +63,12 @@ def test_the_folder_holds_what_it_should_and_nobody(finished, data):
     names = {path.name for path in finished.iterdir()}
     assert names == {
         *("config.json", "model.safetensors", "items.parquet", "privacy.json", "events.jsonl", "README.md"),
-        *("ledger.jsonl", "ledger.head", "ledger.lock"),
+        *("ledger.jsonl", "ledger.head", "ledger.lock", "local.json"),
     }
+    assert (finished / "local.json").stat().st_mode & 0o777 == 0o600
+    assert set(json.loads((finished / "local.json").read_text())) == {"data"}, (
+        "a hash would confirm a guess of the data"
+    )
     users = load(data).sequences.users.to_list()
     assert len(users) == USERS
     for path in finished.iterdir():
@@ -158,7 +162,9 @@ def test_fit_show_and_evaluate(tmp_path, data, dpformer, finished):
     figures = strict_json(dpformer("evaluate", run, data, "--json").out)
     assert 0 < figures["masked"]["ndcg@10"]["value"] <= 1
     assert "all 20 items ranked for all 55 users" in figures["protocol"]
-    assert dpformer("evaluate", run, data, "--item", "validation").code == 0
+    assert dpformer("evaluate", run, "--item", "validation").code == 0
+    (run / "local.json").unlink()
+    assert_one_line(dpformer("evaluate", run), "does not tell where its data is")
     metrics = strict_json((run / "metrics.json").read_text())
     assert metrics["not_private"] is True
     assert set(metrics) == {"not_private", "test", "validation"}

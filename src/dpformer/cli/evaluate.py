@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 def evaluate(
     run: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
     data: Annotated[
-        Path, typer.Argument(help="The prepared folder that it was trained on, or another of the same items.")
-    ],
+        Path | None, typer.Argument(help="A prepared folder of the same items; the one it was trained on by default.")
+    ] = None,
     item: Annotated[str, typer.Option("--item", help="Which item is held out: test or validation.")] = "test",
     as_json: Annotated[bool, typer.Option("--json", help="Figures as JSON on stdout.")] = False,
 ) -> None:
@@ -27,7 +27,12 @@ def evaluate(
     from dpformer.evaluation import held_out
     from dpformer.training.files import read_json, write_json
     from dpformer.training.released import load_model
+    from dpformer.training.run import LOCAL
 
+    if data is None:
+        if not (run / LOCAL).exists():
+            raise DPFormerError(f"{run}: does not tell where its data is; say: dpformer evaluate {run} DATA")
+        data = Path(read_json(run / LOCAL)["data"])
     model, dataset = load_model(run), load(data)
     if not model.catalogue["item_id"].equals(dataset.catalogue["item_id"]):
         raise DPFormerError(

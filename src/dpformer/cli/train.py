@@ -108,7 +108,7 @@ def _train(run: AnyRun, quiet: bool, as_json: bool) -> None:
         print_json({"run": str(run.folder), "steps": run.step, "privacy": json.loads(statement.to_json())})
         return
     stdout.print(statement.text(), markup=False, soft_wrap=True)
-    stderr.print(f"released in {run.folder}: evaluate it with `dpformer evaluate {run.folder} DATA`", soft_wrap=True)
+    stderr.print(f"released in {run.folder}: evaluate it with `dpformer evaluate {run.folder}`", soft_wrap=True)
 
 
 @contextmanager

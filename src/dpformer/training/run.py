@@ -5,6 +5,7 @@
     ledger.jsonl        what was charged, before it was seen          events.jsonl      progress; losses are not private
     metrics.json        evaluation; not private                       README.md         the model card
     private/            state of an unfinished run; owner only, removed at the end
+    local.json          where the data was, for this machine; owner only
 
 The order that keeps the ledger honest: the first checkpoint (with the noise to come) is saved before the histogram is released,
 so that a crash after the release replays it with the same noise, which is the same release and costs nothing more. The model is
@@ -58,6 +59,8 @@ from dpformer.training.trainer import StepReport, Trainer, digest
 CONFIG, MODEL, ITEMS, PRIVACY, EVENTS, CARD = (
     *("config.json", "model.safetensors", "items.parquet", "privacy.json", "events.jsonl", "README.md"),
 )
+# Where the data was, for `evaluate` on this machine; not part of the model. Without a hash: that would confirm a guess of the data.
+LOCAL = "local.json"
 CHECKPOINT_SECONDS = 60.0
 
 
@@ -195,6 +198,7 @@ def make_folder(folder: Path, data: Path, dataset: Dataset, recipe: Recipe, plan
     ledger = create_ledger(folder, plan) if plan.private else None
     with closed_on_error(ledger), _explained(folder):
         Checkpoints(folder).make_folder()
+        write_json(folder / LOCAL, {"data": str(data.resolve())}, mode=0o600)
         write_json(folder / PRIVATE / "data.json", {"path": str(data.resolve()), "sha256": _hash(data)}, mode=0o600)
     return ledger
 
