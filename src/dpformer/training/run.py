@@ -59,7 +59,7 @@ from dpformer.training.trainer import StepReport, Trainer, digest
 CONFIG, MODEL, ITEMS, PRIVACY, EVENTS, CARD = (
     *("config.json", "model.safetensors", "items.parquet", "privacy.json", "events.jsonl", "README.md"),
 )
-# Where the data was, for `evaluate` on this machine; not part of the model. Without a hash: that would confirm a guess of the data.
+# Where the data was, for `evaluate` on this machine; not part of the model, and without a hash, which would confirm a guess.
 LOCAL = "local.json"
 CHECKPOINT_SECONDS = 60.0
 
