@@ -83,17 +83,13 @@ def test_batch_norm_before_the_first_parameter():
     assert PhantomClipping(module).norms(lambda: sums(module(x))).isfinite().all()
 
 
-def test_one_mixed_pair_among_many_is_nearly_always_found():
+def test_one_mixed_pair_in_a_small_batch_is_always_found():
     m, x = linear(), torch.randn(8, 3)
 
     def losses():
         y = m(x)
         return y.square().sum(1) + torch.cat([y[1:2].sum(1), torch.zeros(7)])
 
-    found = 0
     for _ in range(40):
-        try:
+        with pytest.raises(ClippingError, match="another"):
             PhantomClipping(m).norms(losses)
-        except ClippingError:
-            found += 1
-    assert found > 25, "weights collide once in eight"

@@ -20,6 +20,8 @@ from dpformer.errors import ClippingError
 Losses = Callable[[], Tensor]
 # How often a batch of a known structure is checked for mixed samples all the same: one in so many.
 CHECK_EVERY = 100
+# How many different weights that check uses; two samples with the same one are not told apart.
+POWERS = 24
 
 
 class PhantomClipping:
@@ -221,12 +223,11 @@ def _backward(tape: Tape, loss: Tensor, retain_graph: bool = False) -> None:
 def _weighted_pass(tape: Tape, losses: Tensor) -> tuple[Tensor, list[Tensor | None]]:
     """Random weights `[B]` and the gradients at all uses with the losses so weighted.
 
-    Powers of two from 1 to 128: multiplying by them commutes with rounding, so that the comparison can be sharp.
+    Powers of two: multiplying by them commutes with rounding, so that the comparison can be sharp.
     """
     generator = torch.Generator()  # of its own, so that the model's random numbers are those of an unchecked pass
     generator.seed()
-    powers = torch.randint(0, 8, (len(losses),), generator=generator)
-    powers[torch.randperm(len(losses), generator=generator)[:2]] = torch.tensor([0, 7])
+    powers = torch.randperm(len(losses), generator=generator) % POWERS  # all different in a small batch
     weights = torch.pow(2.0, powers).to(losses)
     _backward(tape, (losses * weights).sum(), retain_graph=True)
     return weights, [use.gradient for use in tape.uses]
