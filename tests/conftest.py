@@ -7,9 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from dpformer.cli import main
 from dpformer.data.named import AMAZON_GAMES, ML_1M, NamedSet, cache_folder
+
+# The same examples in every run of CI, new ones on a developer's machine.
+settings.register_profile("ci", derandomize=True)
+if os.environ.get("CI"):
+    settings.load_profile("ci")
 
 
 @dataclass(frozen=True)
