@@ -116,14 +116,16 @@ def draw_training(plan: Any, losses: list[float], path: Path) -> None:
     """Loss (not private) and epsilon over the steps."""
     import matplotlib
 
+    from dpformer.cli.train import spending
+
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    marks = sorted({max(1, round(plan.steps * k / 10)) for k in range(1, 11)})
+    spent = spending(plan)
     figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained")
     left.plot(range(1, len(losses) + 1), losses)
     left.set(title="loss (not private)", xlabel="step")
-    right.plot([0, *marks], [0.0, *(plan.epsilon_after(mark).epsilon for mark in marks)], marker="o")
+    right.plot([0, *spent], [0.0, *spent.values()], marker="o")
     right.axhline(plan.epsilon, color="grey", linewidth=0.8)
     right.set(title=f"epsilon spent of {plan.epsilon:g}", xlabel="step", ylim=(0, None))
     figure.savefig(path, dpi=120)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 if TYPE_CHECKING:
+    from dpformer.privacy import PrivacyPlan
     from dpformer.training.run import Progress
     from dpformer.training.session import AnyRun
 
@@ -143,7 +145,7 @@ def show_progress(run: AnyRun, quiet: bool) -> Iterator[Any]:
     if quiet or not plan.steps:
         yield lambda progress: None
         return
-    spent = _spending(run)
+    spent = spending(plan)
     if not stderr.is_terminal:
         every = max(1, plan.steps // 10)
 
@@ -176,9 +178,9 @@ def _line(progress: Progress, spent: dict[int, float]) -> str:
     return f"epoch {epoch:.1f}  {progress.speed:,.0f} users/s  {budget}  loss {report.loss:.3f} (not private)"
 
 
-def _spending(run: AnyRun) -> dict[int, float]:
-    """Epsilon after each tenth of the steps, rounded up to the next: accounting takes a while."""
-    plan = run.plan
+@cache
+def spending(plan: PrivacyPlan) -> dict[int, float]:
+    """Epsilon after each tenth of the steps: accounting takes a while, so for no more of them, and once a plan."""
     if not plan.private:
         return {}
     marks = sorted({max(1, round(plan.steps * k / 10)) for k in range(1, 11)})

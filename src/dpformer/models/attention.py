@@ -39,10 +39,9 @@ def with_penalty(q: Tensor, k: Tensor, penalty: tuple[Tensor, Tensor], d: int) -
 
 def scores(q: Tensor, k: Tensor, penalty: tuple[Tensor, Tensor] | None = None) -> Tensor:
     """The attention matrix itself, `[B, heads, L, L]`: for error tracking, diagnostics and as the explicit form."""
+    d = q.shape[-1]
     if penalty is not None:
-        q, k = with_penalty(q, k, penalty, d := q.shape[-1])
-    else:
-        d = q.shape[-1]
+        q, k = with_penalty(q, k, penalty, d)
     future = torch.full((q.shape[-2], q.shape[-2]), -torch.inf, dtype=q.dtype, device=q.device).triu(1)
     logits = torch.baddbmm(future, q.flatten(0, 1), k.flatten(0, 1).transpose(1, 2), alpha=1 / math.sqrt(d))
     return logits.view(*q.shape[:-1], k.shape[-2]).softmax(-1)
