@@ -267,7 +267,7 @@ class _Plain(torch.autograd.Function):
         at_hidden = head.gradient * upstream[:, None, None] if ctx.needs_input_grad[0] else None
         at_table = None
         if ctx.needs_input_grad[1]:
-            total = head.workspace.take("sum", *reversed(head.E.shape), head.E).zero_()
+            total = head.workspace.take("sum", head.E.shape[1], head.E.shape[0], head.E).zero_()
             for tile in head.tiles():
                 H = tile.H * upstream[tile.samples, None, None]
                 total.addmm_(H.flatten(0, 1).T, tile.D.flatten(0, 1))

@@ -148,5 +148,5 @@ def _gram_is_cheaper(tile: Tile) -> bool:
 
     Measured, a pass over a gradient costs about as much as a dozen of these short products.
     """
-    T, d = tile.H.shape[1:]
-    return bool(T < (12 * d) ** 0.5)
+    _, length, width = tile.H.shape
+    return length**2 < 12 * width
