@@ -27,7 +27,11 @@ SERVED = (
     "used for this answer, not learned from, and neither stored nor logged by this server; but whoever sees the request or the "
     "recommendations can tell something of it."
 )
-_PAGE = {"/": ("index.html", "text/html"), "/style.css": ("style.css", "text/css"), "/app.js": ("app.js", "text/javascript")}
+_PAGE = {
+    "/": ("index.html", "text/html"),
+    "/style.css": ("style.css", "text/css"),
+    "/app.js": ("app.js", "text/javascript"),
+}
 _DESCRIPTION = "Ranks items as the next one after a history. " + SERVED
 _BUSY: dict[int | str, dict[str, Any]] = {
     408: {"model": schema.Problem, "description": "The body came too slowly."},

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Limits:
-    """body in bytes; histories, items of a history, k, excluded items and values of filters a request; seconds a request may take.
+    """Of one request: bytes of its body, histories, items of a history, k, listed (excluded items, values of a filter), seconds.
 
     waiting: histories that may wait for the model; beyond that the server says that it is busy.
     """

@@ -54,14 +54,17 @@ def request_within(limits: Limits) -> type[RecommendRequest]:
             Field(min_length=1, max_length=limits.histories, description="Items of each person, oldest first."),
         ),
         "k": (int, Field(10, ge=1, le=limits.k, description="How many items for each.")),
-        "exclude": (list[Item], Field([], max_length=limits.listed, description="Items that are not to be recommended.")),
+        "exclude": (
+            list[Item],
+            Field([], max_length=limits.listed, description="Items that are not to be recommended."),
+        ),
         "filters": (
             dict[str, listed],
             Field({}, max_length=8, description="Columns of the catalogue, each with the values that are allowed."),
         ),
         "seen": (bool, Field(False, strict=True, description="Recommend items of the history too.")),
     }
-    example = {"histories": [["book-000", "book-001"]], "k": 5, "exclude": ["book-002"]}
+    example: Any = {"histories": [["book-000", "book-001"]], "k": 5, "exclude": ["book-002"]}
     made = create_model("RecommendRequest", __base__=RecommendRequest, **fields)
     made.model_config["json_schema_extra"] = {"examples": [example]}
     made.model_rebuild(force=True)

@@ -28,7 +28,9 @@ def open_socket(host: str, port: int) -> socket.socket:
         opened.bind(address)
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise DPFormerError(f"{host}:{port} cannot be listened on ({reason}); choose another with --host and --port") from None
+        raise DPFormerError(
+            f"{host}:{port} cannot be listened on ({reason}); choose another with --host and --port"
+        ) from None
     return opened
 
 
