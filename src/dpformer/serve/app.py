@@ -34,6 +34,7 @@ _PAGE = {
 }
 _DESCRIPTION = "Ranks items as the next one after a history. " + SERVED
 _BUSY: dict[int | str, dict[str, Any]] = {
+    400: {"model": schema.Problem, "description": "The body is not text."},
     408: {"model": schema.Problem, "description": "The body came too slowly."},
     413: {"model": schema.Problem, "description": "The body is too long."},
     503: {"model": schema.Problem, "description": "Busy: try again soon."},
@@ -95,7 +96,11 @@ def create_app(recommender: Recommender, limits: Limits | None = None) -> FastAP
         return JSONResponse({"rankings": rankings, "unknown_exclude": unknown_exclude})
 
     # The limits of this server are in the type, so the route is added by hand.
-    recommend.__annotations__ = {"asked": schema.request_within(limits), "request": Request, "return": JSONResponse}
+    recommend.__annotations__ = {
+        "asked": schema.request_within(limits, recommender.columns),
+        "request": Request,
+        "return": JSONResponse,
+    }
     app.post("/recommend", response_model=schema.RecommendAnswer, responses=_BUSY)(recommend)
 
     @app.get("/items", response_model=schema.ItemsAnswer)

@@ -32,7 +32,6 @@ class Batcher(Generic[Q, A]):
     ) -> None:
         self._work, self._size, self._wait, self._most, self._on_batch = work, size, wait, waiting, on_batch
         self._queue: asyncio.Queue[tuple[Q, asyncio.Future[A]] | None] = asyncio.Queue()
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="model")
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -41,15 +40,17 @@ class Batcher(Generic[Q, A]):
         return self._queue.qsize()
 
     def start(self) -> None:
-        """Begin to take queries; within the running event loop."""
+        """Begin to take queries, within the running event loop; after a stop it can be started again, in another."""
+        self._queue = asyncio.Queue()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="model")
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def stop(self) -> None:
         """Answer what was asked, and end."""
-        self._queue.put_nowait(None)
         if self._task is not None:
+            self._queue.put_nowait(None)
             await self._task
-        self._thread.shutdown()
+            self._thread.shutdown()
 
     async def ask(self, queries: Sequence[Q]) -> list[A]:
         """Answers in the order of the queries; `BusyError` where too many wait."""

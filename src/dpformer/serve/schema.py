@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, create_model
 
 from dpformer.privacy import PrivacyStatement
 from dpformer.serve.limits import Limits
@@ -44,8 +44,8 @@ class RecommendRequest(_Request):
     seen: bool
 
 
-def request_within(limits: Limits) -> type[RecommendRequest]:
-    """The request, with the limits of this server."""
+def request_within(limits: Limits, columns: list[str]) -> type[RecommendRequest]:
+    """The request, with the limits of this server and the columns that it can filter on."""
     history = Annotated[list[Item], Field(max_length=limits.history)]
     listed = Annotated[list[Item], Field(max_length=limits.listed)]
     fields: dict[str, Any] = {
@@ -60,7 +60,12 @@ def request_within(limits: Limits) -> type[RecommendRequest]:
         ),
         "filters": (
             dict[str, listed],
-            Field({}, max_length=8, description="Columns of the catalogue, each with the values that are allowed."),
+            Field(
+                {},
+                max_length=8,
+                description="Columns of the catalogue, each with the values that are allowed.",
+                json_schema_extra={"propertyNames": {"enum": list[JsonValue](columns)}},
+            ),
         ),
         "seen": (bool, Field(False, strict=True, description="Recommend items of the history too.")),
     }

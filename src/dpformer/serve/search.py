@@ -33,10 +33,11 @@ class ItemSearch:
         rest; otherwise in the order of the catalogue.
         """
         whole = fold(text).strip()
-        found = pl.Series([True]).new_from_index(0, len(self._both))
-        for word in whole.split()[:16]:
-            found &= self._both.str.contains(word, literal=True)
-        places = found.arg_true()
+        if not whole:
+            return list(range(min(limit, len(self._ids)))), len(self._ids) > limit
+        places = pl.Series(range(len(self._both)), dtype=pl.UInt32)
+        for word in whole.split():
+            places = places.filter(self._both.gather(places).str.contains(word, literal=True))
         ids, titles = self._ids.gather(places), self._titles.gather(places)
         order = pl.DataFrame(
             {
