@@ -12,6 +12,7 @@ from dpformer.cli.export import export
 from dpformer.cli.plan import plan
 from dpformer.cli.prepare import prepare
 from dpformer.cli.recommend import recommend
+from dpformer.cli.report import report
 from dpformer.cli.reproduce import reproduce
 from dpformer.cli.serve import serve
 from dpformer.cli.show import show
@@ -24,7 +25,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-for command in (demo, prepare, plan, fit, resume, evaluate, recommend, serve, export, show, reproduce, bench):
+for command in (demo, prepare, plan, fit, resume, evaluate, report, recommend, serve, export, show, reproduce, bench):
     app.command()(command)
 
 
