@@ -53,8 +53,8 @@ def markdown(figures: dict[str, Any]) -> str:
 ```
 
 wrote this page, its plots and [performance.json](performance.json): torch {machine["torch"]}, {machine["threads"]} threads,
-{machine["processor"]}. Workloads: {sources}. The model is the project's Transformer, d {machine["d"]}, {machine["blocks"]} blocks,
-item table tied.
+{machine["processor"]}. Workloads: {sources}.
+The model is the project's Transformer, d {machine["d"]}, {machine["blocks"]} blocks, item table tied.
 
 Every contender makes whole steps: it draws a Poisson batch (all the same users), collates it, sums gradients, adds noise where it
 is private, and updates with Adam. They take turns in one process, so that ratios hold where bare times do not; each ratio is

@@ -146,7 +146,8 @@ def gemm_speed(M: int, seconds: float = 0.3) -> float:
     for t in (64, 128, 256, 512):
         H, E, z = torch.randn(t, D), torch.randn(M, D), torch.empty(t, M)
         at_H, at_E = torch.empty(t, D), torch.empty(M, D)
-        times, start = [], time.perf_counter()
+        times: list[float] = []
+        start = time.perf_counter()
         while time.perf_counter() - start < seconds / 4 or len(times) < 2:
             before = time.perf_counter()
             torch.mm(H, E.T, out=z)

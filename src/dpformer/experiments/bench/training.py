@@ -5,7 +5,7 @@ Full steps (see `contenders`) on two workloads (see `workloads`), d 64, 2 blocks
     speed     all contenders take turns in one process; medians and ranges over rounds of the ratios within a round
     memory    a process for each contender and batch size; the peak of the whole process, and above what it held before
     split     where the time of a private step goes, and the head against its matrix products
-    growth    over batch, catalogue, length, threads (not with `--quick`, which has three batch sizes)
+    growth    over batch, catalogue, length, threads (not with `--quick`, which has two batch sizes)
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class Sizes:
     growth: bool
 
 
-FULL = Sizes(1024, 5, 96, 16, 256, 1024, growth.BATCHES, 3, 64, everybody=True, growth=True)
-QUICK = Sizes(256, 3, 32, 4, 48, 1024, (256, 1024, 4096), 1, 16, everybody=False, growth=False)
+FULL = Sizes(1024, 5, 96, 16, 256, 256, growth.BATCHES, 3, 64, everybody=True, growth=True)
+QUICK = Sizes(256, 3, 32, 4, 48, 256, (256, 4096), 1, 16, everybody=False, growth=False)
 
 
 def run(quick: bool, say: Say = lambda line: None) -> dict[str, Any]:
@@ -148,15 +148,12 @@ def _contenders(timed: dict[str, Any]) -> dict[str, Any]:
 
 
 def _memory(workload: workloads.Workload, sizes: Sizes, path: Path) -> tuple[dict[str, dict[str, Any]], Path]:
-    """Peak memory by contender and batch; users are taken again where the batch is larger than a fourth of them all.
-
-    Poisson batches of more than that would be nearly the data set itself.
-    """
+    """Peak memory by contender and batch; users are taken again where there are not twice as many as in the largest batch."""
     workloads.enlarge(workload, 2 * max(sizes.batches)).save(path)
     found: dict[str, dict[str, Any]] = {"private": {}, "plain": {}}
     for batch in sizes.batches:
         found["private"][str(batch)] = growth.measure_point(path, batch=batch, warm=False)
-    for batch in sorted({sizes.memory_batch, 4096, *(sizes.batches[:1] if sizes.everybody else ())}):
+    for batch in sorted({sizes.memory_batch, 4096, *((1024,) if sizes.everybody else ())}):
         found["plain"][str(batch)] = growth.measure_point(path, batch=batch, warm=False, name="plain")
     return found, path
 
@@ -166,15 +163,15 @@ def _batch_curve(memory: dict[str, dict[str, Any]]) -> dict[str, Any]:
     return growth.curve("batch", batches, list(memory["private"].values()))
 
 
-def _what_fits(path: Path, sizes: Sizes) -> dict[str, dict[str, float]]:
+def _what_fits(path: Path, sizes: Sizes) -> dict[str, dict[str, Any]]:
     """Users at once, padded to L, in `ROOM_MB`: by the line through the peaks above base at two sizes."""
-    found = {}
+    found: dict[str, dict[str, Any]] = {}
     for name in ("opacus padded", "plain padded"):
         if name not in field.present() or (name == "plain padded" and not sizes.everybody):
             continue
         peaks = []
         for rows in FIT_ROWS:
-            arguments = {"path": str(path), "name": name, "batch": sizes.memory_batch, "take": rows, "rows": rows}
+            arguments = {"path": str(path), "name": name, "batch": SPLIT_BATCH, "take": rows, "rows": rows}
             done = run_child(f"{_FIELD}:weigh", **arguments)
             peaks.append(done["peak_mb"] - done["before_mb"])
         slope, base = np.polyfit(FIT_ROWS, peaks, 1)

@@ -4,9 +4,9 @@ Where a set is present (`$DPFORMER_ML_1M`, `$DPFORMER_AMAZON_GAMES`, or the cach
 users are taken. Else lengths and items are drawn from distributions fitted to the two sets once:
 
     length of a user      log-normal, with the mean and standard deviation of the logarithm of the set's lengths,
-                          cut at the set's shortest (its 1 % quantile) and longest
+                          cut at the 1 % quantile and the longest of them
     item at rank r        probability proportional to (r + shift)^-power; shift and power by least cross-entropy to the
-                          set's item counts on a small grid (0.3 % above the entropy of the counts themselves)
+                          set's item counts on a grid (0.2 % above the entropy of the counts themselves)
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class Shape:
 
 # By numpy from the prepared sets: mean and standard deviation of log(lengths), the 1 % quantile and the maximum of lengths.
 SHAPES = {
-    "ml-1m": Shape(200, 6_040, 3_416, 4.6047, 0.9906, 18, 2_277, 1_000, 3.0),
-    "games": Shape(50, 31_013, 23_715, 2.0117, 0.5411, 3, 860, 300, 1.2),
+    "ml-1m": Shape(200, 6_040, 3_416, 4.6047, 0.9906, 20, 2_277, 3_000, 6.0),
+    "games": Shape(50, 31_013, 23_715, 2.0117, 0.5411, 3, 860, 300, 1.1),
 }
 SETS: dict[str, tuple[NamedSet, str]] = {
     "ml-1m": (ML_1M, "DPFORMER_ML_1M"),
