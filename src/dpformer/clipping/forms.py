@@ -32,9 +32,8 @@ class Outer:
     cols: Tensor
 
     def bound(self) -> Tensor:
-        """`sum_t |rows_t| |cols_t|` `[B]`: the triangle inequality's bound on the norm."""
-        r, c = self._sizes
-        return (r * c).sum(1)
+        """A bound `[B]` on `sum_t |rows_t| |cols_t|`, the sum of the sizes of all terms: `sqrt(sum |rows_t|^2 sum |cols_t|^2)`."""
+        return _lengths(self.rows.flatten(1)) * _lengths(self.cols.flatten(1))
 
     @cached_property
     def _sizes(self) -> tuple[Tensor, Tensor]:

@@ -27,8 +27,8 @@ from dpformer.errors import ClippingError
 TILE_TOKENS = 64
 # Tokens that are clipped together: in whole samples, as many as make a few MB of D.
 GROUP_ELEMENTS = 2**21
-# The most that is kept of D from the forward to the clipping pass: 256 MB of float32.
-HOLD_ELEMENTS = 2**26
+# The most that is kept of D from the forward to the clipping pass: 512 MB of float32.
+HOLD_ELEMENTS = 2**27
 # Logits between -LIMIT and LIMIT need no shift: exponentials, their sum over a million items and its square are all in range.
 LIMIT = 20.0
 
@@ -153,7 +153,9 @@ class HeadPass:
         self.losses, self.bound, gradient = self._forward()
         self.rH = self.H * (self.w / self.total)[:, None]
         # Padding repeats a position, with gradient 0: so these are added, not written.
-        self.gradient = self.H.new_zeros(self.shape[0] * self.shape[1], self.shape[2]).index_add_(0, positions, gradient)
+        self.gradient = self.H.new_zeros(self.shape[0] * self.shape[1], self.shape[2]).index_add_(
+            0, positions, gradient
+        )
         self.gradient = self.gradient.view(self.shape)
 
     def tiles(self) -> Iterator[Tile]:
@@ -228,7 +230,9 @@ class HeadPass:
         size = (2**0.5) * self.w * (1 - torch.exp(-loss)) * torch.linalg.vector_norm(self.H, dim=1)
         samples = [g.samples.repeat_interleave(g.T) for g in self.groups] or [self.y]
         sums = self.H.new_zeros(self.shape[0], 2)
-        sums.index_add_(0, torch.cat(samples), torch.stack([self.w * loss, size], 1).masked_fill(self.padding[:, None], 0))
+        sums.index_add_(
+            0, torch.cat(samples), torch.stack([self.w * loss, size], 1).masked_fill(self.padding[:, None], 0)
+        )
         return sums[:, 0].clone(), sums[:, 1], gradient
 
     def _logits(self, places: slice) -> Tensor:
