@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from dpformer.experiments.bench import field, goals, growth, report, split, training, workloads
+from dpformer.experiments.bench.child import call
 from dpformer.experiments.bench.contenders import Naive, Own, Plain, PlainPadded, build
 from dpformer.experiments.bench.workloads import SHAPES, Shape
 
@@ -153,11 +154,17 @@ def test_the_split_adds_up_and_leaves_the_product_as_it_was(path):
 
 @pytest.fixture(scope="module")
 def figures():
-    """A whole run on tiny workloads, the growth curves left out: they are processes by the dozen."""
+    """A whole run on tiny workloads, all in this process: starting dozens of others takes longer than their work."""
     with pytest.MonkeyPatch.context() as patched:
+        for module in (training, growth):
+            patched.setattr(module, "run_child", call)
+        # In one process the peak does not fall again, so a line through two of them would be flat.
+        patched.setattr(
+            training,
+            "_what_fits",
+            lambda path, sizes: {"opacus padded": {"users": 9, "mb_per_user": 1.0, "base_mb": 5.0}},
+        )
         patched.setattr(training, "MILLION", 500)
-        patched.setattr(training, "FIT_ROWS", (2, 64))
-        patched.setattr(training.peers, "missing", lambda: {"fastdp": "not asked"})
         sizes = replace(training.QUICK, batch=40, rounds=1, take=8, few=2, million_batch=8)
         found = {key: workloads.generate(key, TINY) for key in SHAPES}
         patched.setattr(training, "SPLIT_BATCH", 40)
