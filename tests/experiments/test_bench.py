@@ -165,10 +165,15 @@ def figures():
             lambda path, sizes: {"opacus padded": {"users": 9, "mb_per_user": 1.0, "base_mb": 5.0}},
         )
         patched.setattr(training, "MILLION", 500)
-        sizes = replace(training.QUICK, batch=40, rounds=1, take=8, few=2, million_batch=8)
+        sizes = replace(training.QUICK, batch=40, rounds=1, take=8, few=2, million_batch=8, everybody=True)
+        sizes = replace(sizes, catalogues=(20, 40), lengths=(3, 6))
+        threads = torch.get_num_threads()
         found = {key: workloads.generate(key, TINY) for key in SHAPES}
         patched.setattr(training, "SPLIT_BATCH", 40)
-        return training.measure(found, sizes, lambda line: None) | {"quick": True}
+        try:
+            return training.measure(found, sizes, lambda line: None) | {"quick": True}
+        finally:
+            torch.set_num_threads(threads)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -195,6 +200,8 @@ def test_the_report_has_every_ratio_and_goal(figures, tmp_path):
                 assert math.isfinite(figure), name
                 assert figure > 0, name
     assert all(goal["met"] in (True, False) for goal in figures["goals"] if opacus or "opacus" not in goal["ratio"])
+    for curve in figures["growth"].values():
+        assert all(map(math.isfinite, curve["exponents"].values()))
     page = report.markdown(figures)
     for name in figures["ratios"]:
         assert name in page

@@ -59,12 +59,7 @@ def with_catalogue(items: int, users: int = 20 * CATALOGUE_BATCH) -> Workload:
     return workloads.generate(f"{items:,} items", replace(SHAPES["games"], items=items, users=users))
 
 
-def over_batch(path: Path, batches: Sequence[int] = BATCHES) -> dict[str, Any]:
-    """Private steps of growing batches. A step is its own warm-up: it has many micro-batches."""
-    return curve("batch", batches, [measure_point(path, batch=batch, warm=False) for batch in batches])
-
-
-def over_catalogue(folder: Path, catalogues: Sequence[int] = CATALOGUES) -> dict[str, Any]:
+def over_catalogue(folder: Path, catalogues: Sequence[int]) -> dict[str, Any]:
     """Private steps on growing catalogues, one after a warm-up."""
     points = []
     for items in catalogues:
@@ -74,7 +69,7 @@ def over_catalogue(folder: Path, catalogues: Sequence[int] = CATALOGUES) -> dict
     return curve("items", catalogues, points)
 
 
-def over_length(folder: Path, lengths: Sequence[int] = LENGTHS) -> dict[str, Any]:
+def over_length(folder: Path, lengths: Sequence[int]) -> dict[str, Any]:
     """Private steps on ever longer sequences, everybody's the same length; catalogue of ML-1M."""
     points = []
     for length in lengths:

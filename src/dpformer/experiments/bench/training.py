@@ -43,7 +43,8 @@ class Sizes:
     """How much is measured.
 
     batch: users of a step when times are compared; take, few: of those, how many slow contenders get; most: users at once that
-    a padded contender gets at the most; memory_batch: where memory is compared; batches: of the memory curve.
+    a padded contender gets at the most; memory_batch: where memory is compared; batches: of the memory curve;
+    everybody: memory of every contender, and growth, over these catalogues and lengths.
     """
 
     batch: int
@@ -56,11 +57,25 @@ class Sizes:
     split_steps: int
     million_batch: int
     everybody: bool
-    growth: bool
+    catalogues: tuple[int, ...] = ()
+    lengths: tuple[int, ...] = ()
 
 
-FULL = Sizes(1024, 5, 96, 16, 256, 256, growth.BATCHES, 3, 64, everybody=True, growth=True)
-QUICK = Sizes(256, 3, 32, 4, 48, 256, (256, 4096), 1, 16, everybody=False, growth=False)
+FULL = Sizes(
+    1024,
+    5,
+    96,
+    16,
+    256,
+    256,
+    growth.BATCHES,
+    3,
+    64,
+    everybody=True,
+    catalogues=growth.CATALOGUES,
+    lengths=growth.LENGTHS,
+)
+QUICK = Sizes(256, 3, 32, 4, 48, 256, (256, 4096), 1, 16, everybody=False)
 
 
 def run(quick: bool, say: Say = lambda line: None) -> dict[str, Any]:
@@ -81,11 +96,11 @@ def measure(found: dict[str, workloads.Workload], sizes: Sizes, say: Say) -> dic
         path = folder / "million.npz"
         growth.with_catalogue(MILLION).save(path)
         figures["million"] = growth.measure_point(path, batch=sizes.million_batch, warm=False)
-        if sizes.growth:
+        if sizes.everybody:
             say("growth with the catalogue")
-            figures["growth"] = {"catalogue": growth.over_catalogue(folder)}
+            figures["growth"] = {"catalogue": growth.over_catalogue(folder, sizes.catalogues)}
             say("growth with the length")
-            figures["growth"]["length"] = growth.over_length(folder)
+            figures["growth"]["length"] = growth.over_length(folder, sizes.lengths)
     figures["ratios"], figures["ranges"] = goals.ratios(figures["workloads"], figures["million"]["peak_mb"])
     figures["goals"] = goals.judge(figures["ratios"])
     return figures
@@ -126,7 +141,7 @@ def _one(key: str, workload: workloads.Workload, sizes: Sizes, folder: Path, say
         "what_fits": fits,
         "split": split,
     }
-    if sizes.growth:
+    if sizes.everybody:
         say(f"{key}: growth with batch and threads")
         result["growth"] = {"batch": _batch_curve(memory), "threads": growth.over_threads(path)}
     enlarged.unlink()
