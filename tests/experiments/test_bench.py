@@ -167,13 +167,10 @@ def figures():
         patched.setattr(training, "MILLION", 500)
         sizes = replace(training.QUICK, batch=40, rounds=1, take=8, few=2, million_batch=8, everybody=True)
         sizes = replace(sizes, catalogues=(20, 40), lengths=(3, 6))
-        threads = torch.get_num_threads()
+        patched.setattr(torch, "set_num_threads", lambda n: None)  # it would stay, and tests share their cores
         found = {key: workloads.generate(key, TINY) for key in SHAPES}
         patched.setattr(training, "SPLIT_BATCH", 40)
-        try:
-            return training.measure(found, sizes, lambda line: None) | {"quick": True}
-        finally:
-            torch.set_num_threads(threads)
+        return training.measure(found, sizes, lambda line: None) | {"quick": True}
 
 
 @pytest.mark.filterwarnings("ignore")
