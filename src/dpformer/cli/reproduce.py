@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 def reproduce(
     name: Annotated[str | None, typer.Argument(help="Which result; leave it out for the list.")] = None,
     budget_minutes: Annotated[
-        float | None, typer.Option(help="Stop after so many minutes; the most telling cells go first. No limit by default.")
+        float | None,
+        typer.Option(help="Stop after so many minutes; the most telling cells go first. No limit by default."),
     ] = None,
     seeds: Annotated[int | None, typer.Option(help="How many seeds, of a result that is a mean.")] = None,
     data: Annotated[
@@ -25,11 +26,13 @@ def reproduce(
         Path | None, typer.Option("-o", "--output", help="Folder for the figures: json, csv, markdown and plots.")
     ] = None,
     cells: Annotated[
-        Path | None, typer.Option(help="Where trainings are kept, to go on and not to be repeated; OUTPUT/cells by default.")
+        Path | None,
+        typer.Option(help="Where trainings are kept, to go on and not to be repeated; OUTPUT/cells by default."),
     ] = None,
     workers: Annotated[int | None, typer.Option(help="Processes; one a core by default.", min=1)] = None,
     method: Annotated[
-        list[str] | None, typer.Option("--method", help="Of a table, run this row only; give it several times for several.")
+        list[str] | None,
+        typer.Option("--method", help="Of a table, run this row only; give it several times for several."),
     ] = None,
     epsilon: Annotated[
         list[float] | None, typer.Option("--epsilon", help="A budget; give it several times for several.")

@@ -28,7 +28,9 @@ class Result:
 RESULTS: dict[str, Result] = {
     "table-1": Result("tables", "accuracy on MovieLens-1M beside the paper's", {"name": "table-1"}),
     "table-2": Result("tables", "accuracy on Amazon Games beside the paper's", {"name": "table-2"}),
-    "embedding-sharing": Result("heat_maps", "a shared embedding, over batch sizes and rates", {"name": "embedding-sharing"}),
+    "embedding-sharing": Result(
+        "heat_maps", "a shared embedding, over batch sizes and rates", {"name": "embedding-sharing"}
+    ),
     "grid": Result("heat_maps", "both models over batch sizes and learning rates", {"name": "grid"}),
     "convergence": Result("convergence", "accuracy every five epochs (not private)"),
     "data": Result("data_sets", "sizes and long tails of the two data sets"),

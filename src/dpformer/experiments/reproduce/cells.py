@@ -47,7 +47,12 @@ class Cell:
         """All that its figures depend on, but for the data and the code. What stands at its default is left out, so that a
         new setting with a default leaves old cells valid; `work.read_record` finds a default that changed.
         """
-        found: dict[str, Any] = {"work": self.work, "epsilon": str(self.epsilon), "delta": self.delta, "seed": self.seed}
+        found: dict[str, Any] = {
+            "work": self.work,
+            "epsilon": str(self.epsilon),
+            "delta": self.delta,
+            "seed": self.seed,
+        }
         if self.every is not None:
             found["every"] = self.every
         if self.work != "recipe":
@@ -77,7 +82,9 @@ class Cell:
         words += ["--preset", self.preset] if self.preset != "default" else []
         for name, value in self.options.items():
             if value != PRESETS[self.preset].get(name, Recipe.model_fields[name].default):
-                words += ["--model", value] if name == "model" else ["--set", f"{name}={json.dumps(value).strip(chr(34))}"]
+                words += (
+                    ["--model", value] if name == "model" else ["--set", f"{name}={json.dumps(value).strip(chr(34))}"]
+                )
         return shlex.join([*words, "--noise", "seeded", "--seed", str(self.seed)])
 
 

@@ -28,12 +28,24 @@ BANDS = (100, 80, 60)  # % of the seeds that a band holds
 
 
 def declare(
-    sets: Sequence[str], seeds: int, preset: str = "paper", options: Mapping[str, Any] | None = None, every: float = EVERY
+    sets: Sequence[str],
+    seeds: int,
+    preset: str = "paper",
+    options: Mapping[str, Any] | None = None,
+    every: float = EVERY,
 ) -> list[Cell]:
     """A seed of everything before the next."""
     return [
-        Cell(dataset, model, epsilon, seed, "recipe", preset,
-             {**PAPER_ON.get(dataset, {}), **(options or {}), **own}, every)  # fmt: skip
+        Cell(
+            dataset,
+            model,
+            epsilon,
+            seed,
+            "recipe",
+            preset,
+            {**PAPER_ON.get(dataset, {}), **(options or {}), **own},
+            every,
+        )
         for seed in range(1, seeds + 1)
         for dataset in sets
         for epsilon in EPSILONS
@@ -90,15 +102,19 @@ def page(figures: dict[str, Any]) -> Page:
     """Every point of the curves."""
     rows = []
     for row in figures["rows"]:
-        point = ("", "", "")
+        point: tuple[str, ...] = ("", "", "")
         if row["epoch"] is not None:
             spreads = [row[f"{metric} std"] for metric in METRICS]
-            values = [f"{row[m]:.2f}" + (f" ± {s:.2f}" if s is not None else "") for m, s in zip(METRICS, spreads, strict=True)]
+            values = [
+                f"{row[m]:.2f}" + (f" ± {s:.2f}" if s is not None else "")
+                for m, s in zip(METRICS, spreads, strict=True)
+            ]
             point = (f"{row['epoch']:g}", *values)
         rows.append((row["dataset"], f"{row['epsilon']:g}", row["model"], *point, str(row["seeds"]), row["not run"]))
     note = (
-        "In %, test item, seen masked, full ranking; mean and standard deviation over seeds. Figures of iterates come from people's "
-        "data without noise: **they are not private**, and nothing is chosen by them. The paper shows curves without numbers."
+        "In %, test item, seen masked, full ranking; mean and standard deviation over seeds. Figures of iterates come from "
+        "people's data without noise: **they are not private**, and nothing is chosen by them. The paper shows curves, no "
+        "numbers."
     )
     headings = ("data", "epsilon", "model", "epoch", "NDCG@10", "HIT@10", "seeds", "not run")
     return Page("Convergence (not private)", "dpformer reproduce convergence -o docs/results", headings, rows, [note])
@@ -114,7 +130,9 @@ def draw(figures: dict[str, Any]) -> Figure:
         for line, metric in enumerate(METRICS):
             axis = axes[line, column]
             for place, model in enumerate(MODELS):
-                rows = [r for r in figures["rows"] if (r["dataset"], r["epsilon"], r["model"]) == (dataset, epsilon, model)]
+                rows = [
+                    r for r in figures["rows"] if (r["dataset"], r["epsilon"], r["model"]) == (dataset, epsilon, model)
+                ]
                 rows = [row for row in rows if row["epoch"] is not None]
                 if not rows:
                     continue
@@ -123,6 +141,8 @@ def draw(figures: dict[str, Any]) -> Figure:
                 for band in BANDS:
                     low, high = np.percentile(values, [50 - band / 2, 50 + band / 2], axis=1)
                     axis.fill_between(epochs, low, high, color=f"C{place}", alpha=0.12, linewidth=0)
-            axis.set(title=f"{dataset}, epsilon {epsilon:g}", xlabel="epoch", ylabel=f"{metric.upper()} (%), not private")
+            axis.set(
+                title=f"{dataset}, epsilon {epsilon:g}", xlabel="epoch", ylabel=f"{metric.upper()} (%), not private"
+            )
     axes[0, 0].legend(frameon=False, fontsize=8)
     return figure

@@ -44,7 +44,9 @@ def find_set(name: str, data: Mapping[str, Path]) -> Dataset:
     dataset = load(path)
     found = (dataset.manifest.get("dataset") or {}).get("name")
     if found != name:
-        raise DataError(f"{path}: holds {found or 'a log of its own'}, not {name}; make it with: dpformer prepare {name}")
+        raise DataError(
+            f"{path}: holds {found or 'a log of its own'}, not {name}; make it with: dpformer prepare {name}"
+        )
     return dataset
 
 
@@ -87,8 +89,16 @@ def page(figures: dict[str, Any]) -> Page:
         )
         for row in figures["rows"]
     ]
-    headings = ("data", "users", "items", "events", "density", "length: median / mean / longest", "events of the top tenth")
-    headings = (*headings, "items of the last fifth of events", "items with at most 10 events", "Gini")
+    headings: tuple[str, ...] = (
+        "data",
+        "users",
+        "items",
+        "events",
+        "density",
+        "length: median / mean / longest",
+        "events of the top tenth",
+    )
+    headings += ("items of the last fifth of events", "items with at most 10 events", "Gini")
     note = "Counts are exact, of people's data: not private. The paper shows the same as a figure without numbers in its text."
     return Page("The data sets and their long tails", "dpformer reproduce data -o docs/results", headings, rows, [note])
 

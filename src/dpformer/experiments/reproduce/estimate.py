@@ -1,6 +1,6 @@
 """How long a cell will take, before it is run: from cells like it that are finished, else from steps measured here.
 
-    seconds = steps * (batch * seconds a user + seconds a step) + evaluation
+seconds = steps * (batch * seconds a user + seconds a step) + evaluation
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from dpformer.data import Dataset, PoissonSampler, load, micro_batches
+from dpformer.data import Dataset, PoissonSampler, collate, load, micro_batches
 from dpformer.evaluation.held_out import held_out
-from dpformer.evaluation.ranking import collate
 from dpformer.experiments.reproduce.cells import Cell
 from dpformer.experiments.reproduce.work import PROGRESS
 from dpformer.privacy import make_plan, noise_source
@@ -30,7 +29,19 @@ from dpformer.training.trainer import Trainer
 
 USERS = 48
 # What a step's time depends on; epsilon, rates and seeds do not change it.
-_SHAPE = {"model", "max_length", "d", "heads", "blocks", "feed_forward", "dropout", "norm", "tied", "reattention", "token_budget"}
+_SHAPE = {
+    "model",
+    "max_length",
+    "d",
+    "heads",
+    "blocks",
+    "feed_forward",
+    "dropout",
+    "norm",
+    "tied",
+    "reattention",
+    "token_budget",
+}
 
 
 @dataclass(frozen=True)
@@ -70,7 +81,9 @@ class Estimates:
     def _measured(self, cell: Cell) -> float:
         recipe, dataset = cell.recipe, self._load(cell.dataset)
         users = len(dataset.sequences)
-        shape = json.dumps([cell.dataset, recipe.epsilon == math.inf, recipe.model_dump(include=_SHAPE)], sort_keys=True)
+        shape = json.dumps(
+            [cell.dataset, recipe.epsilon == math.inf, recipe.model_dump(include=_SHAPE)], sort_keys=True
+        )
         if shape not in self._speeds:
             self._speeds[shape] = self._measure(recipe, dataset)
         speed = self._speeds[shape]
@@ -86,10 +99,14 @@ class Estimates:
 
 def _kind(cell: Cell) -> str:
     """Cells of one kind take the same time: all but epsilon, seed and learning rate the same."""
-    settings = {name: value for name, value in cell.settings().items() if name not in ("epsilon", "seed", "delta", "recipe")}
+    settings = {
+        name: value for name, value in cell.settings().items() if name not in ("epsilon", "seed", "delta", "recipe")
+    }
     recipe: dict[str, Any] = {}
     if cell.work == "recipe":
-        recipe = cell.recipe.model_dump(exclude={"epsilon", "seed", "delta", "learning_rate", "noise", "tried", "tuning"})
+        recipe = cell.recipe.model_dump(
+            exclude={"epsilon", "seed", "delta", "learning_rate", "noise", "tried", "tuning"}
+        )
     return json.dumps([cell.dataset, math.isinf(cell.epsilon), settings, recipe], sort_keys=True, default=str)
 
 
@@ -111,9 +128,7 @@ def _measure(recipe: Recipe, dataset: Dataset) -> Speed:
     plan = make_plan(users, math.inf, batch_size=min(USERS, users), steps=1)
     trainer = Trainer(model, train, plan, recipe.optimisation(), PoissonSampler(users, plan.rate, 0))
     drawn = np.random.default_rng(0).choice(users, min(USERS, users), replace=False)
-    batches = list(
-        micro_batches(train, drawn, max_length=recipe.max_length + 1, token_budget=recipe.token_budget)
-    )
+    batches = list(micro_batches(train, drawn, max_length=recipe.max_length + 1, token_budget=recipe.token_budget))
     private = recipe.epsilon != math.inf
 
     def gradients() -> None:

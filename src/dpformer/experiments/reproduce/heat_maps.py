@@ -105,7 +105,9 @@ def measure(
                 for metric in METRICS:
                     values = [100 * record["test"]["masked"][metric]["value"] for record in records]
                     row[metric], row[f"{metric} std"] = mean_of(values), spread_of(values)
-                row["validation ndcg@10"] = mean_of([100 * r["validation"]["masked"]["ndcg@10"]["value"] for r in records])
+                row["validation ndcg@10"] = mean_of(
+                    [100 * r["validation"]["masked"]["ndcg@10"]["value"] for r in records]
+                )
                 row["seeds"] = [outcome.cell.seed for outcome in mine if outcome.record is not None]
                 row["not run"] = next((outcome.why for outcome in mine if outcome.record is None), "")
                 row["command"] = mine[0].cell.command(name)
@@ -156,7 +158,9 @@ def draw(figures: dict[str, Any]) -> Figure:
         shown = np.array([np.nan if value is None else value for value in values]).reshape(len(batches), len(rates))
         axis.imshow(shown, vmin=0, vmax=max(known), cmap="viridis", aspect="auto")
         for (i, j), value in np.ndenumerate(shown):
-            axis.text(j, i, "" if np.isnan(value) else f"{value:.2f}", ha="center", va="center", color="white", fontsize=7)
+            axis.text(
+                j, i, "" if np.isnan(value) else f"{value:.2f}", ha="center", va="center", color="white", fontsize=7
+            )
         axis.set(title=setting, xlabel="learning rate", xticks=range(len(rates)), yticks=range(len(batches)))
         axis.set_xticklabels([f"{rate:g}" for rate in rates])
         axis.set_yticklabels(batches)

@@ -33,7 +33,9 @@ def run(*, out: Path) -> dict[str, Any]:
         if path.is_file():
             found[name] = json.loads(path.read_text(encoding="utf-8"))
     if not found:
-        raise DPFormerError(f"{out / 'results'}: holds no table; make one: dpformer reproduce table-1 -o {out / 'results'}")
+        raise DPFormerError(
+            f"{out / 'results'}: holds no table; make one: dpformer reproduce table-1 -o {out / 'results'}"
+        )
     return {"rows": [record for figures in found.values() for record in records(figures)], "tables": found}
 
 
@@ -134,7 +136,13 @@ def _protocol(found: dict[str, Any], out: Path) -> str:
 
 def _times(found: dict[str, Any], out: Path) -> str:
     rows = [
-        (row["dataset"], row["method"], f"{float(row['epsilon']):g}", f"{row['minutes a seed']:.1f}", f"`{row['command']}`")
+        (
+            row["dataset"],
+            row["method"],
+            f"{float(row['epsilon']):g}",
+            f"{row['minutes a seed']:.1f}",
+            f"`{row['command']}`",
+        )
         for figures in found.values()
         for row in figures["rows"]
         if row["minutes a seed"] is not None

@@ -68,7 +68,8 @@ def run_cells(
     """Finish cells and return what became of each, in their order.
 
     data: prepared folders by name; root: where cells are kept. workers: processes of one thread, as many as there are cores by
-    default; 1 works in this process. What is not `wanted` is shown if it was finished before, and not run. `stopped` is asked now and then: when it says so, everything is saved and left.
+    default; 1 works in this process. `stopped` is asked now and then: when it says so, everything is saved and left. What is not
+    `wanted` is shown if it was finished before, and not run.
     """
     prints = {name: fingerprint(load(folder)) for name, folder in data.items()}
     outcomes = [Outcome(cell, cell.folder(root, prints[cell.dataset])) for cell in cells]
@@ -115,8 +116,10 @@ def _work(
         if not running:
             return
         done, _ = wait(running, timeout=0.2, return_when=FIRST_COMPLETED)
+        places = {str(outcome.folder): outcome.cell for outcome in running.values()}
         for place, step, steps in pool.steps():
-            watch.step(next(o.cell for o in running.values() if str(o.folder) == place), step, steps)
+            if place in places:  # a late word of a cell that has ended meanwhile is of no use
+                watch.step(places[place], step, steps)
         for future in done:
             outcome = running.pop(future)
             _settle(outcome, future, estimates)

@@ -1,9 +1,9 @@
 """What is done for a cell, in whatever process: train or go on, evaluate, keep a record.
 
-    FOLDER/run/             the run folder of the product, for cells that have one
-    FOLDER/progress.json    seconds used so far and steps made, for estimates
-    FOLDER/iterates.jsonl   figures of iterates, where the cell asks for them; not private
-    FOLDER/cell.json        the record; written last, so that a cell that has it is finished
+FOLDER/run/             the run folder of the product, for cells that have one
+FOLDER/progress.json    seconds used so far and steps made, for estimates
+FOLDER/iterates.jsonl   figures of iterates, where the cell asks for them; not private
+FOLDER/cell.json        the record; written last, so that a cell that has it is finished
 """
 
 from __future__ import annotations
@@ -46,7 +46,12 @@ def do(cell: Cell, data: Path, folder: Path, should_stop: ShouldStop, tell: Tell
     work = {"recipe": train, "popularity": popularity, "tuned transitions": tuned_transitions}[cell.work]
     folder.mkdir(parents=True, exist_ok=True)
     clock = Clock(folder)
-    found = work(cell, data, folder, should_stop, lambda step, steps: (clock.note(step, steps), tell(step, steps))[1])
+
+    def told(step: int, steps: int) -> None:
+        clock.note(step, steps)
+        tell(step, steps)
+
+    found = work(cell, data, folder, should_stop, told)
     if found is None:
         clock.save()
         return None
