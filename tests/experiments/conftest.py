@@ -21,7 +21,15 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 def small_methods() -> tuple[Method, ...]:
     return (
-        Method(paper.DPFORMER, {**TINY, "reattention": "logits"}, "paper", epsilons=(8.0,), ceiling={}, first=1),
+        Method(
+            paper.DPFORMER,
+            {**TINY, "reattention": "logits"},
+            "paper",
+            epsilons=(8.0,),
+            ceiling={},
+            papers=True,
+            first=1,
+        ),
         Method("popularity, not private", work="popularity", epsilons=(INF,)),
         Method("DP popularity", {"model": "popularity"}, epsilons=(8.0,)),
     )

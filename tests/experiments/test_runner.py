@@ -119,7 +119,7 @@ def test_estimates_learn_from_cells_of_the_same_kind(demo, tmp_path):
     assert estimates.seconds(private, tmp_path) == 4 * users
     estimates.learn(private, 300.0)
     assert estimates.seconds(replace(private, epsilon=5.0), tmp_path) == 300.0
-    (tmp_path / work.PROGRESS).write_text(json.dumps({"seconds": 50.0, "step": 3, "steps": 4}))
+    (tmp_path / work.PROGRESS).write_text(json.dumps({"core_seconds": 50.0, "step": 3, "steps": 4}))
     assert estimates.seconds(private, tmp_path) == 75.0
 
 

@@ -10,6 +10,9 @@ import typer
 if TYPE_CHECKING:
     from dpformer.experiments.reproduce.runner import Watch
 
+# Of a result's figures, what goes to files of its own.
+BESIDE = ("tried", "runs")
+
 
 def reproduce(
     name: Annotated[str | None, typer.Argument(help="Which result; leave it out for the list.")] = None,
@@ -95,7 +98,7 @@ def reproduce(
     if output is not None:
         written = module.write(figures, output) if hasattr(module, "write") else write(output, name, figures, module)
         stderr.print(f"wrote {', '.join(map(str, written))}", soft_wrap=True)
-    figures = {key: value for key, value in figures.items() if key != "tried"}
+    figures = {key: value for key, value in figures.items() if key not in BESIDE}
     if as_json:
         print_json(figures)
     else:
@@ -129,14 +132,15 @@ def make_folder(folder: Path) -> None:
 
 
 def write(folder: Path, name: str, figures: dict[str, Any], module: Any) -> list[Path]:
-    """NAME.json, .csv, .md; the plot where there is one; and the log of all trainings, tried-NAME.jsonl."""
+    """NAME.json, .csv, .md; the plot where there is one; the log of all trainings, tried-NAME.jsonl; papers of runs in NAME/."""
     import json
+    import shutil
 
     from dpformer.experiments.reproduce.page import as_csv, save_figure
     from dpformer.experiments.reproduce.work import read_lines
 
     tried = figures.get("tried", [])
-    kept = {key: value for key, value in figures.items() if key != "tried"}
+    kept = {key: value for key, value in figures.items() if key not in BESIDE}
     files = {
         f"{name}.json": json.dumps(kept, indent=1, ensure_ascii=False) + "\n",
         f"{name}.csv": as_csv(kept["rows"]),
@@ -149,6 +153,11 @@ def write(folder: Path, name: str, figures: dict[str, Any], module: Any) -> list
         files[log] = "".join(f"{line}\n" for line in dict.fromkeys(lines))
     for file, text in files.items():
         (folder / file).write_text(text, encoding="utf-8")
+    for run in figures.get("runs", []):
+        place = folder / name / run.parent.name
+        place.mkdir(parents=True, exist_ok=True)
+        for paper in ("metrics.json", "privacy.json"):
+            shutil.copyfile(run / paper, place / paper)
     if hasattr(module, "draw"):
         save_figure(module.draw(kept), folder / name)
         return [folder / file for file in (*files, f"{name}.svg", f"{name}.png")]
@@ -180,7 +189,7 @@ def _ended(outcome: Any, left: float) -> str:
         return f"{outcome.cell.label}: {outcome.why or 'stopped and saved'}"
     figure = 100 * outcome.record["test"]["masked"]["ndcg@10"]["value"]
     return (
-        f"{outcome.cell.label}: NDCG@10 {figure:.2f} %, {outcome.record['seconds'] / 60:.1f} min; "
+        f"{outcome.cell.label}: NDCG@10 {figure:.2f} %, {outcome.record['core_seconds'] / 60:.1f} min; "
         f"about {left / 60:,.0f} min of known work left"
     )
 

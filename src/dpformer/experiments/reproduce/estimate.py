@@ -1,4 +1,4 @@
-"""How long a cell will take, before it is run: from cells like it that are finished, else from steps measured here.
+"""How long a cell will take one core, before it is run: from cells like it that are finished, else from steps measured here.
 
 seconds = steps * (batch * seconds a user + seconds a step) + evaluation
 """
@@ -161,7 +161,7 @@ def _seconds(do: Callable[[], None]) -> float:
     do()
     found = []
     for _ in range(2):
-        start = time.perf_counter()
+        start = time.process_time()
         do()
-        found.append(time.perf_counter() - start)
+        found.append(time.process_time() - start)
     return min(found)

@@ -28,7 +28,8 @@ class Method:
     """A row of the tables at each of its epsilons. options: of `make_recipe`, over the preset; work: what a cell does.
 
     on: options for one data set. ceiling: with epsilon inf too, the model without privacy, and these options there.
-    compare: the method of the paper whose figures stand beside it; its own name by default.
+    compare: the method of the paper whose figures stand beside it; its own name by default. papers: the statements and metrics
+    of its runs are put beside the table, to be committed with it.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Method:
     on: dict[str, dict[str, Any]] = field(default_factory=dict)
     ceiling: dict[str, Any] | None = None
     compare: str | None = None
+    papers: bool = False
     first: int = 0
 
     def cells(self, dataset: str, seeds: int, delta: float = DELTA) -> list[Cell]:
@@ -69,10 +71,10 @@ METHODS: tuple[Method, ...] = (
     as_in_paper(paper.VANILLA, 2, reattention="off"),
     # Without noise there is nothing to correct: its ceiling is the vanilla Transformer's.
     as_in_paper(paper.DPFORMER, 2, ceiling=False),
-    Method("Transformer, default recipe", compare=paper.DPFORMER, ceiling={}, first=1),
+    Method("Transformer, default recipe", compare=paper.DPFORMER, ceiling={}, papers=True, first=1),
     Method("popularity, not private", work="popularity", epsilons=(INF,)),
     Method("DP popularity", {"model": "popularity"}),
-    Method("DP transitions", {"model": "transitions"}, compare=paper.DPFORMER),
+    Method("DP transitions", {"model": "transitions"}, compare=paper.DPFORMER, papers=True),
     Method("DP transitions, tuning accounted", work="tuned transitions", epsilons=(8.0, 10.0), compare=paper.DPFORMER),
 )
 

@@ -78,7 +78,7 @@ def run_cells(
     estimates, watch = Estimates(data), watch or Watch()
     for outcome in outcomes:
         if outcome.record is not None:
-            estimates.learn(outcome.cell, outcome.record["seconds"])
+            estimates.learn(outcome.cell, outcome.record["core_seconds"])
     for outcome in outcomes:
         if outcome.record is None and not wanted(outcome.cell):
             outcome.why = "not run: not asked for"
@@ -149,7 +149,7 @@ def _settle(outcome: Outcome, future: Future[Done | None], estimates: Estimates)
         return
     outcome.record = future.result()
     if outcome.record is not None:
-        estimates.learn(outcome.cell, outcome.record["seconds"])
+        estimates.learn(outcome.cell, outcome.record["core_seconds"])
 
 
 def _reason(seconds: float | None) -> str:

@@ -69,6 +69,7 @@ def measure(
     outcomes = run_cells(in_order(methods, dataset, seeds), folders, cells, **how)
     done = [outcome for outcome in outcomes if outcome.record is not None]
     first = done[0].record if done else None
+    kept = {method.name for method in methods if method.papers}
     rows = []
     for method in methods:
         mine = [outcome for outcome in outcomes if outcome.cell.method == method.name]
@@ -84,6 +85,7 @@ def measure(
         "rows": rows,
         "failed": sum(outcome.failed for outcome in outcomes),
         "tried": [tried(outcome) for outcome in done],
+        "runs": [outcome.folder / "run" for outcome in done if outcome.cell.method in kept],
     }
 
 
@@ -112,7 +114,7 @@ def _row(name: str, method: Method, outcomes: list[Outcome]) -> dict[str, Any]:
     privacy = records[0]["privacy"] if records else None
     row["epsilon at delta 1/N"] = None if privacy is None else privacy["epsilon_at_delta_1_over_users"]
     row["seeds"] = [outcome.cell.seed for outcome in outcomes if outcome.record is not None]
-    row["minutes a seed"] = mean_of([record["seconds"] / 60 for record in records])
+    row["minutes a seed"] = mean_of([record["core_seconds"] / 60 for record in records])
     missing = [outcome for outcome in outcomes if outcome.record is None]
     row["not run"] = {str(outcome.cell.seed): outcome.why for outcome in missing}
     row["command"] = cell.command(name)
@@ -143,7 +145,7 @@ def tried(outcome: Outcome) -> dict[str, Any]:
         "seed": cell.seed,
         "settings": record["settings"],
         **figures,
-        "minutes": round(record["seconds"] / 60, 2),
+        "minutes": round(record["core_seconds"] / 60, 2),
         "dpformer": record["dpformer"],
     }
 
@@ -162,7 +164,7 @@ def page(figures: dict[str, Any]) -> Page:
         "Difference: ours less the paper's; ours that the paper does not have stand beside its DPFormer. The paper's delta is "
         "not stated, and its figures are the best of a grid of 25 settings on the test item; ours are of settings that were "
         "fixed before the test item was looked at, of the last or averaged iterate. Epsilon inf: without privacy. "
-        "Empty: not run, and why.",
+        "Empty: not run, and why. Minutes: of one core.",
         "Models are trained on all but the last two items of each user; the test item is asked for with all before it. Noise is "
         "seeded, so that the figures can be made again; a seed gives the same draws to every row.",
         *protocol,

@@ -61,7 +61,7 @@ def do(cell: Cell, data: Path, folder: Path, should_stop: ShouldStop, tell: Tell
         "defaults": defaults(cell),
         "dpformer": __version__,
         "data": fingerprint(load(data)),
-        "seconds": round(clock.seconds, 1),
+        "core_seconds": round(clock.core_seconds, 1),
         **found,
     }
     write_json(folder / RECORD, record)
@@ -85,18 +85,20 @@ def defaults(cell: Cell) -> dict[str, Any]:
 
 
 class Clock:
-    """Seconds that a cell took, over all sessions, and how far it came."""
+    """How long a cell took, over all sessions, and how far it came. Work is counted in seconds of one core: that is what a cell
+    needs, whatever else the machine does.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / PROGRESS
-        known = read_json(self._path) if self._path.exists() else {"seconds": 0.0, "step": 0, "steps": 0}
-        self._before, self._started = known["seconds"], time.monotonic()
-        self._noted, self._place = self._started, (known["step"], known["steps"])
+        known = read_json(self._path) if self._path.exists() else {"core_seconds": 0.0, "step": 0, "steps": 0}
+        self._before, self._started = known["core_seconds"], time.process_time()
+        self._noted, self._place = time.monotonic(), (known["step"], known["steps"])
 
     @property
-    def seconds(self) -> float:
+    def core_seconds(self) -> float:
         """So far."""
-        return self._before + time.monotonic() - self._started
+        return self._before + time.process_time() - self._started
 
     def note(self, step: int, steps: int) -> None:
         """Where the cell stands; written now and then."""
@@ -107,7 +109,8 @@ class Clock:
 
     def save(self) -> None:
         """Write it."""
-        write_json(self._path, {"seconds": self.seconds, "step": self._place[0], "steps": self._place[1]})
+        step, steps = self._place
+        write_json(self._path, {"core_seconds": self.core_seconds, "step": step, "steps": steps})
 
 
 def train(cell: Cell, data: Path, folder: Path, should_stop: ShouldStop, tell: Tell) -> Done | None:
