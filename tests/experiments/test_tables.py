@@ -149,6 +149,23 @@ def test_heat_maps_have_a_cell_for_each_setting(demo, tmp_path):
     assert len(heat_maps.draw(found).axes) == 1
 
 
+def test_memory_and_throughput_are_read_from_the_benchmark(dpformer, tmp_path):
+    done = dpformer("reproduce", "memory", "--report", tmp_path)
+    assert done.code == 2
+    assert "make it" in done.err
+    contenders = {
+        "private": {"users_per_second": 300.0, "above_mb": 100.0},
+        "plain": {"users_per_second": 150.0, "above_mb": 50.0},
+        "opacus ghost": {"users_per_second": 30.0},  # a quick benchmark does not weigh everybody
+    }
+    (tmp_path / "performance.json").write_text(json.dumps({"workloads": {"ml-1m": {"contenders": contenders}}}))
+    for name, factors in (("memory", [1.0, 0.5, None]), ("throughput", [1.0, 2.0, 10.0])):
+        done = dpformer("reproduce", name, "--report", tmp_path, "-o", tmp_path / "out", "--json")
+        assert done.code == 0
+        assert [row["ours is better by"] for row in json.loads(done.out)["rows"]] == factors
+        assert (tmp_path / "out" / f"{name}.svg").exists()
+
+
 def test_every_result_can_be_asked_for(dpformer):
     import importlib
 

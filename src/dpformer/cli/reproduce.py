@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 # Of a result's figures, what goes to files of its own.
 BESIDE = ("tried", "runs")
+STOPPING = "stopping: every training saves itself after the step it is at"
 
 
 def reproduce(
@@ -36,6 +37,10 @@ def reproduce(
     method: Annotated[
         list[str] | None,
         typer.Option("--method", help="Of a table, run this row only; give it several times for several."),
+    ] = None,
+    report: Annotated[
+        Path | None,
+        typer.Option(help="Of memory and throughput: the folder that `dpformer bench -o` wrote to; docs by default."),
     ] = None,
     epsilon: Annotated[
         list[float] | None, typer.Option("--epsilon", help="A budget; give it several times for several.")
@@ -68,6 +73,7 @@ def reproduce(
         "cells": cells,
         "workers": workers,
         "method": method or None,
+        "report": report,
         "epsilon": epsilon or None,
         "seed": seed,
         "item": item,
@@ -83,6 +89,8 @@ def reproduce(
     if "cells" in taken:
         output = output or Path("reproduced")
         given.setdefault("cells", output / "cells")
+    if "report" in taken:
+        given.setdefault("report", Path("docs"))
     if "out" in taken:
         output = given["out"] = output or Path("docs")
     if "say" in taken:
@@ -202,6 +210,9 @@ def _plain_watch() -> Watch:
         def begin(self, cells: int, cached: int) -> None:
             stderr.print(f"{cells} cells, {cached} of them finished before", soft_wrap=True)
 
+        def stopping(self) -> None:
+            stderr.print(STOPPING, soft_wrap=True)
+
         def ended(self, outcome: Any, left: float) -> None:
             stderr.print(_ended(outcome, left), markup=False, soft_wrap=True)
 
@@ -215,6 +226,9 @@ def _live_watch(bars: Any) -> Watch:
         def begin(self, cells: int, cached: int) -> None:
             self.all = bars.add_task("cells", total=cells, completed=cached, eta="")
             self.tasks: dict[str, Any] = {}
+
+        def stopping(self) -> None:
+            bars.console.print(STOPPING, soft_wrap=True)
 
         def started(self, cell: Any) -> None:
             self.tasks[cell.label] = bars.add_task(cell.label, total=None, eta="")

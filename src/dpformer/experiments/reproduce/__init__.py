@@ -33,6 +33,8 @@ RESULTS: dict[str, Result] = {
     ),
     "grid": Result("heat_maps", "both models over batch sizes and learning rates", {"name": "grid"}),
     "convergence": Result("convergence", "accuracy every five epochs (not private)"),
+    "memory": Result("speed", "memory of private training, from `dpformer bench`", {"name": "memory"}),
+    "throughput": Result("speed", "speed of private training, from `dpformer bench`", {"name": "throughput"}),
     "data": Result("data_sets", "sizes and long tails of the two data sets"),
     "error-table": Result("error_table", "variances through activations"),
     "attention": Result("attention", "attention distraction, measured"),

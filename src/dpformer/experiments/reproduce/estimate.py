@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import json
 import math
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,30 +18,28 @@ from typing import Any
 import numpy as np
 import torch
 
-from dpformer.data import Dataset, PoissonSampler, collate, load, micro_batches
+from dpformer.data import Dataset, collate, load
 from dpformer.evaluation.held_out import held_out
 from dpformer.experiments.reproduce.cells import Cell
 from dpformer.experiments.reproduce.work import PROGRESS
-from dpformer.privacy import make_plan, noise_source
-from dpformer.privacy.plan import steps_of
 from dpformer.training.files import read_json
 from dpformer.training.recipe import STATISTICS, Recipe
-from dpformer.training.trainer import Trainer
+from dpformer.training.run import Run
+from dpformer.training.session import begin
 
-USERS = 48
-# What a step's time depends on; epsilon, rates and seeds do not change it.
-_SHAPE = {
-    "model",
-    "max_length",
-    "d",
-    "heads",
-    "blocks",
-    "feed_forward",
-    "dropout",
-    "norm",
-    "tied",
-    "reattention",
-    "token_budget",
+BATCHES = (16, 64)
+# What a step's time does not depend on.
+_FREE = {
+    "epsilon",
+    "delta",
+    "noise",
+    "seed",
+    "tuning",
+    "tried",
+    "histogram_share",
+    "learning_rate",
+    "weight_decay",
+    "warmup",
 }
 
 
@@ -56,7 +55,7 @@ class Speed:
 class Estimates:
     """Seconds that cells need. `learn` from those that finish."""
 
-    def __init__(self, data: dict[str, Path], measure: Callable[[Recipe, Dataset], Speed] | None = None) -> None:
+    def __init__(self, data: dict[str, Path], measure: Callable[[Recipe, Path], Speed] | None = None) -> None:
         self._data, self._measure = data, measure or measure_speed
         self._finished: dict[str, list[float]] = {}
         self._speeds: dict[str, Speed] = {}
@@ -79,22 +78,20 @@ class Estimates:
         return left * self._measured(cell)
 
     def _measured(self, cell: Cell) -> float:
-        recipe, dataset = cell.recipe, self._load(cell.dataset)
-        users = len(dataset.sequences)
-        shape = json.dumps(
-            [cell.dataset, recipe.epsilon == math.inf, recipe.model_dump(include=_SHAPE)], sort_keys=True
-        )
+        recipe, folder = cell.recipe, self._data[cell.dataset]
+        free = _FREE | {"batch_size", "epochs", "averaging"}
+        shape = json.dumps([cell.dataset, recipe.epsilon == math.inf, recipe.model_dump(exclude=free)], sort_keys=True)
         if shape not in self._speeds:
-            self._speeds[shape] = self._measure(recipe, dataset)
-        speed = self._speeds[shape]
-        batch = min(recipe.batch_size or max(1, users // 2), users)
+            self._speeds[shape] = self._measure(recipe, folder)
+        speed, users = self._speeds[shape], self._users(cell.dataset)
+        # Without privacy the plan has the same steps, and no noise that takes seconds to find.
+        plan = recipe.model_copy(update={"epsilon": math.inf}).plan(users)
         evaluations = 2 + (0 if cell.every is None else recipe.epochs / cell.every)
-        steps = steps_of(recipe.epochs, users, batch)
-        return steps * (batch * speed.user + speed.step) + evaluations * users * speed.rank
+        return plan.steps * (plan.batch_size * speed.user + speed.step) + evaluations * users * speed.rank
 
     @functools.cache  # noqa: B019  - lives as long as one run of the runner
-    def _load(self, name: str) -> Dataset:
-        return load(self._data[name])
+    def _users(self, name: str) -> int:
+        return len(load(self._data[name]).sequences)
 
 
 def _kind(cell: Cell) -> str:
@@ -104,56 +101,57 @@ def _kind(cell: Cell) -> str:
     }
     recipe: dict[str, Any] = {}
     if cell.work == "recipe":
-        recipe = cell.recipe.model_dump(
-            exclude={"epsilon", "seed", "delta", "learning_rate", "noise", "tried", "tuning"}
-        )
+        recipe = cell.recipe.model_dump(exclude=_FREE)
     return json.dumps([cell.dataset, math.isinf(cell.epsilon), settings, recipe], sort_keys=True, default=str)
 
 
-def measure_speed(recipe: Recipe, dataset: Dataset) -> Speed:
-    """A few users through one core; the random state of the process is left as it was."""
+def measure_speed(recipe: Recipe, data: Path) -> Speed:
+    """A few small steps of the product itself, on one core; the random state of the process is left as it was."""
     threads, random = torch.get_num_threads(), torch.get_rng_state()
     torch.set_num_threads(1)
     try:
-        return _measure(recipe, dataset)
+        with tempfile.TemporaryDirectory(prefix="dpformer-speed-") as folder:
+            points = [point for batch in BATCHES for point in _steps(recipe, data, batch, Path(folder) / str(batch))]
+            rank = _ranking(recipe, load(data))
     finally:
         torch.set_num_threads(threads)
         torch.set_rng_state(random)
+    users, seconds = np.array(points).T
+    slope, base = np.polyfit(users, seconds, 1)
+    if slope <= 0 or base < 0:  # too noisy for a line
+        slope, base = seconds.sum() / users.sum(), 0.0
+    return Speed(float(slope), float(base), rank)
 
 
-def _measure(recipe: Recipe, dataset: Dataset) -> Speed:
-    train = dataset.split().train
-    users = len(train)
-    model = recipe.build(len(dataset.catalogue))
-    plan = make_plan(users, math.inf, batch_size=min(USERS, users), steps=1)
-    trainer = Trainer(model, train, plan, recipe.optimisation(), PoissonSampler(users, plan.rate, 0))
-    drawn = np.random.default_rng(0).choice(users, min(USERS, users), replace=False)
-    batches = list(micro_batches(train, drawn, max_length=recipe.max_length + 1, token_budget=recipe.token_budget))
-    private = recipe.epsilon != math.inf
+def _steps(recipe: Recipe, data: Path, batch: int, folder: Path) -> list[tuple[int, float]]:
+    """Users and seconds of steps of about `batch` users, after one that warms up."""
+    users = len(load(data).sequences)
+    batch = min(batch, users)
+    run = begin(folder, data, recipe.model_copy(update={"batch_size": batch, "epochs": 3 * batch / users}))
+    assert isinstance(run, Run)
+    try:
+        run.trainer.make_step()
+        points = []
+        for _ in range(run.plan.steps - 1):
+            start = time.process_time()
+            report = run.trainer.make_step()
+            points.append((report.users, time.process_time() - start))
+        return points
+    finally:
+        run.close()
 
-    def gradients() -> None:
-        for batch in batches:
-            if private:
-                trainer.clipping.backward(lambda tokens=batch.tokens: trainer.losses(tokens))  # type: ignore[misc]
-            else:
-                trainer.losses(batch.tokens).sum().backward()
 
-    def step() -> None:
-        if private:
-            grads = [(name, p.grad) for name, p in model.named_parameters() if p.grad is not None]
-            noise_source("seeded", 0).add_noise_(grads, 1.0)
-        trainer.optimizer.step()
+def _ranking(recipe: Recipe, dataset: Dataset) -> float:
+    """Seconds to rank all items for a user."""
+    model = recipe.build(len(dataset.catalogue)).eval()
+    held = held_out(dataset.sequences, "test")
+    batch = collate(held.histories, held.evaluated[: max(BATCHES)], recipe.max_length)
 
     def ranking() -> None:
         with torch.no_grad():
-            model.eval().scores(batch.tokens, batch.lengths).sort(1)
+            model.scores(batch.tokens, batch.lengths).sort(1)
 
-    model.train()
-    user = _seconds(gradients) / len(drawn)
-    a_step = _seconds(step)
-    held = held_out(dataset.sequences, "test")
-    batch = collate(held.histories, held.evaluated[:USERS], recipe.max_length)
-    return Speed(user, a_step, _seconds(ranking) / len(batch.users))
+    return _seconds(ranking) / len(batch.users)
 
 
 def _seconds(do: Callable[[], None]) -> float:

@@ -50,6 +50,9 @@ class Watch:
     def step(self, cell: Cell, step: int, steps: int) -> None:
         """It has made so many of its steps."""
 
+    def stopping(self) -> None:
+        """Told to stop; what is running is being saved."""
+
     def ended(self, outcome: Outcome, left: float) -> None:
         """It is finished, stopped, or failed."""
 
@@ -107,7 +110,7 @@ def _work(
     stopped: Callable[[], bool],
 ) -> None:
     """Keep the workers busy until nothing is left that fits."""
-    left, running = list(waiting), dict[Future[Done | None], Outcome]()
+    left, running, told = list(waiting), dict[Future[Done | None], Outcome](), False
     while True:
         while len(running) < count and not stopped() and (chosen := _choose(left, estimates, deadline)):
             left.remove(chosen)
@@ -125,7 +128,9 @@ def _work(
             _settle(outcome, future, estimates)
             known = [estimates.seconds(o.cell, o.folder) or 0.0 for o in [*left, *running.values()]]
             watch.ended(outcome, sum(known) / count)
-        if stopped():
+        if stopped() and not told:
+            told = True
+            watch.stopping()
             pool.stop()
 
 
