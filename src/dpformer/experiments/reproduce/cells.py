@@ -40,8 +40,7 @@ class Cell:
     @property
     def label(self) -> str:
         """For progress and messages."""
-        budget = "not private" if math.isinf(self.epsilon) else f"epsilon {self.epsilon:g}"
-        return f"{self.dataset}: {self.method}, {budget}, seed {self.seed}"
+        return f"{self.dataset}: {self.method}, epsilon {self.epsilon:g}, seed {self.seed}"
 
     def settings(self) -> dict[str, Any]:
         """All that its figures depend on, but for the data and the code. What stands at its default is left out, so that a

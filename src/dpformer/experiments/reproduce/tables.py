@@ -224,13 +224,14 @@ def draw_accuracy(axes: Any, figures: dict[str, Any]) -> None:
             axes.errorbar(x, y, yerr=[row["ndcg@10 std"] or 0.0 for row in mine], marker="o", capsize=3, label=name)
     for row in rows:
         if row["epsilon"] == "inf":
-            line = axes.axhline(row["ndcg@10"], linewidth=1, linestyle=":", color="grey")
-            axes.annotate(f"{row['method']}, no privacy", (0.01, line.get_ydata()[0]), xycoords=("axes fraction", "data"),
-                          fontsize=7, va="bottom", color="grey")  # fmt: skip
+            label = f"{row['method'].removesuffix(', not private')}, not private"
+            axes.axhline(row["ndcg@10"], linewidth=1, linestyle=":", color="grey")
+            place = {"xy": (0.01, row["ndcg@10"]), "xycoords": ("axes fraction", "data")}
+            axes.annotate(label, **place, fontsize=7, va="bottom", color="grey")
     for name in (paper.VANILLA, paper.DPFORMER):
         if figures["dataset"] in paper.TABLES:
             values = [value[0] for value in paper.TABLES[figures["dataset"]][name]]
             axes.plot(paper.EPSILONS, values, "--", marker="s", markersize=4, label=f"paper: {name.split(' (')[0]}")
     axes.set(xlabel="epsilon", ylabel="NDCG@10 (%), test item, seen masked", title=figures["dataset"])
     axes.set_ylim(bottom=0)
-    axes.legend(frameon=False, fontsize=7)
+    axes.legend(frameon=False, fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5))
