@@ -89,7 +89,7 @@ def _train(run: AnyRun, quiet: bool, as_json: bool) -> None:
             work = f"{len(plan.releases)} releases, no steps"
         stderr.print(f"{plan.users:,} users, {len(run.dataset.catalogue):,} items; {budget}; {work}", soft_wrap=True)
     try:
-        with _stoppable() as asked, show_progress(run, quiet) as on_step:
+        with stoppable() as asked, show_progress(run, quiet) as on_step:
             done = run.train(on_step, lambda: bool(asked))
     except KeyboardInterrupt:
         stderr.print(
@@ -114,7 +114,7 @@ def _train(run: AnyRun, quiet: bool, as_json: bool) -> None:
 
 
 @contextmanager
-def _stoppable() -> Iterator[list[int]]:
+def stoppable() -> Iterator[list[int]]:
     """Ctrl-C and SIGTERM ask to stop after the step; a second one stops at once, at the last checkpoint."""
     import signal
 
