@@ -8,6 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.serve.conftest import Served, start
+
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
 pytestmark = [
@@ -22,6 +24,14 @@ def browser() -> Iterator[object]:
         opened = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield opened
         opened.close()
+
+
+@pytest.fixture(scope="module")
+def shared(run, tmp_path_factory) -> Iterator[Served]:
+    found = start(run, tmp_path_factory.mktemp("shared") / "log")
+    yield found
+    found.process.kill()
+    found.process.wait()
 
 
 def open_page(browser, url: str, **context):
@@ -47,8 +57,8 @@ def changes(page, act) -> None:
     page.wait_for_timeout(50)
 
 
-def test_a_history_is_built_by_keyboard_alone(browser, served):
-    page = open_page(browser, served.url)
+def test_a_history_is_built_by_keyboard_alone(browser, shared):
+    page = open_page(browser, shared.url)
     assert "ranked by the released popularity" in page.inner_text("#by")
     before = names(page, "#ranked")
     page.keyboard.press("Tab")  # the link that skips
@@ -77,11 +87,11 @@ def test_a_history_is_built_by_keyboard_alone(browser, served):
     page.keyboard.press("Escape")
     assert page.is_hidden("#found")
     assert page.problems == []
-    assert {url.split("/")[2] for url in page.asked if not url.startswith("data:")} == {served.url.split("/")[2]}
+    assert {url.split("/")[2] for url in page.asked if not url.startswith("data:")} == {shared.url.split("/")[2]}
 
 
-def test_clicks_add_hide_and_show(browser, served):
-    page = open_page(browser, served.url)
+def test_clicks_add_hide_and_show(browser, shared):
+    page = open_page(browser, shared.url)
     first, second = names(page, "#ranked")[:2]
     changes(page, lambda: page.click("#ranked li:nth-child(1) .add"))
     assert names(page, "#history") == [first]
@@ -97,8 +107,8 @@ def test_clicks_add_hide_and_show(browser, served):
     assert page.problems == []
 
 
-def test_the_statement_stands_beside(browser, served):
-    page = open_page(browser, served.url)
+def test_the_statement_stands_beside(browser, shared):
+    page = open_page(browser, shared.url)
     assert page.inner_text("#budget").startswith("ε = ")
     assert "is not covered" in page.inner_text("#served-users")
     page.click("summary")
@@ -107,8 +117,8 @@ def test_the_statement_stands_beside(browser, served):
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [320, 390, 800, 1280])
-def test_it_fits_and_can_be_read(browser, served, scheme, width):
-    page = open_page(browser, served.url, color_scheme=scheme, viewport={"width": width, "height": 800})
+def test_it_fits_and_can_be_read(browser, shared, scheme, width):
+    page = open_page(browser, shared.url, color_scheme=scheme, viewport={"width": width, "height": 800})
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     # Contrast of text against its card, as WCAG counts it.
     ratio = page.evaluate("""() => {
