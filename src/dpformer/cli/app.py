@@ -8,10 +8,12 @@ from dpformer import __version__
 from dpformer.cli.bench import bench
 from dpformer.cli.demo import demo
 from dpformer.cli.evaluate import evaluate
+from dpformer.cli.export import export
 from dpformer.cli.plan import plan
 from dpformer.cli.prepare import prepare
 from dpformer.cli.recommend import recommend
 from dpformer.cli.reproduce import reproduce
+from dpformer.cli.serve import serve
 from dpformer.cli.show import show
 from dpformer.cli.train import fit, resume
 
@@ -22,7 +24,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-for command in (demo, prepare, plan, fit, resume, evaluate, recommend, show, reproduce, bench):
+for command in (demo, prepare, plan, fit, resume, evaluate, recommend, serve, export, show, reproduce, bench):
     app.command()(command)
 
 
