@@ -109,7 +109,7 @@ def _train(run: AnyRun, trackers: list[Tracker], quiet: bool, as_json: bool) -> 
             work = f"{len(plan.releases)} releases, no steps"
         stderr.print(f"{plan.users:,} users, {len(run.dataset.catalogue):,} items; {budget}; {work}", soft_wrap=True)
     try:
-        with _stoppable() as asked, show_progress(run, quiet) as on_step:
+        with stoppable() as asked, show_progress(run, quiet) as on_step:
             done = run.train(on_step, lambda: bool(asked), trackers=trackers)
     except KeyboardInterrupt:
         stderr.print(
@@ -134,7 +134,7 @@ def _train(run: AnyRun, trackers: list[Tracker], quiet: bool, as_json: bool) -> 
 
 
 @contextmanager
-def _stoppable() -> Iterator[list[int]]:
+def stoppable() -> Iterator[list[int]]:
     """Ctrl-C and SIGTERM ask to stop after the step; a second one stops at once, at the last checkpoint."""
     import signal
 
