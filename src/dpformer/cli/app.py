@@ -14,6 +14,7 @@ from dpformer.cli.recommend import recommend
 from dpformer.cli.reproduce import reproduce
 from dpformer.cli.show import show
 from dpformer.cli.train import fit, resume
+from dpformer.cli.verify import verify
 
 app = typer.Typer(
     name="dpformer",
@@ -22,7 +23,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-for command in (demo, prepare, plan, fit, resume, evaluate, recommend, show, reproduce, bench):
+for command in (demo, prepare, plan, fit, resume, evaluate, recommend, show, verify, reproduce, bench):
     app.command()(command)
 
 
