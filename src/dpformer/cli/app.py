@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from dpformer import __version__
+from dpformer.cli.audit import audit
 from dpformer.cli.bench import bench
 from dpformer.cli.demo import demo
 from dpformer.cli.evaluate import evaluate
@@ -23,7 +24,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-for command in (demo, prepare, plan, fit, resume, evaluate, recommend, show, verify, reproduce, bench):
+for command in (demo, prepare, plan, fit, resume, evaluate, recommend, show, verify, audit, reproduce, bench):
     app.command()(command)
 
 
