@@ -7,15 +7,19 @@ import typer
 
 
 def audit(
-    run: Annotated[Path | None, typer.Argument(help="A run whose recipe and data are audited; embedded data by default.")] = None,
+    run: Annotated[
+        Path | None, typer.Argument(help="A run whose recipe and data are audited; embedded data by default.")
+    ] = None,
     data: Annotated[Path | None, typer.Option(help="The run's prepared data, if it was moved.")] = None,
     canaries: Annotated[int, typer.Option(min=20, help="Invented users of the one-run audit.")] = 400,
     users: Annotated[int, typer.Option(min=20, help="Members, and as many outsiders, of the membership attack.")] = 300,
     seed: Annotated[int, typer.Option(min=0, help="Of canaries, coins and noise: the same figures every time.")] = 1,
-    output: Annotated[Path | None, typer.Option("-o", "--output", help="Folder for audit.md, audit.json and audit.svg.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Folder for audit.md, audit.json and audit.svg.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Figures as JSON on stdout.")] = False,
 ) -> None:
-    """Empirical lower bounds beside the claimed epsilon, and controls. Exit code 1 if the claim is refuted or a control missed."""
+    """Empirical lower bounds beside the claimed epsilon, with controls. Exit code 1: claim refuted, or a control missed."""
     from dpformer.cli.output import print_json, stderr, stdout
     from dpformer.trust.audit import audit as attack
     from dpformer.trust.audit import embedded, of_run

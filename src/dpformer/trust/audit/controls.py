@@ -34,7 +34,9 @@ class Control:
         return asdict(self)
 
 
-def run_controls(others: Sums, canary: Sums, noise: NoiseSource, sigma: float, max_norm: float, trials: int, seed: int) -> list[Control]:
+def run_controls(
+    others: Sums, canary: Sums, noise: NoiseSource, sigma: float, max_norm: float, trials: int, seed: int
+) -> list[Control]:
     """All four, at the noise multiplier of the audited plan. `others` and `canary` are clipped sums of the audited model."""
     step = (noise, sigma, max_norm, trials)
     half = measure(others, canary, noise, sigma / 2, max_norm, trials, claimed_sigma=sigma)
@@ -50,7 +52,11 @@ def run_controls(others: Sums, canary: Sums, noise: NoiseSource, sigma: float, m
 def _control(name: str, defect: str, found: StepAudit, factor: float) -> Control:
     seen = f"mu {found.mu:.3f} in [{found.low:.3f}, {found.high:.3f}], claimed {found.claimed_mu:.3f}"
     return Control(
-        name, defect, seen, power(found.claimed_mu, factor * found.claimed_mu, found.trials), found.low > found.claimed_mu
+        name,
+        defect,
+        seen,
+        power(found.claimed_mu, factor * found.claimed_mu, found.trials),
+        found.low > found.claimed_mu,
     )
 
 
@@ -81,7 +87,7 @@ class _Untied(nn.Module):
 
 
 def _no_cross_term(noise: NoiseSource, sigma: float, max_norm: float, trials: int, seed: int) -> Control:
-    """Clip by sqrt(|G_in|^2 + |G_out|^2) instead of |G_in + G_out|; the canary repeats one item, so the two point the same way."""
+    """Clip by sqrt(|G_in|^2 + |G_out|^2) instead of |G_in + G_out|; the canary repeats one item: both point the same way."""
     model = TiedTable(40, 8)
     random = torch.Generator().manual_seed(seed)
     users = torch.randint(40, (12, 6), generator=random)
@@ -116,8 +122,8 @@ def _not_poisson(seed: int, users: int = 200, rate: float = 0.25) -> list[Contro
 def honest_sampling(seed: int, users: int = 200, rate: float = 0.25) -> tuple[bool, str]:
     """The product's own sampler under the same test."""
     seen = check_sampling(PoissonSampler(users, rate, seed).draw, users, rate)
-    text = f"p-values: sizes {seen.sizes:.3f}, counts {seen.counts:.3f}, overlaps {seen.overlaps:.3f}; refuted below {FALSE_ALARM / 3:.0e}"
-    return seen.passed, text
+    text = f"p-values: sizes {seen.sizes:.3f}, counts {seen.counts:.3f}, overlaps {seen.overlaps:.3f}"
+    return seen.passed, f"{text}; refuted below {FALSE_ALARM / 3:.0e}"
 
 
 def canary_sequence(items: int, length: int, seed: int) -> np.ndarray:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,8 @@ from dpformer.trust.audit.one_run import OneRun, audit_training
 from dpformer.trust.audit.setting import Setting
 from dpformer.trust.audit.steps import clipped_sum, measure, trials_for
 
-LESS_NOISE = 0.2
-"""The defect of the one-run audit's own control: a fifth of the noise."""
+CLAIM, LESS_NOISE = 1.0, 0.1
+"""The defect of the one-run audit's own control: a tenth of the noise that a claim of epsilon 1 needs."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,9 @@ class Audit:
         """What contradicts the claim, and which controls were not caught."""
         found = []
         if not self.step.passed:
-            found.append(f"single steps: mu in [{self.step.low:.3f}, {self.step.high:.3f}], claimed {self.step.claimed_mu:.3f}")
+            found.append(
+                f"single steps: mu in [{self.step.low:.3f}, {self.step.high:.3f}], claimed {self.step.claimed_mu:.3f}"
+            )
         if not self.sampling[0]:
             found.append(f"the sampler is not Poisson: {self.sampling[1]}")
         if not self.one_run.passed:
@@ -81,7 +83,7 @@ def audit(
         step, controls = _steps(setting, place / "steps", trials)
         on_part("a whole training with canaries")
         one_run = audit_training(setting, place / "canaries", canaries)
-        on_part(f"the same with {LESS_NOISE:g} of the noise")
+        on_part("a whole training with too little noise")
         controls.append(_less_noise(setting, place / "less-noise", canaries))
         on_part("membership attack on a private and a non-private model")
         attacks = attack_models(setting, place / "membership", users)
@@ -100,15 +102,17 @@ def _steps(setting: Setting, folder: Path, trials: int | None) -> tuple[StepAudi
     sigma, C = trainer.plan.noise_multiplier, trainer.how.max_norm
     trials = trials or trials_for(sigma)
     noise = noise_source("seeded", setting.seed)
-    return measure(others, own, noise, sigma, C, trials), run_controls(others, own, noise, sigma, C, trials, setting.seed)
+    return measure(others, own, noise, sigma, C, trials), run_controls(
+        others, own, noise, sigma, C, trials, setting.seed
+    )
 
 
 def _less_noise(setting: Setting, folder: Path, canaries: int) -> Control:
-    found = audit_training(setting, folder, canaries, noise_scale=LESS_NOISE)
+    claim = replace(setting, recipe=setting.recipe.model_copy(update={"epsilon": CLAIM}))
+    found = audit_training(claim, folder, canaries, noise_scale=LESS_NOISE)
     seen = f"{found.correct} of {found.guesses} right: mu above {found.mu_low:.2f}, claimed {found.claimed_mu:.2f}"
-    return Control(
-        "a whole training with a fifth of the noise", "noise of sigma C / 5 where sigma C is claimed", seen, None, not found.passed
-    )
+    defect = "epsilon 1 claimed, and a tenth of its noise added"
+    return Control("a whole training with too little noise", defect, seen, None, not found.passed)
 
 
 def _works(attack: Attack) -> Control:

@@ -1,7 +1,7 @@
 """The released model attacked from outside, as a person would: is this user's loss lower than it would be anyway?
 
-Three sets of users: members, on whom the model is trained; outsiders; and others, on whom the attacker trains a reference of his own,
-without privacy. The score of a user is loss(reference) - loss(model): how much easier the user is for the model than users
+Three sets of users: members, on whom the model is trained; outsiders; and others, on whom the attacker trains a reference
+of his own, without privacy. The score of a user is loss(reference) - loss(model): how much easier the user is for the model than users
 like that are in general. Tried on the private model and on one trained without privacy, where it should succeed.
 """
 
@@ -106,4 +106,3 @@ def judge(name: str, statement: PrivacyStatement, members: np.ndarray, outsiders
         low - high,
         statement.attack.advantage,
     )
-

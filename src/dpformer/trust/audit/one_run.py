@@ -1,9 +1,10 @@
-"""A whole training, audited in one run: many canaries, each in by a fair coin, and guesses of the coins from all that was released.
+"""A whole training, audited in one run: many canaries, each in by a fair coin, and guesses from all that was released.
 
-Canaries are users of random items, whom nothing else in the data resembles. A canary that is out is replaced by a user with a single
-item, who has nothing to learn from: the sums lack the canary, and all else stays as it is. The attacker sees every noisy sum and
+Canaries are users of random items, whom nothing else in the data resembles. A canary that is out is replaced by a user with a
+single item, who has nothing to learn from: the sums lack the canary, and all else stays as it is. The attacker sees every noisy sum and
 every iterate (what the guarantee covers: the released model is a function of them), but not who was drawn. A canary's score
-is the sum over steps of <noisy sum, its clipped gradient>, each step centred over all canaries, so that what they share drops out.
+is the sum over steps of <noisy sum, its clipped gradient>, each step centred over all canaries, so that
+what they share drops out.
 """
 
 from __future__ import annotations
@@ -131,4 +132,3 @@ class _Scaled(Recorded):
     def add_noise_(self, gradients: Any, std: float) -> None:
         """Too little."""
         self.inner.add_noise_(gradients, self.scale * std)
-

@@ -50,7 +50,9 @@ def check_sampling(draw: Callable[[], np.ndarray], users: int, rate: float, batc
     # Var sum_t x_t x_(t+1) = (T-1) (q^2 - q^4) + 2 (T-2) (q^3 - q^4), for each user.
     spread = users * ((batches - 1) * (rate**2 - rate**4) + 2 * (batches - 2) * (rate**3 - rate**4))
     z = (overlap - pairs * rate**2) / np.sqrt(spread)
-    return SamplingTest(users, batches, _two_sided(sizes, batches), _two_sided(counts, users), float(2 * norm.sf(abs(z))))
+    return SamplingTest(
+        users, batches, _two_sided(sizes, batches), _two_sided(counts, users), float(2 * norm.sf(abs(z)))
+    )
 
 
 def _two_sided(value: float, degrees: int) -> float:

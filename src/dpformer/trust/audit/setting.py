@@ -67,4 +67,6 @@ def of_run(folder: Path, data: Path | None = None, seed: int = 1, steps: int = 4
         if not (folder / LOCAL).exists():
             raise DPFormerError(f"{folder}: does not tell where its data is, and an audit trains on it; give --data")
         data = Path(read_json(folder / LOCAL)["data"])
-    return Setting(f"the recipe of {folder} on its data", recipe.model_copy(update={"dropout": 0.0}), load(data), steps, seed)
+    return Setting(
+        f"the recipe of {folder} on its data", recipe.model_copy(update={"dropout": 0.0}), load(data), steps, seed
+    )

@@ -1,7 +1,7 @@
 """Single steps, white-box: noisy sums with and without a canary, and the mu that they show.
 
-The clipped sums are made by Phantom Clipping on real users, with the canary and without it. They do not change from trial to trial;
-the noise does, and is drawn anew from the real source for each. See `dpformer.privacy.audit` for the estimate and its interval.
+The clipped sums are made by Phantom Clipping on real users, with the canary and without it. They do not change from trial to
+trial; the noise does, and is drawn anew from the real source for each. See `dpformer.privacy.audit` for the estimate and its interval.
 """
 
 from __future__ import annotations
@@ -52,11 +52,19 @@ def clipped_sum(trainer: Trainer, batch: MicroBatch) -> Sums:
 
 
 def measure(
-    others: Sums, canary: Sums, noise: NoiseSource, sigma: float, max_norm: float, trials: int, claimed_sigma: float | None = None
+    others: Sums,
+    canary: Sums,
+    noise: NoiseSource,
+    sigma: float,
+    max_norm: float,
+    trials: int,
+    claimed_sigma: float | None = None,
 ) -> StepAudit:
     """Audit sums `others` and `others + canary` with noise sigma C against the claim 1 / `claimed_sigma` (sigma itself)."""
     together = {name: others[name] + canary[name] for name in others}
-    return audit_step(_noisy(others, together, noise, sigma * max_norm), canary, claimed_sigma or sigma, trials, CONFIDENCE)
+    return audit_step(
+        _noisy(others, together, noise, sigma * max_norm), canary, claimed_sigma or sigma, trials, CONFIDENCE
+    )
 
 
 def _noisy(others: Sums, together: Sums, noise: NoiseSource, std: float) -> Callable[[bool], Sums]:

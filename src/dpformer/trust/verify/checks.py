@@ -32,7 +32,7 @@ class Check:
     figures: dict[str, Any] = field(default_factory=dict)
 
 
-class NotChecked(Exception):
+class NotChecked(Exception):  # noqa: N818  (no error: a reason)
     """Why a property cannot be looked at here."""
 
 

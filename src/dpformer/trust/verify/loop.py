@@ -75,6 +75,7 @@ def loop(subject: Subject) -> Loop:
     for i in range(subject.size):
         loss = alone(subject.module, *subject.take([i])).sum()
         losses.append(loss.detach())
+        found: tuple[Tensor | None, ...]
         if loss.requires_grad:
             found = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
         else:

@@ -20,7 +20,7 @@ from dpformer.trust.verify.checks import Found
 SAVED, FORGOTTEN = 3, 2
 
 
-class _Crash(Exception):
+class _Crash(Exception):  # noqa: N818
     """Where the power fails."""
 
 
