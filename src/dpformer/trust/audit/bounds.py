@@ -16,7 +16,8 @@ epsilon for which this is below 1 - confidence is refuted.
 
 **mu-GDP.** Let p_j = Pr[W = j] and fbar(x) = Phi(Phi^-1(x) + mu), the largest chance of an event under one of two
 neighbours whose chance under the other is x. Take a canary at random and the event that it is guessed right and at least
-i are right in all. Turn its coin: the same outputs now have it guessed wrong and at least i - 1 right. With Jensen (fbar is concave), for every i,
+i are right in all. Turn its coin: the same outputs now have it guessed wrong and at least i - 1 right.
+With Jensen (fbar is concave), for every i,
 
     sum_(j >= i) (j / m) p_j  <=  fbar( sum_(j >= i-1) ((k - j) / m) p_j ),
 

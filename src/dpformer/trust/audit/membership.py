@@ -1,8 +1,8 @@
 """The released model attacked from outside, as a person would: is this user's loss lower than it would be anyway?
 
 Three sets of users: members, on whom the model is trained; outsiders; and others, on whom the attacker trains a reference
-of his own, without privacy. The score of a user is loss(reference) - loss(model): how much easier the user is for the model than users
-like that are in general. Tried on the private model and on one trained without privacy, where it should succeed.
+of his own, without privacy. The score of a user is loss(reference) - loss(model): how much easier the user is for the model
+than users like that are in general. Tried on the private model and on one trained without privacy, where it should succeed.
 """
 
 from __future__ import annotations

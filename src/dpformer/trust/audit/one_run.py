@@ -1,9 +1,9 @@
 """A whole training, audited in one run: many canaries, each in by a fair coin, and guesses from all that was released.
 
 Canaries are users of random items, whom nothing else in the data resembles. A canary that is out is replaced by a user with a
-single item, who has nothing to learn from: the sums lack the canary, and all else stays as it is. The attacker sees every noisy sum and
-every iterate (what the guarantee covers: the released model is a function of them), but not who was drawn. A canary's score
-is the sum over steps of <noisy sum, its clipped gradient>, each step centred over all canaries, so that
+single item, who has nothing to learn from: the sums lack the canary, and all else stays as it is. The attacker sees every
+noisy sum and every iterate (what the guarantee covers: the released model is a function of them), but not who was drawn. A
+canary's score is the sum over steps of <noisy sum, its clipped gradient>, each step centred over all canaries, so that
 what they share drops out.
 """
 

@@ -1,7 +1,8 @@
 """Single steps, white-box: noisy sums with and without a canary, and the mu that they show.
 
 The clipped sums are made by Phantom Clipping on real users, with the canary and without it. They do not change from trial to
-trial; the noise does, and is drawn anew from the real source for each. See `dpformer.privacy.audit` for the estimate and its interval.
+trial; the noise does, and is drawn anew from the real source for each. See `dpformer.privacy.audit` for the
+estimate and its interval.
 """
 
 from __future__ import annotations
