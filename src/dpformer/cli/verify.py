@@ -41,7 +41,7 @@ def verify(
             stdout.print(table(one))
 
     if module is not None:
-        add(verify_module(module, max_norm, rule))
+        add(verify_module(module, max_norm, "flat" if rule == "flat" else "automatic"))
     elif run is not None:
         with stderr.status(f"verifying {run} ..."):
             add(verify_run(run, data))

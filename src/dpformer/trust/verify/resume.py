@@ -62,7 +62,7 @@ def _crash_after_a_release(run: OneShotRun) -> None:
         draw(shape, std)
         raise _Crash
 
-    run.noise.gaussian = once  # type: ignore[method-assign]
+    run.noise.gaussian = once
     try:
         run.train()
     except _Crash:
