@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import sys
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -61,10 +61,20 @@ class Recipe(BaseModel):
     feed_forward: int | None = Field(None, ge=1, description="Width of the feed-forward layers; d by default.")
     dropout: float = Field(0.0, ge=0, lt=1, description="Dropout; hurts under noise.")
     norm: Literal["pre", "post"] = Field("pre", description="Where layer norm stands.")
+    recency: float | None = Field(
+        None, ge=0, description="Fixed decay of attention with the lag, its power, in place of learned positions."
+    )
+    identity: bool = Field(False, description="Layers start as the identity instead of at random.")
+    vocabulary: int | None = Field(
+        None, ge=1, description="Learn only so many items, the most frequent of the histogram; all by default."
+    )
+    popularity_bias: bool = Field(False, description="Log popularity of the histogram as a fixed output bias.")
     tied: bool = Field(True, description="Share the embedding between input and output.")
     reattention: Literal["logits", "literal", "none", "off"] = Field("off", description="Re-Attention's correction.")
     # the steps
-    batch_size: int | None = Field(None, ge=1, description="Expected users in a batch; half of all by default.")
+    batch_size: Annotated[int, Field(ge=1)] | Literal["all"] | None = Field(
+        None, description="Expected users in a batch, or all; half of them by default."
+    )
     epochs: float = Field(60.0, gt=0, description="How often each user is seen, on average.")
     learning_rate: float = Field(2e-2, gt=0, description="Peak learning rate of Adam.")
     weight_decay: float = Field(1e-5, ge=0, description="Weight decay of Adam.")
@@ -76,14 +86,14 @@ class Recipe(BaseModel):
 
     @property
     def window(self) -> int | None:
-        """How many of a history's last items a model gets; None for all."""
-        return None if self.model in STATISTICS else self.max_length
+        """How many of a history's last items a model gets; None for all: a vocabulary comes before the cut."""
+        return None if self.model in STATISTICS or self.vocabulary is not None else self.max_length
 
     def plan(self, users: int) -> PrivacyPlan:
         """The privacy plan for so many users."""
         if self.model in STATISTICS:
             return make_plan(users, self.epsilon, self.delta, shares=STATISTICS[self.model]().shares)
-        batch = min(self.batch_size or max(1, users // 2), users)
+        batch = users if self.batch_size == "all" else min(self.batch_size or max(1, users // 2), users)
         shares = {HISTOGRAM: self.histogram_share} if self.histogram_share else {}
         return make_plan(users, self.epsilon, self.delta, batch_size=batch, epochs=self.epochs, shares=shares)
 
@@ -95,7 +105,7 @@ class Recipe(BaseModel):
         """A new model for a catalogue of so many items."""
         if self.model != "transformer":
             kind = GRURecommender if self.model == "gru" else LSTMRecommender
-            return kind(items, self.d, self.tied, self.dropout)
+            return kind(items, self.d, self.tied, self.dropout, self.vocabulary, self.max_length)
         correction = None if self.reattention == "off" else ReAttention(self.reattention)
         return Transformer(
             items,
@@ -108,6 +118,9 @@ class Recipe(BaseModel):
             norm=self.norm,
             tied=self.tied,
             reattention=correction,
+            recency=self.recency,
+            identity=self.identity,
+            vocabulary=self.vocabulary,
         )
 
 
@@ -124,7 +137,20 @@ PAPER = {
     "averaging": "none",
     "max_length": 200,
 }
-PRESETS: dict[str, dict[str, Any]] = {"default": {}, "paper": PAPER}
+# DP-SGD alone: nothing is known beforehand but the noisy histogram. docs/pure.md tells what each setting is worth.
+PURE = {
+    "histogram_share": 0.03,
+    "vocabulary": 1000,
+    "popularity_bias": True,
+    "recency": 0.8,
+    "identity": True,
+    "max_length": 100,
+    "batch_size": "all",
+    "epochs": 20.0,
+    "learning_rate": 5e-2,
+    "averaging": "none",
+}
+PRESETS: dict[str, dict[str, Any]] = {"default": {}, "paper": PAPER, "pure": PURE}
 
 
 def make_recipe(preset: str = "default", file: Path | None = None, **options: Any) -> Recipe:
@@ -154,6 +180,12 @@ def make_recipe(preset: str = "default", file: Path | None = None, **options: An
         raise DPFormerError(f"reattention is for the transformer, not for {recipe.model!r}; say off")
     if recipe.reattention != "off" and not recipe.histogram_share:
         raise DPFormerError("reattention needs item frequencies: give histogram_share above 0")
+    if (recipe.vocabulary is not None or recipe.popularity_bias) and not recipe.histogram_share:
+        raise DPFormerError("vocabulary and popularity_bias need item frequencies: give histogram_share above 0")
+    if recipe.model != "transformer" and (recipe.recency is not None or recipe.identity):
+        raise DPFormerError(f"recency and identity are for the transformer, not for {recipe.model!r}")
+    if recipe.model in STATISTICS and (recipe.vocabulary is not None or recipe.popularity_bias):
+        raise DPFormerError(f"vocabulary and popularity_bias are for networks, not for {recipe.model!r}")
     return recipe
 
 

@@ -101,6 +101,7 @@ class Trainer:
         self.clipping = PhantomClipping(model, how.max_norm, how.rule)
         self.optimizer = torch.optim.Adam(model.parameters(), lr=how.learning_rate, weight_decay=how.weight_decay)
         self.average: dict[str, Tensor] = {}
+        self._to_vocabulary()
         self._head = TiedCrossEntropy()
         self._about = fingerprint(about, repr(how), digest(train.items, train.offsets))
 
@@ -114,6 +115,16 @@ class Trainer:
         if sampler.seeded and self.noise is not None and not self.noise.insecure:
             raise PrivacyError("who is drawn comes from a seed, and the noise does not; seed both (insecure) or none")
         return sampler
+
+    def choose(self, frequencies: Tensor, bias: bool) -> None:
+        """Tell the model the released frequencies `[items + 1]`, before the first step; see `SequenceModel.choose`."""
+        self.model.choose(frequencies, bias)
+        self._to_vocabulary()
+
+    def _to_vocabulary(self) -> None:
+        """Each user's items that the model knows, by their rows: a matter of each user alone."""
+        known = self.model.chosen is not None
+        self._sequences = self.train.renumbered(self.model.places().numpy()) if known else self.train
 
     def run(self) -> Iterator[StepReport]:
         """The steps that are left."""
@@ -130,8 +141,10 @@ class Trainer:
         for p in self.model.parameters():
             p.grad = torch.zeros_like(p) if p.grad is None else p.grad.zero_()
         lost, loss = self.clipping.nonfinite, 0.0
+        # Somebody with less than a pair of items adds nothing, and is in the batch all the same.
+        paired = users[self._sequences.lengths[users] > 1]
         batches = micro_batches(
-            self.train, users, max_length=self.how.max_length + 1, token_budget=self.how.token_budget
+            self._sequences, paired, max_length=self.how.max_length + 1, token_budget=self.how.token_budget
         )
         for batch in batches:
             loss += self._add_gradients(batch)
@@ -174,7 +187,7 @@ class Trainer:
         weights = used / used.sum(1, keepdim=True).clamp_min(1)
         if s.shape[1] == 0:
             s, y, weights = tokens, torch.zeros_like(tokens), torch.zeros(tokens.shape, device=tokens.device)
-        return self._head(self.model(s), self.model.table, y, weights, self.model.output_bias)
+        return self._head(self.model(s), self.model.table, y, weights, self.model.table_bias)
 
     def _update(self, step: int) -> None:
         for p in self.model.parameters():
@@ -230,6 +243,7 @@ class Trainer:
         """Go on from a state."""
         part = _part(tensors, "model")
         self.model.load_state_dict(part)
+        self._to_vocabulary()
         self.average = _part(tensors, "average")
         found: dict[int, dict[str, Tensor]] = {}
         for name, value in _part(tensors, "optimizer").items():
