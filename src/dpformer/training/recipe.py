@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import sys
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -72,9 +72,7 @@ class Recipe(BaseModel):
     tied: bool = Field(True, description="Share the embedding between input and output.")
     reattention: Literal["logits", "literal", "none", "off"] = Field("off", description="Re-Attention's correction.")
     # the steps
-    batch_size: Annotated[int, Field(ge=1)] | Literal["all"] | None = Field(
-        None, description="Expected users in a batch, or all; half of them by default."
-    )
+    batch_size: int | None = Field(None, ge=1, description="Expected users in a batch; half of all by default.")
     epochs: float = Field(60.0, gt=0, description="How often each user is seen, on average.")
     learning_rate: float = Field(2e-2, gt=0, description="Peak learning rate of Adam.")
     weight_decay: float = Field(1e-5, ge=0, description="Weight decay of Adam.")
@@ -93,7 +91,7 @@ class Recipe(BaseModel):
         """The privacy plan for so many users."""
         if self.model in STATISTICS:
             return make_plan(users, self.epsilon, self.delta, shares=STATISTICS[self.model]().shares)
-        batch = users if self.batch_size == "all" else min(self.batch_size or max(1, users // 2), users)
+        batch = min(self.batch_size or max(1, users // 2), users)
         shares = {HISTOGRAM: self.histogram_share} if self.histogram_share else {}
         return make_plan(users, self.epsilon, self.delta, batch_size=batch, epochs=self.epochs, shares=shares)
 
@@ -142,12 +140,10 @@ PURE = {
     "histogram_share": 0.03,
     "vocabulary": 1000,
     "popularity_bias": True,
-    "recency": 0.8,
+    "recency": 1.2,
     "identity": True,
-    "max_length": 100,
-    "batch_size": "all",
     "epochs": 20.0,
-    "learning_rate": 5e-2,
+    "learning_rate": 3.5e-2,
     "averaging": "none",
 }
 PRESETS: dict[str, dict[str, Any]] = {"default": {}, "paper": PAPER, "pure": PURE}
