@@ -64,7 +64,7 @@ def test_exact_for_any_size_tile_and_hold(B, T, M, d, tied, bias, tile, hold, se
     torch.manual_seed(seed)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(head_module, "TILE_TOKENS", tile)
-        patch.setattr(head_module, "TILE_ELEMENTS", 1)
+        patch.setattr(head_module, "GROUP_ELEMENTS", 1)
         patch.setattr(head_module, "HOLD_ELEMENTS", hold)
         assert_exact(Model(M, d, tied, bias), plain_losses, *batch(B, T, M), tolerance=1e-8)
 

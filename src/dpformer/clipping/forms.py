@@ -32,9 +32,8 @@ class Outer:
     cols: Tensor
 
     def bound(self) -> Tensor:
-        """`sum_t |rows_t| |cols_t|` `[B]`: the triangle inequality's bound on the norm."""
-        r, c = self._sizes
-        return (r * c).sum(1)
+        """A bound `[B]` on `sum_t |rows_t| |cols_t|`, the sum of the sizes of all terms: `sqrt(sum |rows_t|^2 sum |cols_t|^2)`."""
+        return _lengths(self.rows.flatten(1)) * _lengths(self.cols.flatten(1))
 
     @cached_property
     def _sizes(self) -> tuple[Tensor, Tensor]:
@@ -48,6 +47,10 @@ class Outer:
     def form_into(self, out: Tensor, samples: slice) -> None:
         """Add the gradients of `samples` to `out` `[b, R, C]`."""
         out.baddbmm_(self.rows[samples].transpose(1, 2), self.cols[samples])
+
+    def form_transposed_into(self, out: Tensor, samples: Tensor) -> None:
+        """Add the gradients of `samples` `[b]` to `out` `[b, C, R]`."""
+        out.baddbmm_(self.cols[samples].transpose(1, 2), self.rows[samples])
 
     def add_weighted(self, weights: Tensor, out: Tensor) -> None:
         """Add `sum_i weights[i] G_i` to `out` `[R, C]`."""
@@ -83,6 +86,11 @@ class Sparse:
         offsets = torch.arange(b, device=index.device)[:, None] * R
         out.view(b * R, C).index_add_(0, (index + offsets).flatten(), values.flatten(0, 1))
 
+    def form_transposed_into(self, out: Tensor, samples: Tensor) -> None:
+        """Add the gradients of `samples` `[b]` to `out` `[b, C, R]`."""
+        index, values = self.index[samples], self.values[samples].transpose(1, 2)
+        out.scatter_add_(2, index[:, None].expand_as(values), values)
+
     def add_weighted(self, weights: Tensor, out: Tensor) -> None:
         """Add `sum_i weights[i] G_i` to `out` `[R, C]`."""
         out.index_add_(0, self.index.flatten(), (self.values * weights[:, None, None]).flatten(0, 1))
@@ -113,6 +121,10 @@ class Dense:
     def form_into(self, out: Tensor, samples: slice) -> None:
         """Add the gradients of `samples` to `out` `[b, R, C]`."""
         out.add_(self.gradient[samples])
+
+    def form_transposed_into(self, out: Tensor, samples: Tensor) -> None:
+        """Add the gradients of `samples` `[b]` to `out` `[b, C, R]`."""
+        out.add_(self.gradient[samples].transpose(1, 2))
 
     def add_weighted(self, weights: Tensor, out: Tensor) -> None:
         """Add `sum_i weights[i] G_i` to `out` `[R, C]`."""

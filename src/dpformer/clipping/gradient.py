@@ -118,3 +118,27 @@ class ParameterGradient:
         if replace:
             self.forms = [Dense(buffer, bound)]
         return torch.cat(squares)
+
+
+class DenseGradients:
+    """The gradients of several parameters that are small (biases, scales) and known per sample: joined, as if they were one."""
+
+    def __init__(self, parameters: list[nn.Parameter], forms: list[Dense]) -> None:
+        self.parameters = parameters
+        self.gradient = torch.cat([form.gradient.flatten(1) for form in forms], dim=1)
+        self.bound = torch.stack([form.bound() for form in forms]).double()
+
+    def measure(self) -> tuple[Tensor, Tensor]:
+        """As `ParameterGradient.measure`."""
+        return self.gradient.double().square().sum(1), self.bound.square().sum(0)
+
+    def add_weighted_sum(self, weights: Tensor) -> None:
+        """As `ParameterGradient.add_weighted_sum`."""
+        total = torch.mv(self.gradient.T, weights.to(self.gradient.dtype))
+        for p, part in zip(self.parameters, total.split([p.numel() for p in self.parameters]), strict=True):
+            assert p.grad is not None
+            p.grad.add_(part.view(p.shape))
+
+    def forget(self, samples: Tensor) -> None:
+        """As `ParameterGradient.forget`."""
+        self.gradient = self.gradient.masked_fill(samples[:, None], 0)

@@ -7,7 +7,7 @@ For tokens t with hidden state H_t, target y_t and weight w_t, and the table E `
 
 Logits and D exist for one tile at a time in memory that is used again. D is needed twice, for the gradient at H and, when
 that has gone through the network, for the norm and the sum of the gradient at E. It is kept in between if the batch is
-small enough (`HOLD_ELEMENTS`), else computed again; never more than that is held, whatever batch, length and catalogue.
+small enough (`HOLD_ELEMENTS`), else computed again; never more than that is held, whatever batch and length.
 """
 
 from __future__ import annotations
@@ -22,11 +22,15 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from dpformer.errors import ClippingError
 
-# A tile of logits: about 8 MB of float32, but never fewer tokens than make a matrix product worth its while.
-TILE_ELEMENTS = 2**21
+# Tokens in a tile of logits. So many keep a tile of a few thousand items in a processor's own cache, and are enough for the
+# matrix products to run at full speed.
 TILE_TOKENS = 64
-# The most that is kept of D from the forward to the clipping pass: 128 MB of float32.
-HOLD_ELEMENTS = 2**25
+# Tokens that are clipped together: in whole samples, as many as make a few MB of D.
+GROUP_ELEMENTS = 2**21
+# The most that is kept of D from the forward to the clipping pass: 512 MB of float32.
+HOLD_ELEMENTS = 2**27
+# Logits between -LIMIT and LIMIT need no shift: exponentials, their sum over a million items and its square are all in range.
+LIMIT = 20.0
 
 
 class TiedCrossEntropy(nn.Module):
@@ -90,7 +94,11 @@ class Workspace:
 
 @dataclass(frozen=True)
 class Tile:
-    """Some samples' tokens: H `[b, T, d]`, D `[b, T, M]`. A sample too long for one tile comes in several."""
+    """Some samples' tokens: H `[b, T, d]` and D `[b, T, M]`, of which `D'H` is the gradient at E.
+
+    A factor that belongs to a token, such as its weight, is in its row of H and not of D. A sample too long for one tile comes in
+    several.
+    """
 
     samples: Tensor
     H: Tensor
@@ -106,136 +114,144 @@ class Tile:
 
 @dataclass(frozen=True)
 class _Group:
-    """Samples of similar length, their weighted positions moved to the front."""
+    """Samples `[b]` of similar length; their T tokens each lie one after the other from `start`."""
 
-    samples: Tensor  # [b]
-    positions: Tensor  # [b, T], in the flattened [B * L]
-    weights: Tensor  # [b, T], 0 where a sample is shorter
-    start: int  # of its tokens among all groups'
+    samples: Tensor
+    T: int
+    start: int
 
 
 class HeadPass:
-    """One evaluation of the head: its losses, the gradient at H, and D again for those who need it later."""
+    """One evaluation of the head: its losses, the gradient at H, and D again for those who need it later.
+
+    Of a token's logits, `U = exp(z - shift)` is computed, and what would be a pass over all items for each token is left to its row
+    of H instead:
+
+        D = r (U - total onehot y)      total = sum U      r = w / total
+
+    The shift is the largest logit; or 0 where `|H| max |E| + max |b|` is small enough, as it usually is.
+    """
 
     def __init__(
         self, hidden: Tensor, table: Tensor, targets: Tensor, weights: Tensor, bias: Tensor | None, workspace: Workspace
     ) -> None:
         self.shape = hidden.shape
-        self.H = hidden.reshape(-1, hidden.shape[-1]).to(table.dtype)
         self.E = table
-        self.bias = bias
-        self.targets = targets.reshape(-1)
+        self.bias = None if bias is None else bias.to(table.dtype)
         self.workspace = workspace
-        self.tile = max(TILE_TOKENS, TILE_ELEMENTS // len(table))
-        self.groups = self._make_groups(weights.to(table.dtype))
-        tokens = sum(group.positions.numel() for group in self.groups)
+        positions = self._make_groups(weights)
+        self.w = torch.where(self.padding, 0, weights.flatten()[positions]).to(table.dtype)
+        self.y = torch.where(self.padding, 0, targets.flatten()[positions])
+        # 0 at padding: what stands there must not matter.
+        self.H = hidden.reshape(-1, hidden.shape[-1])[positions].to(table.dtype).masked_fill(self.padding[:, None], 0)
+        self.total = torch.ones_like(self.w)
+        self.shift = self._make_shift()
         self.held: Tensor | None = None
-        if tokens * len(table) <= HOLD_ELEMENTS:
-            self.held = workspace.take("held", tokens, len(table), self.H)
+        if len(positions) * len(table) <= HOLD_ELEMENTS:
+            self.held = workspace.take("held", len(positions), len(table), self.H)
             workspace.held_by = self
-        self.lse = self.H.new_zeros(tokens)
-        # Sum of the norms of the terms of each sample's gradient at E, [B]: see `Clip`.
-        self.bound = self.H.new_zeros(self.shape[0])
-        self.losses, self.gradient = self._forward()
+        self.losses, self.bound, gradient = self._forward()
+        self.rH = self.H * (self.w / self.total)[:, None]
+        # Padding repeats a position, with gradient 0: so these are added, not written.
+        self.gradient = self.H.new_zeros(self.shape[0] * self.shape[1], self.shape[2]).index_add_(
+            0, positions, gradient
+        )
+        self.gradient = self.gradient.view(self.shape)
 
     def tiles(self) -> Iterator[Tile]:
         """All samples with at least one weighted token, D and all."""
         for group in self.groups:
-            b, T = group.positions.shape
-            step = T if b * T <= self.tile else self.tile
-            for t in range(0, T, step):
-                part = slice(t, min(t + step, T))
-                H = self._hidden(group, part)
-                D = self._again(group, part, H.flatten(0, 1))
-                yield Tile(group.samples, H, D.view(b, -1, D.shape[1]), first=t == 0, last=part.stop == T)
+            b = len(group.samples)
+            step = group.T if b > 1 else self.group
+            for t in range(0, group.T, step):
+                T = min(step, group.T - t)
+                places = slice(group.start + t, group.start + t + b * T)
+                H, D = self.rH[places].view(b, T, -1), self._again(places).view(b, T, -1)
+                yield Tile(group.samples, H, D, first=t == 0, last=t + T == group.T)
 
-    def _make_groups(self, weights: Tensor) -> list[_Group]:
+    def _make_groups(self, weights: Tensor) -> Tensor:
+        """Cut the samples into groups; returns the positions `[tokens]` of all groups' tokens in the flattened `[B * L]`."""
         B, L = weights.shape
+        self.group = max(TILE_TOKENS, GROUP_ELEMENTS // len(self.E))
         used = weights != 0
         counts = used.sum(1)
         order = torch.argsort(counts, descending=True, stable=True)
         front = torch.argsort((~used).to(torch.uint8), dim=1, stable=True)
         lengths = counts[order].tolist()
-        groups, start, k = [], 0, 0
+        self.groups: list[_Group] = []
+        positions, padding, start, k = [counts.new_zeros(0)], [used.new_zeros(0)], 0, 0
         while k < B and lengths[k] > 0:
             T = lengths[k]
-            n = max(1, self.tile // T)
+            n = max(1, self.group // T)
             while n > 1 and (k + n > B or lengths[min(k + n, B) - 1] == 0):
                 n -= 1
-            # Much shorter samples go to a tile of their own rather than be padded.
+            # Much shorter samples go to a group of their own rather than be padded.
             while n > 1 and 2 * lengths[k + n - 1] < T:
                 n -= 1
             samples = order[k : k + n]
+            self.groups.append(_Group(samples, T, start))
             columns = front[samples, :T]
-            groups.append(_Group(samples, samples[:, None] * L + columns, weights[samples].gather(1, columns), start))
+            positions.append((samples[:, None] * L + columns).flatten())
+            padding.append(~used[samples].gather(1, columns).flatten())
             start += n * T
             k += n
         self.empty = order[k:]  # samples without a single weighted token
-        return groups
+        self.padding = torch.cat(padding)
+        return torch.cat(positions)
 
-    def _forward(self) -> tuple[Tensor, Tensor]:
-        losses = self.H.new_zeros(self.shape[0])
-        gradient = torch.zeros_like(self.H)
-        for group in self.groups:
-            b, T = group.positions.shape
-            step = T if b * T <= self.tile else self.tile
-            for t in range(0, T, step):
-                columns = slice(t, min(t + step, T))
-                positions, w = group.positions[:, columns].flatten(), group.weights[:, columns].flatten()
-                places = self._places(group, columns)
-                H, y = self._hidden(group, columns).flatten(0, 1), self._targets(positions, w)
-                z = self._logits(H, places)
-                top = z.amax(1, keepdim=True)
-                hit = z.gather(1, y[:, None])
-                total = z.sub_(top).exp_().sum(1, keepdim=True)
-                lse = total.log() + top
-                loss = (lse - hit)[:, 0]
-                # softmax z * w, then minus w at the target
-                z.mul_(w[:, None] / total)
-                z[torch.arange(len(y), device=y.device), y] -= w
-                # Padding repeats a position with weight 0, so these are added, not written.
-                gradient.index_add_(0, positions, z @ self.E)
-                self.lse[places] = lse[:, 0]
-                samples = group.samples.repeat_interleave(len(y) // b)
-                losses.index_add_(0, samples, torch.where(w > 0, w * loss, 0.0))
-                # |D_t| <= sqrt(2) w (1 - p_y): the other probabilities are at most 1 - p_y together.
-                size = (2**0.5) * w * (1 - torch.exp(-loss)) * torch.linalg.vector_norm(H, dim=1)
-                self.bound.index_add_(0, samples, torch.where(w > 0, size, 0.0))
-        return losses, gradient.view(self.shape)
+    def _make_shift(self) -> Tensor | None:
+        """Where to keep the largest logit of each token, `[tokens, 1]`; None if it is not needed."""
+        if not len(self.H):
+            return None
+        largest = torch.linalg.vector_norm(self.E, dim=1).amax() * torch.linalg.vector_norm(self.H, dim=1).amax()
+        if self.bias is not None:
+            largest = largest + torch.where(self.bias == -torch.inf, 0, self.bias).abs().amax()
+        # Not the other way round: a comparison with NaN is false.
+        return None if bool(largest < LIMIT) else self.H.new_empty(len(self.H), 1)
 
-    def _hidden(self, group: _Group, columns: slice) -> Tensor:
-        """H `[b, t, d]` of some of a group's tokens; 0 without weight: what stands at padding must not matter."""
-        return self.H[group.positions[:, columns]].masked_fill(group.weights[:, columns, None] == 0, 0)
+    def _forward(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Losses `[B]`, bounds `[B]`, and the gradient at the tokens' hidden states `[tokens, d]`."""
+        gradient = torch.empty_like(self.H)
+        hit = torch.empty_like(self.w)
+        for start in range(0, len(self.H), TILE_TOKENS):
+            places = slice(start, start + TILE_TOKENS)
+            y = self.y[places, None]
+            z = self._logits(places)
+            hit[places] = z.gather(1, y)[:, 0]
+            if self.shift is not None:
+                z.sub_(torch.amax(z, 1, keepdim=True, out=self.shift[places]))
+            torch.sum(z.exp_(), 1, out=self.total[places])
+            z.scatter_add_(1, y, -self.total[places, None])
+            torch.mm(z, self.E, out=gradient[places])
+        gradient *= (self.w / self.total)[:, None]
+        loss = self.total.log() - hit + (0 if self.shift is None else self.shift[:, 0])
+        # Sum of the norms of the terms of each sample's gradient at E: see `Clip`. |D_t| <= sqrt(2) w (1 - p_y): the other
+        # probabilities are at most 1 - p_y together.
+        size = (2**0.5) * self.w * (1 - torch.exp(-loss)) * torch.linalg.vector_norm(self.H, dim=1)
+        samples = [g.samples.repeat_interleave(g.T) for g in self.groups] or [self.y]
+        sums = self.H.new_zeros(self.shape[0], 2)
+        sums.index_add_(
+            0, torch.cat(samples), torch.stack([self.w * loss, size], 1).masked_fill(self.padding[:, None], 0)
+        )
+        return sums[:, 0].clone(), sums[:, 1], gradient
 
-    def _targets(self, positions: Tensor, w: Tensor) -> Tensor:
-        return torch.where(w == 0, 0, self.targets[positions])
-
-    def _places(self, group: _Group, columns: slice) -> slice:
-        """Where a group's tokens lie among all; whole groups, or a part of one that holds a single sample."""
-        b = len(group.samples)
-        return slice(group.start + b * columns.start, group.start + b * columns.stop)
-
-    def _logits(self, H: Tensor, places: slice) -> Tensor:
+    def _logits(self, places: slice) -> Tensor:
+        H = self.H[places]
         z = self.held[places] if self.held is not None else self.workspace.take("tile", len(H), len(self.E), H)
         if self.bias is None:
             return torch.mm(H, self.E.T, out=z)
-        return torch.addmm(self.bias.to(H.dtype), H, self.E.T, out=z)
+        return torch.addmm(self.bias, H, self.E.T, out=z)
 
-    def _again(self, group: _Group, columns: slice, H: Tensor) -> Tensor:
-        places = self._places(group, columns)
-        if self.held is not None and self.workspace.held_by is self:
-            return self.held[places]
-        positions, w = group.positions[:, columns].flatten(), group.weights[:, columns].flatten()
-        z = self.workspace.take("tile", len(H), len(self.E), H)
-        shift = w.log() - self.lse[places]  # w softmax z = exp(z + log w - lse)
-        if self.bias is None:
-            torch.addmm(shift[:, None], H, self.E.T, out=z)
-        else:
-            torch.addmm(self.bias.to(H.dtype), H, self.E.T, out=z).add_(shift[:, None])
-        z.exp_()
-        y = self._targets(positions, w)
-        z[torch.arange(len(y), device=y.device), y] -= w
-        return z
+    def _again(self, places: slice) -> Tensor:
+        """`U - total onehot y` of some tokens."""
+        if self.held is not None:
+            if self.workspace.held_by is self:
+                return self.held[places]
+            self.held = None  # another pass has written over it
+        z = self._logits(places)
+        if self.shift is not None:
+            z.sub_(self.shift[places])
+        return z.exp_().scatter_add_(1, self.y[places, None], -self.total[places, None])
 
 
 class _Plain(torch.autograd.Function):

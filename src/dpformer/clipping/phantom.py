@@ -11,13 +11,14 @@ from torch import Tensor, nn
 
 from dpformer.clipping import rules  # noqa: F401  (fills the registry)
 from dpformer.clipping.clip import Clip, Rule
-from dpformer.clipping.forms import Form
-from dpformer.clipping.gradient import ParameterGradient, Route
+from dpformer.clipping.forms import Dense, Form, merge
+from dpformer.clipping.gradient import DenseGradients, ParameterGradient, Route
 from dpformer.clipping.stream import Head, StreamedGradient, Weigh
 from dpformer.clipping.tape import Tape, Use
 from dpformer.errors import ClippingError
 
 Losses = Callable[[], Tensor]
+Gradient = ParameterGradient | DenseGradients | StreamedGradient
 # How often a batch of a known structure is checked for mixed samples all the same: one in so many.
 CHECK_EVERY = 100
 # How many different weights that check uses; two samples with the same one are not told apart.
@@ -77,7 +78,7 @@ class PhantomClipping:
 
         Returns the gradient norms `|g_i|`, `[B]`, float64. They are not private.
         """
-        eps = max((torch.finfo(p.dtype).eps for _, p in self._trainable()), default=0.0)
+        eps = max((torch.finfo(p.dtype).eps for p in self.module.parameters() if p.requires_grad), default=0.0)
         return self._run(compute_losses, lambda samples, squared, bound: self.clip.factors(squared, bound, eps))
 
     def norms(self, compute_losses: Losses) -> Tensor:
@@ -101,11 +102,9 @@ class PhantomClipping:
 
         return self._run(checked, weigh)
 
-    def _trainable(self) -> list[tuple[str, nn.Parameter]]:
-        return [(name, p) for name, p in self.module.named_parameters() if p.requires_grad]
-
-    def _check_parameters(self) -> None:
-        for name, p in self._trainable():
+    def _check_parameters(self) -> list[tuple[str, nn.Parameter]]:
+        trainable = [(name, p) for name, p in self.module.named_parameters() if p.requires_grad]
+        for name, p in trainable:
             if p.dtype not in (torch.float32, torch.float64):
                 raise ClippingError(
                     f"parameter {name!r} is {p.dtype}: a sum in this type rounds by more than one sample may add. "
@@ -113,10 +112,11 @@ class PhantomClipping:
                 )
             if p._backward_hooks or getattr(p, "_post_accumulate_grad_hooks", None):
                 raise ClippingError(f"parameter {name!r} has a gradient hook, which would not run here; remove it")
+        return trainable
 
     def _run(self, compute_losses: Losses, weigh: Weigh | None) -> Tensor:
-        self._check_parameters()
-        held = {name: (p.grad, p.grad._version if p.grad is not None else 0) for name, p in self._trainable()}
+        trainable = self._check_parameters()
+        held = {name: (p.grad, p.grad._version if p.grad is not None else 0) for name, p in trainable}
         tape = Tape(self.module)
         with torch.enable_grad(), tape:
             losses = compute_losses()
@@ -130,13 +130,13 @@ class PhantomClipping:
                     + ": freeze it with requires_grad_(False), or use it"
                 )
             self._differentiate(tape, losses)
-        for name, p in self._trainable():
+        for name, p in trainable:
             grad, version = held[name]
             if p.grad is not grad or (grad is not None and grad._version != version):
                 p.grad = None
                 raise ClippingError(f"a gradient reached parameter {name!r} past the recorder, and was thrown away")
         if weigh is not None:
-            for _, p in self._trainable():
+            for _, p in trainable:
                 # Contiguous whatever the parameter is, because forms are added to it as to a matrix.
                 p.grad = torch.zeros(p.shape, dtype=p.dtype, device=p.device) if p.grad is None else p.grad.contiguous()
         if batch == 0:
@@ -195,7 +195,7 @@ class PhantomClipping:
                 gradient.add_weighted_sum(weights)
         return squared.clamp_min(0).sqrt()
 
-    def _gradients(self, uses: list[Use], batch: int) -> list[ParameterGradient | StreamedGradient]:
+    def _gradients(self, uses: list[Use], batch: int) -> list[Gradient]:
         forms: dict[int, tuple[nn.Parameter, list[Form], list[Head]]] = {}
         for use in uses:
             for view, form in use.forms(batch):
@@ -206,12 +206,19 @@ class PhantomClipping:
                         f"TiedCrossEntropy is called twice with {use.names}: call it once, with hidden states joined along time"
                     )
             use.gradient = None
-        return [
-            StreamedGradient(p, heads[0], plain, batch, self.route)
-            if heads
-            else ParameterGradient(p, plain, batch, self.route)
-            for p, plain, heads in forms.values()
-        ]
+        found: list[Gradient] = []
+        small: dict[torch.dtype, list[tuple[nn.Parameter, Dense]]] = {}
+        for p, plain, heads in forms.values():
+            if heads:
+                found.append(StreamedGradient(p, heads[0], plain, batch, self.route))
+            elif all(isinstance(form, Dense) for form in plain):
+                (form,) = merge(plain)
+                assert isinstance(form, Dense)
+                small.setdefault(p.dtype, []).append((p, form))
+            else:
+                found.append(ParameterGradient(p, plain, batch, self.route))
+        found += [DenseGradients([p for p, _ in pairs], [form for _, form in pairs]) for pairs in small.values()]
+        return found
 
 
 def _backward(tape: Tape, loss: Tensor, retain_graph: bool = False) -> None:
