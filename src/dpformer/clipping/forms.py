@@ -32,7 +32,7 @@ class Outer:
     cols: Tensor
 
     def bound(self) -> Tensor:
-        """A bound `[B]` on `sum_t |rows_t| |cols_t|`, the sum of the sizes of all terms: `sqrt(sum |rows_t|^2 sum |cols_t|^2)`."""
+        """`sqrt(sum_t |rows_t|^2 sum_t |cols_t|^2)` `[B]`: no less than `sum_t |rows_t| |cols_t|`, the sizes of all terms."""
         return _lengths(self.rows.flatten(1)) * _lengths(self.cols.flatten(1))
 
     @cached_property

@@ -124,8 +124,7 @@ class _Group:
 class HeadPass:
     """One evaluation of the head: its losses, the gradient at H, and D again for those who need it later.
 
-    Of a token's logits, `U = exp(z - shift)` is computed, and what would be a pass over all items for each token is left to its row
-    of H instead:
+    Of a token's logits, `U = exp(z - shift)` is computed; a factor of all its items is multiplied into its row of H instead:
 
         D = r (U - total onehot y)      total = sum U      r = w / total
 
@@ -268,8 +267,9 @@ class _Plain(torch.autograd.Function):
         at_hidden = head.gradient * upstream[:, None, None] if ctx.needs_input_grad[0] else None
         at_table = None
         if ctx.needs_input_grad[1]:
-            at_table = torch.zeros_like(head.E)
+            total = head.workspace.take("sum", head.E.shape[1], head.E.shape[0], head.E).zero_()
             for tile in head.tiles():
                 H = tile.H * upstream[tile.samples, None, None]
-                at_table.addmm_(tile.D.flatten(0, 1).T, H.flatten(0, 1))
+                total.addmm_(H.flatten(0, 1).T, tile.D.flatten(0, 1))
+            at_table = total.T.contiguous()
         return at_hidden, at_table, None

@@ -98,11 +98,12 @@ class Tape(TorchFunctionMode):
         derive: Derive,
         like: Tensor,
         saved: Iterable[Tensor] = (),
+        shape: torch.Size | None = None,
     ) -> Tensor:
         """Remember a use; returns `output`, to be returned to the model in its place.
 
         `like` is the tensor whose first dimension says how samples lie in the output; `saved` are the tensors that `derive` will
-        read, which must not change until then.
+        read, which must not change until then. `shape` is the output's own, or one that the model will see it in.
         """
         if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
             raise ClippingError(
@@ -111,7 +112,7 @@ class Tape(TorchFunctionMode):
             )
         used = tuple(view for view in views if view is not None)
         kept = tuple((tensor, tensor._version) for tensor in saved)
-        use = Use(_name(function), used, derive, output.shape, self.samples.merged(like), kept)
+        use = Use(_name(function), used, derive, shape or output.shape, self.samples.merged(like), kept)
         self.uses.append(use)
         # In place, so that it stays the same tensor for a function that wrote in place; that cannot be done to a view.
         return _Record.apply(output.clone() if output._is_view() else output, self.anchor, use)

@@ -80,7 +80,7 @@ class Recipe(BaseModel):
     averaging: Literal["none", "ema", "tail"] = Field("tail", description="Average of iterates that is released.")
     max_norm: float = Field(1.0, gt=0, description="Clipping norm C.")
     rule: Literal["automatic", "flat"] = Field("automatic", description="Clipping rule.")
-    token_budget: int = Field(8192, ge=1, description="Positions in a micro-batch: memory, not privacy.")
+    token_budget: int = Field(16384, ge=1, description="Positions in a micro-batch: memory, not privacy.")
 
     @property
     def window(self) -> int | None:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from dpformer.clipping import PhantomClipping, TiedCrossEntropy
+from dpformer.clipping.head import HOLD_ELEMENTS, TILE_TOKENS
 from dpformer.data import MicroBatch, PoissonSampler, Sequences, micro_batches
 from dpformer.errors import PrivacyError
 from dpformer.models.base import SequenceModel
@@ -32,7 +33,7 @@ class Optimisation:
 
     warmup: share of the steps over which the learning rate rises; it falls linearly after that.
     averaging: "tail" is the mean of the last fifth of the iterates, "ema" an exponential mean; free post-processing.
-    token_budget: positions of a micro-batch, a matter of memory.
+    token_budget: positions of a micro-batch at the most, a matter of memory.
     """
 
     learning_rate: float = 1e-2
@@ -42,7 +43,7 @@ class Optimisation:
     max_norm: float = 1.0
     rule: Literal["automatic", "flat"] = "automatic"
     max_length: int = 50
-    token_budget: int = 8192
+    token_budget: int = 16384
 
     def rate_at(self, step: int, steps: int) -> float:
         """Learning rate of step 1, 2, ..., steps.
@@ -99,7 +100,9 @@ class Trainer:
         self.sampler = self._checked(sampler)
         self.step = 0
         self.clipping = PhantomClipping(model, how.max_norm, how.rule)
-        self.optimizer = torch.optim.Adam(model.parameters(), lr=how.learning_rate, weight_decay=how.weight_decay)
+        self.optimizer = torch.optim.Adam(
+            model.parameters(), lr=how.learning_rate, weight_decay=how.weight_decay, fused=True
+        )
         self.average: dict[str, Tensor] = {}
         self._to_vocabulary()
         self._head = TiedCrossEntropy()
@@ -143,9 +146,9 @@ class Trainer:
         lost, loss = self.clipping.nonfinite, 0.0
         # Somebody with less than a pair of items adds nothing, and is in the batch all the same.
         paired = users[self._sequences.lengths[users] > 1]
-        batches = micro_batches(
-            self._sequences, paired, max_length=self.how.max_length + 1, token_budget=self.how.token_budget
-        )
+        # With a large catalogue, no more tokens than the head can keep the logits of.
+        budget = min(self.how.token_budget, max(TILE_TOKENS, HOLD_ELEMENTS // len(self.model.table)))
+        batches = micro_batches(self._sequences, paired, max_length=self.how.max_length + 1, token_budget=budget)
         for batch in batches:
             loss += self._add_gradients(batch)
         if self.plan.private:

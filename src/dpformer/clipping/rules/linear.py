@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -29,7 +30,10 @@ def linear(tape: Tape, function: Any, input: Tensor, weight: Tensor, bias: Tenso
     """F.linear with a trainable weight, bias or both; any leading dimensions."""
     if (fixed := tape.view(input)) is not None:
         raise tape.refuse(function, fixed, "takes it as its input rather than its weight")
-    output = F.linear(input, tape.value(weight), tape.value(bias))
+    # With two dimensions the output is no view of another tensor, which would have to be copied to be recorded.
+    shape = torch.Size((*input.shape[:-1], weight.shape[0])) if input.dim() > 2 and weight.dim() == 2 else None
+    flat = input if shape is None else input.flatten(0, -2)
+    output = F.linear(flat, tape.value(weight), tape.value(bias))
     w, b = tape.view(weight), tape.view(bias)
     if w is not None and w.value.dim() != 2:
         raise tape.refuse(function, w, "takes it as a vector; give the weight two dimensions")
@@ -41,4 +45,5 @@ def linear(tape: Tape, function: Any, input: Tensor, weight: Tensor, bias: Tenso
         if b is not None:
             yield b, from_broadcast(b, gradient, batch)
 
-    return tape.record(function, output, [w, b], derive, like=input, saved=[input])
+    recorded = tape.record(function, output, [w, b], derive, like=input, saved=[input], shape=shape)
+    return recorded if shape is None else recorded.view(shape)
