@@ -7,7 +7,7 @@ import typer
 
 
 def reproduce(
-    name: Annotated[str, typer.Argument(help="Which result: error-table, attention or transitions.")],
+    name: Annotated[str, typer.Argument(help="Which result: error-table, attention, transitions or whole.")],
     epsilon: Annotated[
         list[float] | None, typer.Option("--epsilon", help="A budget; give it several times for several.")
     ] = None,

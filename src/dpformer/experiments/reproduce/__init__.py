@@ -12,4 +12,5 @@ RESULTS: dict[str, str] = {
     "error-table": "dpformer.experiments.reproduce.error_table",
     "attention": "dpformer.experiments.reproduce.attention",
     "transitions": "dpformer.experiments.reproduce.transitions",
+    "whole": "dpformer.experiments.reproduce.whole",
 }
