@@ -19,7 +19,9 @@ def result():
 
 def test_a_record_says_all_that_is_needed_to_make_it_again(result):
     assert json.loads(json.dumps(result)) == result
-    assert [(r["method"], r["masked"]) for r in result["records"]] == [(m, k) for m in whole.METHODS for k in (True, False)]
+    assert [(r["method"], r["masked"]) for r in result["records"]] == [
+        (m, k) for m in whole.METHODS for k in (True, False)
+    ]
     for record in result["records"]:
         assert record["command"] == "dpformer reproduce whole --epsilon 8 --seeds 2 --item validation -o docs/results"
         assert record["item"] == "validation"

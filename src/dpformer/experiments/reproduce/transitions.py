@@ -1,7 +1,8 @@
 """Popularity, DP popularity and DP transition statistics on the paper's two data sets.
 
 Models are fitted on everything before the item that is held out. Their settings are the defaults, which were chosen on the
-validation item, but for a head of 1,000 items at every epsilon (the default follows the noise: see `whole`); nothing is chosen here. Noise is seeded, so that the figures can be made again: a release for use must not be.
+validation item, but for a head of 1,000 items at every epsilon (the default follows the noise: see `whole`). Nothing is
+chosen here. Noise is seeded, so that the figures can be made again: a release for use must not be.
 """
 
 import math
