@@ -31,7 +31,7 @@ def fit(
         str | None,
         typer.Option(help="transformer, gru, lstm; or statistics without a network: transitions, popularity."),
     ] = None,
-    preset: Annotated[str, typer.Option(help="default, or paper: the paper's settings.")] = "default",
+    preset: Annotated[str, typer.Option(help="default, paper (the paper's settings) or pure.")] = "default",
     config: Annotated[Path | None, typer.Option(help="A TOML file of settings.")] = None,
     setting: Annotated[
         list[str] | None,

@@ -62,6 +62,14 @@ class Recipe(BaseModel):
     feed_forward: int | None = Field(None, ge=1, description="Width of the feed-forward layers; d by default.")
     dropout: float = Field(0.0, ge=0, lt=1, description="Dropout; hurts under noise.")
     norm: Literal["pre", "post"] = Field("pre", description="Where layer norm stands.")
+    recency: float | None = Field(
+        None, ge=0, description="Fixed decay of attention with the lag, its power, in place of learned positions."
+    )
+    identity: bool = Field(False, description="Layers start as the identity instead of at random.")
+    vocabulary: int | None = Field(
+        None, ge=1, description="Learn only so many items, the most frequent of the histogram; all by default."
+    )
+    popularity_bias: bool = Field(False, description="Log popularity of the histogram as a fixed output bias.")
     tied: bool = Field(True, description="Share the embedding between input and output.")
     reattention: Literal["logits", "literal", "none", "off"] = Field("off", description="Re-Attention's correction.")
     # the steps
@@ -77,8 +85,8 @@ class Recipe(BaseModel):
 
     @property
     def window(self) -> int | None:
-        """How many of a history's last items a model gets; None for all."""
-        return None if self.model in STATISTICS else self.max_length
+        """How many of a history's last items a model gets; None for all: a vocabulary comes before the cut."""
+        return None if self.model in STATISTICS or self.vocabulary is not None else self.max_length
 
     def settings(self) -> dict[str, Any]:
         """All settings, ready for JSON; an infinite epsilon is "inf"."""
@@ -100,7 +108,7 @@ class Recipe(BaseModel):
         """A new model for a catalogue of so many items."""
         if self.model != "transformer":
             kind = GRURecommender if self.model == "gru" else LSTMRecommender
-            return kind(items, self.d, self.tied, self.dropout)
+            return kind(items, self.d, self.tied, self.dropout, self.vocabulary, self.max_length)
         correction = None if self.reattention == "off" else ReAttention(self.reattention)
         return Transformer(
             items,
@@ -113,6 +121,9 @@ class Recipe(BaseModel):
             norm=self.norm,
             tied=self.tied,
             reattention=correction,
+            recency=self.recency,
+            identity=self.identity,
+            vocabulary=self.vocabulary,
         )
 
 
@@ -129,7 +140,18 @@ PAPER = {
     "averaging": "none",
     "max_length": 200,
 }
-PRESETS: dict[str, dict[str, Any]] = {"default": {}, "paper": PAPER}
+# DP-SGD alone: nothing is known beforehand but the noisy histogram. docs/pure.md tells what each setting is worth.
+PURE = {
+    "histogram_share": 0.03,
+    "vocabulary": 1000,
+    "popularity_bias": True,
+    "recency": 1.2,
+    "identity": True,
+    "epochs": 20.0,
+    "learning_rate": 3.5e-2,
+    "averaging": "none",
+}
+PRESETS: dict[str, dict[str, Any]] = {"default": {}, "paper": PAPER, "pure": PURE}
 
 
 def make_recipe(preset: str = "default", file: Path | None = None, **options: Any) -> Recipe:
@@ -159,6 +181,12 @@ def make_recipe(preset: str = "default", file: Path | None = None, **options: An
         raise DPFormerError(f"reattention is for the transformer, not for {recipe.model!r}; say off")
     if recipe.reattention != "off" and not recipe.histogram_share:
         raise DPFormerError("reattention needs item frequencies: give histogram_share above 0")
+    if (recipe.vocabulary is not None or recipe.popularity_bias) and not recipe.histogram_share:
+        raise DPFormerError("vocabulary and popularity_bias need item frequencies: give histogram_share above 0")
+    if recipe.model != "transformer" and (recipe.recency is not None or recipe.identity):
+        raise DPFormerError(f"recency and identity are for the transformer, not for {recipe.model!r}")
+    if recipe.model in STATISTICS and (recipe.vocabulary is not None or recipe.popularity_bias):
+        raise DPFormerError(f"vocabulary and popularity_bias are for networks, not for {recipe.model!r}")
     return recipe
 
 

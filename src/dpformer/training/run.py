@@ -53,7 +53,7 @@ from dpformer.privacy import (
 from dpformer.training.card import model_card
 from dpformer.training.checkpoint import PRIVATE, Checkpoints
 from dpformer.training.files import read_json, write_file, write_json
-from dpformer.training.recipe import HISTOGRAM, Recipe
+from dpformer.training.recipe import HISTOGRAM, STATISTICS, Recipe
 from dpformer.training.trackers import Tracker, Trackers, ended, started, stepped
 from dpformer.training.trainer import StepReport, Trainer, digest
 
@@ -228,8 +228,8 @@ def write_release(
 def state_privacy(plan: PrivacyPlan, ledger: Ledger | None, recipe: Recipe) -> PrivacyStatement:
     """The privacy statement of a run, from what its ledger says was charged."""
     public = ["the catalogue of items"]
-    if recipe.window is not None:
-        public.append(f"the greatest length of a history, {recipe.window}")
+    if recipe.model not in STATISTICS:
+        public.append(f"the greatest length of a history, {recipe.max_length}")
     return build_statement(
         plan,
         None if ledger is None else ledger.account(),
@@ -330,6 +330,7 @@ def _release_histogram(run: Run) -> None:
 
 def _use(run: Run, frequencies: ItemFrequencies) -> None:
     run.frequencies = frequencies
+    run.trainer.choose(torch.from_numpy(frequencies.probability).float(), run.recipe.popularity_bias)
     _set_errors(run.trainer.model, run.trainer.plan, frequencies, run.recipe)
 
 
