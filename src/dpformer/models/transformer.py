@@ -79,6 +79,7 @@ class Transformer(SequenceModel):
         self.norm = nn.LayerNorm(d) if norm == "pre" else nn.Identity()
         self.dropout = dropout
         self.reattention = reattention
+        self.tracked: bool | None = None  # the answer of `tracks_errors`, given once for a graph that is exported
         # Variances of item embeddings, position embeddings and block parameters; all zero until set.
         self.var_items: Tensor
         self.var_positions: Tensor
@@ -113,6 +114,11 @@ class Transformer(SequenceModel):
         self.var_positions.copy_(error.effective_error(noise_multiplier, batch_size, lengths.clamp(1e-9, 1.0), scale))
         self.var_blocks.copy_(error.effective_error(noise_multiplier, batch_size, 1.0, scale))
 
+    def tracks_errors(self) -> bool:
+        """Whether attention is corrected now. Without noise there is nothing to correct, and it is ordinary to the last bit."""
+        r = self.reattention
+        return r is not None and not (r.training_only and not self.training) and bool(self.var_blocks > 0)
+
     def forward(self, s: Tensor) -> Tensor:
         """Hidden states `[B, L, d]` of item ids `[B, L]`, L at most `max_length`."""
         return self.trace(s)[-1].x
@@ -138,8 +144,7 @@ class Transformer(SequenceModel):
         x = self.embedding(s) if self.positions is None else self.embedding(s) + self.positions[:L]
         x = F.dropout(x, self.dropout, self.training)
         r = self.reattention
-        # Without noise there is nothing to correct, and attention is then ordinary attention to the last bit.
-        tracked = r is not None and not (r.training_only and not self.training) and bool(self.var_blocks > 0)
+        tracked = self.tracks_errors() if self.tracked is None else self.tracked
         var = self.var_items[s] if tracked else None
         if var is not None and self.positions is not None:
             var = var + self.var_positions[:L]

@@ -7,7 +7,7 @@ same noise they are the same releases, and are not charged twice.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +28,7 @@ from dpformer.training.run import (
     state_privacy,
     write_release,
 )
+from dpformer.training.trackers import Tracker, Trackers, ended, started
 from dpformer.training.trainer import digest
 
 
@@ -48,8 +49,11 @@ class OneShotRun:
         self,
         on_step: Callable[[Progress], None] = lambda progress: None,
         should_stop: Callable[[], bool] = lambda: False,
+        trackers: Iterable[Tracker] = (),
     ) -> bool:
         """Make all releases, and the model from them. It takes seconds to minutes, and is not stopped in between."""
+        told = Trackers(trackers)
+        told.on_event(started(0, 0, self.recipe.settings()))
         train, items = self.dataset.split().train, len(self.dataset.catalogue)
         releases = iter(self.plan.releases)
         data = digest(train.items, train.offsets)
@@ -73,6 +77,7 @@ class OneShotRun:
         write_release(self.folder, self.recipe, self.statement(), items, tensors)
         Checkpoints(self.folder).remove()
         self.close()
+        told.on_event(ended(0, released=True))
         return True
 
     def statement(self) -> PrivacyStatement:

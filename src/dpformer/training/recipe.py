@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import sys
 from pathlib import Path
 from typing import Any, Literal
@@ -86,6 +87,10 @@ class Recipe(BaseModel):
     def window(self) -> int | None:
         """How many of a history's last items a model gets; None for all: a vocabulary comes before the cut."""
         return None if self.model in STATISTICS or self.vocabulary is not None else self.max_length
+
+    def settings(self) -> dict[str, Any]:
+        """All settings, ready for JSON; an infinite epsilon is "inf"."""
+        return self.model_dump(mode="json") | {"epsilon": self.epsilon if math.isfinite(self.epsilon) else "inf"}
 
     def plan(self, users: int) -> PrivacyPlan:
         """The privacy plan for so many users."""

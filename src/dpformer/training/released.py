@@ -78,6 +78,22 @@ class Released:
             scores[cold] = fallback.index_fill(0, torch.tensor(0), -torch.inf)
         return scores
 
+    def score_histories(self, histories: Sequence[Sequence[int]], seen: bool | Sequence[bool] = False) -> Tensor:
+        """Scores `[histories, items + 1]` of histories of numbers; -inf for padding and for items of the history, unless `seen`.
+
+        All of them at once: give a few hundred at the most.
+        """
+        allowed = [seen] * len(histories) if isinstance(seen, bool) else seen
+        cut = [list(h[-(self.recipe.window or len(h)) :]) for h in histories]
+        tokens = torch.zeros(len(cut), max((1, *(len(h) for h in cut))), dtype=torch.int64)
+        for row, history in zip(tokens, cut, strict=True):
+            row[: len(history)] = torch.tensor(history, dtype=torch.int64)
+        scores = self.scores(tokens, torch.tensor([len(h) for h in cut], dtype=torch.int64))
+        for row, whole, keep in zip(scores, histories, allowed, strict=True):
+            if not keep:
+                row[torch.tensor(list(whole), dtype=torch.int64)] = -torch.inf
+        return scores
+
     def rank(self, histories: Sequence[Sequence[int]], k: int, seen: bool = False) -> tuple[np.ndarray, np.ndarray]:
         """The best k items of each history of numbers, and their scores, each `[histories, k]`; exact.
 
@@ -88,17 +104,7 @@ class Released:
         k = min(k, len(self.catalogue))
         best, values = [], []
         for start in range(0, len(histories), BATCH):
-            part = [list(h) for h in histories[start : start + BATCH]]
-            cut = [h[-(self.recipe.window or len(h)) :] for h in part]
-            width = max(1, *(len(h) for h in cut))
-            tokens = torch.zeros(len(part), width, dtype=torch.int64)
-            for row, history in zip(tokens, cut, strict=True):
-                row[: len(history)] = torch.tensor(history, dtype=torch.int64)
-            scores = self.scores(tokens, torch.tensor([len(h) for h in cut]))
-            if not seen:
-                for row, history in zip(scores, part, strict=True):
-                    row[torch.tensor(history, dtype=torch.int64)] = -torch.inf
-            top = scores.topk(k, dim=1)
+            top = self.score_histories(histories[start : start + BATCH], seen).topk(k, dim=1)
             best.append(torch.where(top.values > -torch.inf, top.indices, 0).numpy())
             values.append(top.values.numpy())
         if not best:

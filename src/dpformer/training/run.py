@@ -19,7 +19,7 @@ import json
 import platform
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,6 +54,7 @@ from dpformer.training.card import model_card
 from dpformer.training.checkpoint import PRIVATE, Checkpoints
 from dpformer.training.files import read_json, write_file, write_json
 from dpformer.training.recipe import HISTOGRAM, STATISTICS, Recipe
+from dpformer.training.trackers import Tracker, Trackers, ended, started, stepped
 from dpformer.training.trainer import StepReport, Trainer, digest
 
 CONFIG, MODEL, ITEMS, PRIVACY, EVENTS, CARD = (
@@ -98,25 +99,31 @@ class Run:
         on_step: Callable[[Progress], None] = lambda progress: None,
         should_stop: Callable[[], bool] = lambda: False,
         checkpoint_seconds: float = CHECKPOINT_SECONDS,
+        trackers: Iterable[Tracker] = (),
     ) -> bool:
         """Make the steps that are left. True when the model is released; False if told to stop, with everything saved."""
-        started = saved = time.monotonic()
+        began = saved = time.monotonic()
         users = 0
         self._forget_events()
+        told = Trackers(trackers)
+        told.on_event(started(self.step, self.plan.steps, self.recipe.settings()))
         for report in self.trainer.run():
             now = time.monotonic()
-            event = json.dumps({"step": report.step, "loss": report.loss, "not_private": ["loss"]})
+            event = stepped(report.step, self.trainer.how.rate_at(report.step, self.plan.steps), report.loss)
             with _explained(self.folder), open(self.folder / EVENTS, "a", encoding="utf-8") as events:
-                events.write(event + "\n")
+                events.write(json.dumps(event) + "\n")
+            told.on_event(event)
             users += report.users
-            on_step(Progress(report, self.trainer.plan, users / max(now - started, 1e-9)))
+            on_step(Progress(report, self.trainer.plan, users / max(now - began, 1e-9)))
             if should_stop():
                 self.save()
+                told.on_event(ended(self.step, released=False))
                 return False
             if now - saved > checkpoint_seconds:
                 self.save()
                 saved = now
         self.release()
+        told.on_event(ended(self.step, released=True))
         return True
 
     def save(self) -> None:
@@ -188,7 +195,7 @@ def make_folder(folder: Path, data: Path, dataset: Dataset, recipe: Recipe, plan
         "dpformer": __version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
-        "recipe": json.loads(recipe.model_dump_json()) | {"epsilon": recipe.epsilon if plan.private else "inf"},
+        "recipe": recipe.settings(),
         "items": len(dataset.catalogue),
     }
     write_json(folder / CONFIG, config)
