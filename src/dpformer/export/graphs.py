@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from dpformer.errors import DPFormerError
 from dpformer.models.base import SequenceModel
+from dpformer.models.joined import Joined
 from dpformer.models.statistics.transitions import DPTransitions
 from dpformer.models.transformer import Transformer
 from dpformer.training.released import Released
@@ -96,6 +97,11 @@ def graph_of(released: Released) -> Graph:
     if isinstance(model, SequenceModel):
         bias = model.output_bias.detach().clone()
         return Graph(LastState(model), "state", released.recipe.window, model.table.detach().clone(), bias)
+    if isinstance(model, Joined):
+        raise DPFormerError(
+            "a network with a prior is two models, and has no graph of its own: fit one with prior_share=0, or "
+            "--model transitions, and export that"
+        )
     if isinstance(model, DPTransitions):
         return Graph(TransitionScores(model).eval(), "scores", None, None, None)
     raise DPFormerError(

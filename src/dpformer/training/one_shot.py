@@ -10,11 +10,11 @@ import math
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from dpformer.data import Dataset, load
 from dpformer.privacy import Ledger, NoiseSource, PrivacyPlan, PrivacyStatement, fingerprint, noise_source
+from dpformer.training.charged import charged
 from dpformer.training.checkpoint import Checkpoints
 from dpformer.training.recipe import STATISTICS, Recipe
 from dpformer.training.run import (
@@ -54,21 +54,9 @@ class OneShotRun:
         """Make all releases, and the model from them. It takes seconds to minutes, and is not stopped in between."""
         told = Trackers(trackers)
         told.on_event(started(0, 0, self.recipe.settings()))
-        train, items = self.dataset.split().train, len(self.dataset.catalogue)
-        releases = iter(self.plan.releases)
-        data = digest(train.items, train.offsets)
-
-        def gaussian(shape: tuple[int, ...], std: float) -> np.ndarray:
-            release = next(releases)
-            if not math.isclose(std, release.noise_multiplier, rel_tol=1e-9):
-                raise AssertionError(
-                    f"{release.name} asks for noise {std:g}, and the plan has {release.noise_multiplier:g}"
-                )
-            state = self.noise.state()
-            inputs = fingerprint(state, release.name, self.recipe.model_dump_json(), data)
-            self.ledger.authorise_release(release.name, fingerprint(state), inputs)
-            return self.noise.gaussian(shape, std)
-
+        train, items = self.dataset.train(self.recipe.hold_out), len(self.dataset.catalogue)
+        about = fingerprint(self.recipe.model_dump_json(), digest(train.items, train.offsets))
+        gaussian = charged(self.plan.releases, self.ledger, self.noise, about)
         first = self.plan.releases[0]
         model = STATISTICS[self.recipe.model]()
         sigma = first.noise_multiplier * math.sqrt(model.shares[first.name])

@@ -25,6 +25,8 @@ else:
     import tomli as tomllib
 
 HISTOGRAM = "histogram"
+# Before the names of the releases of a network's prior.
+PRIOR = "prior: "
 # Models without a network: a few one-shot releases, no steps.
 STATISTICS: dict[str, type[DPTransitions] | type[DPPopularity]] = {
     "transitions": DPTransitions,
@@ -51,6 +53,10 @@ class Recipe(BaseModel):
         "undeclared", description="How settings were chosen, for the statement: none means fixed beforehand."
     )
     tried: tuple[str, ...] = Field((), description="For tuning 'listed': every configuration tried on this data.")
+    hold_out: Literal["validation", "test", "nothing"] = Field(
+        "validation",
+        description="What training does not see: the validation item and the test item, the test item, or nothing.",
+    )
     # the model
     model: Literal["transformer", "gru", "lstm", "transitions", "popularity"] = Field(
         "transformer", description="What is trained, or which statistics are released."
@@ -72,6 +78,10 @@ class Recipe(BaseModel):
     popularity_bias: bool = Field(False, description="Log popularity of the histogram as a fixed output bias.")
     tied: bool = Field(True, description="Share the embedding between input and output.")
     reattention: Literal["logits", "literal", "none", "off"] = Field("off", description="Re-Attention's correction.")
+    prior_share: float = Field(
+        0.0, ge=0, lt=1, description="Part of the budget for DP transitions, whose scores are added to the network's."
+    )
+    prior_weight: float = Field(0.5, gt=0, description="Weight of those scores.")
     # the steps
     batch_size: int | None = Field(None, ge=1, description="Expected users in a batch; half of all by default.")
     epochs: float = Field(60.0, gt=0, description="How often each user is seen, on average.")
@@ -98,6 +108,8 @@ class Recipe(BaseModel):
             return make_plan(users, self.epsilon, self.delta, shares=STATISTICS[self.model]().shares)
         batch = min(self.batch_size or max(1, users // 2), users)
         shares = {HISTOGRAM: self.histogram_share} if self.histogram_share else {}
+        if self.prior_share:
+            shares |= {PRIOR + name: self.prior_share * share for name, share in DPTransitions().shares.items()}
         return make_plan(users, self.epsilon, self.delta, batch_size=batch, epochs=self.epochs, shares=shares)
 
     def optimisation(self) -> Optimisation:
@@ -173,6 +185,12 @@ def make_recipe(preset: str = "default", file: Path | None = None, **options: An
         raise DPFormerError("a seed goes with noise 'seeded' and only with it: give both or none")
     if recipe.model in STATISTICS and recipe.epsilon == float("inf"):
         raise DPFormerError(f"model {recipe.model!r} is released with noise: give a finite epsilon")
+    if recipe.prior_share and (recipe.model in STATISTICS or recipe.epsilon == float("inf")):
+        raise DPFormerError("prior_share is for a network with a finite epsilon: the prior is made of noisy counts")
+    if recipe.prior_share + recipe.histogram_share >= 1:
+        raise DPFormerError(
+            "prior_share and histogram_share leave nothing for the steps: together they must be below 1"
+        )
     if (recipe.tuning == "listed") != bool(recipe.tried):
         raise DPFormerError("tuning 'listed' goes with tried = [...], every configuration tried on this data")
     if recipe.model == "transformer" and recipe.d % recipe.heads:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import polars as pl
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from dpformer.errors import DPFormerError
 from dpformer.models.base import SequenceModel
+from dpformer.models.joined import Joined
 from dpformer.models.statistics.popularity import DPPopularity
 from dpformer.models.statistics.transitions import DPTransitions
 from dpformer.privacy import PrivacyStatement, parse_statement
@@ -24,13 +25,14 @@ from dpformer.training.recipe import STATISTICS, Recipe
 from dpformer.training.run import ITEMS, MODEL, PRIVACY, read_recipe
 
 BATCH = 512
+Statistics = TypeVar("Statistics", bound="DPTransitions | DPPopularity")
 
 
 @dataclass
 class Released:
     """A model, its catalogue, the released popularity of items `[items + 1]` (or None), recipe and privacy statement."""
 
-    model: SequenceModel | DPTransitions | DPPopularity
+    model: SequenceModel | Joined | DPTransitions | DPPopularity
     catalogue: pl.DataFrame
     popularity: Tensor | None
     recipe: Recipe
@@ -165,18 +167,25 @@ def load_model(folder: Path | str) -> Released:
     return Released(model, catalogue, popularity, recipe, read_statement(folder))
 
 
-def _model(recipe: Recipe, items: int, state: dict[str, Tensor]) -> SequenceModel | DPTransitions | DPPopularity:
+def _model(
+    recipe: Recipe, items: int, state: dict[str, Tensor]
+) -> SequenceModel | Joined | DPTransitions | DPPopularity:
     if recipe.model in STATISTICS:
-        found = STATISTICS[recipe.model].from_state(state)
-        if found.scores(torch.zeros(1, 1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)).shape != (
-            1,
-            items + 1,
-        ):
-            raise ValueError(f"it scores another number of items than {items}")
-        return found
+        return _checked(STATISTICS[recipe.model].from_state(state), items)
+    prior = {name: state.pop(name) for name in list(state) if name.startswith("prior.")}
     model = recipe.build(items)
     model.load_state_dict(state)
-    return model
+    if not recipe.prior_share:
+        return model
+    found = DPTransitions.from_state({name.removeprefix("prior."): value for name, value in prior.items()})
+    return Joined(model, _checked(found, items), recipe.prior_weight)
+
+
+def _checked(found: Statistics, items: int) -> Statistics:
+    nothing = torch.zeros(1, dtype=torch.int64)
+    if found.scores(nothing[:, None], nothing).shape != (1, items + 1):
+        raise ValueError(f"it scores another number of items than {items}")
+    return found
 
 
 def read_statement(folder: Path) -> PrivacyStatement:

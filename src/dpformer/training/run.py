@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import platform
 import secrets
 import time
@@ -34,6 +35,7 @@ from dpformer.data import Dataset, PoissonSampler, load
 from dpformer.data.hashing import sha256_of
 from dpformer.errors import DPFormerError
 from dpformer.models.base import SequenceModel
+from dpformer.models.statistics.transitions import DPTransitions
 from dpformer.models.transformer import Transformer
 from dpformer.privacy import (
     ItemFrequencies,
@@ -51,9 +53,10 @@ from dpformer.privacy import (
     open_ledger,
 )
 from dpformer.training.card import model_card
+from dpformer.training.charged import charged
 from dpformer.training.checkpoint import PRIVATE, Checkpoints
 from dpformer.training.files import read_json, write_file, write_json
-from dpformer.training.recipe import HISTOGRAM, STATISTICS, Recipe
+from dpformer.training.recipe import HISTOGRAM, PRIOR, STATISTICS, Recipe
 from dpformer.training.trackers import Tracker, Trackers, ended, started, stepped
 from dpformer.training.trainer import StepReport, Trainer, digest
 
@@ -82,6 +85,7 @@ class Run:
     ):
         self.folder, self.dataset, self.recipe, self.trainer = folder, dataset, recipe, trainer
         self.frequencies = frequencies
+        self.prior: DPTransitions | None = None
         self.checkpoints = Checkpoints(folder)
 
     @property
@@ -133,6 +137,8 @@ class Run:
         if self.frequencies is not None:
             tensors["frequencies"] = torch.from_numpy(self.frequencies.probability)
             values["frequencies"] = {"source": self.frequencies.source, "floor": self.frequencies.floor}
+        if self.prior is not None:
+            tensors |= {f"prior.{name}": value for name, value in self.prior.state().items()}
         if self.trainer.ledger is not None:
             values["ledger"] = place_of(self.trainer.ledger)
         self.checkpoints.save(tensors, values)
@@ -151,6 +157,8 @@ class Run:
         tensors = {f"model.{name}": value.contiguous() for name, value in model.state_dict().items()}
         if self.frequencies is not None:
             tensors["popularity"] = torch.from_numpy(self.frequencies.probability).float()
+        if self.prior is not None:
+            tensors |= {f"prior.{name}": value.contiguous() for name, value in self.prior.state().items()}
         write_release(self.folder, self.recipe, self.statement(), len(self.dataset.catalogue), tensors)
         self.checkpoints.remove()
         self.close()
@@ -175,6 +183,7 @@ def start(folder: Path, data: Path, recipe: Recipe) -> Run:
         run = _open(folder, dataset, recipe, plan, ledger)
         run.save()
         _release_histogram(run)
+        _release_prior(run)
     return run
 
 
@@ -248,12 +257,17 @@ def resume(folder: Path, data: Path | None = None) -> Run:
     with closed_on_error(ledger):
         run = _open(folder, dataset, recipe, plan, ledger)
         found = tensors.pop("frequencies", None)
+        known = {name.removeprefix("prior."): value for name, value in tensors.items() if name.startswith("prior.")}
         run.trainer.restore(tensors, values)
         if found is not None:
             about = values["frequencies"]
             _use(run, ItemFrequencies(found.numpy(), about["source"], about["floor"]))
         else:
             _release_histogram(run)
+        if known:
+            run.prior = DPTransitions.from_state(known)
+        else:
+            _release_prior(run)
     return run
 
 
@@ -298,7 +312,7 @@ def _open(folder: Path, dataset: Dataset, recipe: Recipe, plan: PrivacyPlan, led
     noise = noise_source(recipe.noise, seed) if plan.private else None
     trainer = Trainer(
         model,
-        dataset.split().train,
+        dataset.train(recipe.hold_out),
         plan,
         recipe.optimisation(),
         sampler,
@@ -326,6 +340,26 @@ def _release_histogram(run: Run) -> None:
     inputs = fingerprint(noise, HISTOGRAM, digest(train.items, train.offsets))
     trainer.ledger.authorise_release(HISTOGRAM, fingerprint(noise), inputs)
     _use(run, noisy_histogram(train.items, train.offsets, items, release, trainer.noise, plan.users))
+
+
+def _release_prior(run: Run) -> None:
+    """Release the statistics of the prior, if the plan has them; a replay from the first checkpoint gives the same."""
+    trainer, train = run.trainer, run.trainer.train
+    releases = [r for r in trainer.plan.releases if r.name.startswith(PRIOR)]
+    if not releases:
+        return
+    assert trainer.noise is not None
+    assert trainer.ledger is not None
+    prior = DPTransitions()
+    share = prior.shares[releases[0].name.removeprefix(PRIOR)]
+    about = fingerprint(run.recipe.model_dump_json(), digest(train.items, train.offsets))
+    run.prior = prior.fit(
+        train.items,
+        train.offsets,
+        len(run.dataset.catalogue),
+        noise_multiplier=releases[0].noise_multiplier * math.sqrt(share),
+        gaussian=charged(releases, trainer.ledger, trainer.noise, about),
+    )
 
 
 def _use(run: Run, frequencies: ItemFrequencies) -> None:

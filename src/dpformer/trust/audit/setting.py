@@ -61,6 +61,11 @@ def of_run(folder: Path, data: Path | None = None, seed: int = 1, steps: int = 4
     recipe = read_recipe(folder)
     if recipe.model in STATISTICS:
         raise DPFormerError(f"{folder}: releases statistics, without steps to audit; use: dpformer verify {folder}")
+    if recipe.prior_share:
+        raise DPFormerError(
+            f"{folder}: has a prior, and an audit is of steps alone; use: dpformer verify {folder}, or audit a run of the same "
+            "recipe with prior_share=0"
+        )
     if recipe.epsilon == float("inf"):
         raise DPFormerError(f"{folder}: is not private and says so; there is no claim to audit")
     if data is None:

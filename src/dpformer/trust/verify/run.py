@@ -10,9 +10,10 @@ from torch import Tensor
 from dpformer.data import Dataset, load
 from dpformer.errors import DPFormerError
 from dpformer.models.base import SequenceModel
+from dpformer.models.joined import Joined
 from dpformer.privacy import noise_source
 from dpformer.training.files import read_json
-from dpformer.training.recipe import STATISTICS
+from dpformer.training.recipe import HISTOGRAM, STATISTICS
 from dpformer.training.released import Released, load_model
 from dpformer.training.run import LOCAL, start
 from dpformer.trust.verify.checks import Found, NotChecked, Verification
@@ -53,23 +54,25 @@ def verify_run(folder: Path, data: Path | None = None, subject: str | None = Non
 
 
 def _check_network(found: Verification, model: Released, place: Path, prepared: Path) -> None:
-    assert isinstance(model.model, SequenceModel)
+    network = model.model.network if isinstance(model.model, Joined) else model.model
+    assert isinstance(network, SequenceModel)
     recipe, few = model.recipe, load(prepared)
     run = start(place / "steps", prepared, small(recipe, len(few.sequences)))
     try:
         sequences = (tokens_of(run.trainer),)
-        subject = Subject(model.model, losses_of(run.trainer), sequences, definition, recipe.max_norm, recipe.rule)
+        subject = Subject(network, losses_of(run.trainer), sequences, definition, recipe.max_norm, recipe.rule)
         if check_clipping(found, subject, may_freeze=False):
-            weights: dict[str, Tensor] = dict(model.model.state_dict())
+            weights: dict[str, Tensor] = dict(network.state_dict())
             check_steps(found, run, recipe, weights)
         else:
             for name in STEP_CHECKS:
                 found.skip(name, "the clipping refuses this model; see 'parameters recorded'")
     finally:
         run.close()
-    if run.plan.releases:
-        noise = noise_source(recipe.noise, recipe.seed)
-        check_histogram(found, few.split().train, len(model.catalogue), run.plan.releases[0], noise)
+    for release in run.plan.releases:
+        if release.name == HISTOGRAM:
+            noise = noise_source(recipe.noise, recipe.seed)
+            check_histogram(found, few.split().train, len(model.catalogue), release, noise)
 
 
 def _find(folder: Path, model: Released, data: Path | None) -> tuple[Dataset | None, str]:

@@ -45,7 +45,7 @@ def definition(module: nn.Module, tokens: Tensor) -> Tensor:
     tokens = tokens[:, : int((tokens > 0).sum())]
     if tokens.shape[1] < 2:
         return sum(p.sum() * 0.0 for p in module.parameters()).reshape(1)  # type: ignore[union-attr]
-    logits = module(tokens[:, :-1])[0] @ module.table[1:].T  # type: ignore[index]
+    logits = module(tokens[:, :-1])[0] @ module.table[1:].T + module.table_bias[1:]  # type: ignore[index]
     return nn.functional.cross_entropy(logits, tokens[0, 1:] - 1).reshape(1)
 
 
