@@ -34,7 +34,7 @@ KINDS = {
         "popularity_bias": True,
         "recency": 0.8,
         "identity": True,
-        "batch_size": "all",
+        "batch_size": 60,
         "epochs": 10.0,
     },
     "not private": {"epsilon": float("inf"), "dropout": 0.1},

@@ -72,6 +72,16 @@ METHODS: tuple[Method, ...] = (
     # Without noise there is nothing to correct: its ceiling is the vanilla Transformer's.
     as_in_paper(paper.DPFORMER, 2, ceiling=False),
     Method("Transformer, default recipe", compare=paper.DPFORMER, ceiling={}, papers=True, first=1),
+    Method("DPFormer, pure", preset="pure", compare=paper.DPFORMER, ceiling={}, papers=True, first=1),
+    # Their settings were fixed on the validation item; with these fixed, training sees it too.
+    Method("DP transitions, all but the test item", {"model": "transitions", "hold_out": "test"}, compare=paper.DPFORMER),
+    Method(
+        "DPFormer with a private prior, all but the test item",
+        {"hold_out": "test"},
+        preset="whole",
+        compare=paper.DPFORMER,
+        papers=True,
+    ),
     Method("popularity, not private", work="popularity", epsilons=(INF,)),
     Method("DP popularity", {"model": "popularity"}),
     Method("DP transitions", {"model": "transitions"}, compare=paper.DPFORMER, papers=True),

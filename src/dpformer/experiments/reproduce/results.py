@@ -36,7 +36,13 @@ def run(*, out: Path) -> dict[str, Any]:
         raise DPFormerError(
             f"{out / 'results'}: holds no table; make one: dpformer reproduce table-1 -o {out / 'results'}"
         )
-    return {"rows": [record for figures in found.values() for record in records(figures)], "tables": found}
+    rows = [record for figures in found.values() for record in records(figures)]
+    # Cells that were run by `fit` and `evaluate` themselves come as records.
+    for path in sorted((out / "results").glob("*.json")):
+        other = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(other, dict) and path.stem not in tables.SETS:
+            rows += other.get("records", [])
+    return {"rows": rows, "tables": found}
 
 
 def records(figures: dict[str, Any]) -> list[dict[str, Any]]:

@@ -81,7 +81,7 @@ def measure(
         "unit": "%",
         "delta": DELTA,
         "seeds": seeds,
-        "protocol": {} if first is None else {item: first[item]["protocol"] for item in ("test", "validation")},
+        "protocol": {} if first is None else {item: first[item]["protocol"] for item in ("test", "validation") if item in first},
         "rows": rows,
         "failed": sum(outcome.failed for outcome in outcomes),
         "tried": [tried(outcome) for outcome in done],
@@ -109,7 +109,7 @@ def _row(name: str, method: Method, outcomes: list[Outcome]) -> dict[str, Any]:
     for where, kind in (("test", "unmasked"), ("validation", "masked")):
         for metric in METRICS:
             label = "unmasked" if where == "test" else "validation"
-            values = [100 * record[where][kind][metric]["value"] for record in records]
+            values = [100 * record[where][kind][metric]["value"] for record in records if where in record]
             row[f"{label} {metric}"], row[f"{label} {metric} std"] = mean_of(values), spread_of(values)
     privacy = records[0]["privacy"] if records else None
     row["epsilon at delta 1/N"] = None if privacy is None else privacy["epsilon_at_delta_1_over_users"]
@@ -138,6 +138,7 @@ def tried(outcome: Outcome) -> dict[str, Any]:
     figures = {
         item: {metric: round(100 * record[item]["masked"][metric]["value"], 4) for metric in METRICS}
         for item in ("validation", "test")
+        if item in record
     }
     return {
         "dataset": cell.dataset,
@@ -165,7 +166,8 @@ def page(figures: dict[str, Any]) -> Page:
         "not stated, and its figures are the best of a grid of 25 settings on the test item; ours are of settings that were "
         "fixed before the test item was looked at, of the last or averaged iterate. Epsilon inf: without privacy. "
         "Empty: not run, and why. Minutes: of one core.",
-        "Models are trained on all but the last two items of each user; the test item is asked for with all before it. Noise is "
+        "Models are trained on all but the last two items of each user, or on all but the last one where the method says so (settings "
+        "having been fixed on the validation item before); the test item is asked for with all before it. Noise is "
         "seeded, so that the figures can be made again; a seed gives the same draws to every row.",
         *protocol,
     ]

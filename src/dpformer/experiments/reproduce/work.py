@@ -130,7 +130,9 @@ def train(cell: Cell, data: Path, folder: Path, should_stop: ShouldStop, tell: T
         finally:
             run.close()
     model, statement = load_model(place), read_statement(place)
-    figures = figures_of(model, load(data), model.recipe.window)
+    # What training has seen is not asked for.
+    items = ITEMS if model.recipe.hold_out == "validation" else ("test",)
+    figures = figures_of(model, load(data), model.recipe.window, items)
     write_json(place / METRICS, {"not_private": True, **figures})
     steps = statement.steps
     privacy = {
@@ -189,12 +191,12 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
 
-def figures_of(model: Scorer, dataset: Dataset, window: int | None) -> Done:
-    """All figures of a model on the validation and on the test item. Not private."""
+def figures_of(model: Scorer, dataset: Dataset, window: int | None, asked: tuple[str, ...] = ITEMS) -> Done:
+    """All figures of a model on the validation and on the test item, or one of them. Not private."""
     items = len(dataset.catalogue)
     return {
         item: _plain(evaluate(model, held_out(dataset.sequences, item), items, max_length=window).figures())
-        for item in ITEMS
+        for item in asked
     }
 
 
