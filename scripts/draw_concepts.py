@@ -12,9 +12,11 @@ from dpformer.report.svg import Axis, Series, lines
 DELTA = 1e-5
 # The plot alone, outside of a page: its own colours, light or dark by the reader's setting.
 STYLE = """
-svg{background:#fff}text{fill:#444;font:12px system-ui,"DejaVu Sans",sans-serif}.grid{stroke:#ddd;fill:none}.line{fill:none;stroke-width:2.2}
-.dashed{stroke-dasharray:5 4}.s0{stroke:#2f8a57}.s1{stroke:#1f77b4}.s2{stroke:#c2571a}.s3{stroke:#888}
-@media(prefers-color-scheme:dark){svg{background:#1b1e22}text{fill:#ccc}.grid{stroke:#444}.s1{stroke:#7db8ee}.s2{stroke:#f0a268}.s0{stroke:#7fd1a0}}
+svg{background:#fff}text{fill:#444;font:12px system-ui,"DejaVu Sans",sans-serif}.grid{stroke:#ddd;fill:none}
+.line{fill:none;stroke-width:2.2}.dashed{stroke-dasharray:5 4}
+.s0{stroke:#2f8a57}.s1{stroke:#1f77b4}.s2{stroke:#c2571a}.s3{stroke:#888}
+@media(prefers-color-scheme:dark){svg{background:#1b1e22}text{fill:#ccc}.grid{stroke:#444}
+.s0{stroke:#7fd1a0}.s1{stroke:#7db8ee}.s2{stroke:#f0a268}}
 """
 
 
