@@ -74,7 +74,9 @@ METHODS: tuple[Method, ...] = (
     Method("Transformer, default recipe", compare=paper.DPFORMER, ceiling={}, papers=True, first=1),
     Method("DPFormer, pure", preset="pure", compare=paper.DPFORMER, ceiling={}, papers=True, first=1),
     # Their settings were fixed on the validation item; with these fixed, training sees it too.
-    Method("DP transitions, all but the test item", {"model": "transitions", "hold_out": "test"}, compare=paper.DPFORMER),
+    Method(
+        "DP transitions, all but the test item", {"model": "transitions", "hold_out": "test"}, compare=paper.DPFORMER
+    ),
     Method(
         "DPFormer with a private prior, all but the test item",
         {"hold_out": "test"},
