@@ -163,7 +163,9 @@ PURE = {
     "learning_rate": 3.5e-2,
     "averaging": "none",
 }
-PRESETS: dict[str, dict[str, Any]] = {"default": {}, "paper": PAPER, "pure": PURE}
+# The same with the transition statistics beside it: which part of the budget they should have depends on the data.
+WHOLE = {**PURE, "prior_share": 0.35}
+PRESETS: dict[str, dict[str, Any]] = {"default": {}, "paper": PAPER, "pure": PURE, "whole": WHOLE}
 
 
 def make_recipe(preset: str = "default", file: Path | None = None, **options: Any) -> Recipe:

@@ -81,7 +81,9 @@ def measure(
         "unit": "%",
         "delta": DELTA,
         "seeds": seeds,
-        "protocol": {} if first is None else {item: first[item]["protocol"] for item in ("test", "validation") if item in first},
+        "protocol": {}
+        if first is None
+        else {item: first[item]["protocol"] for item in ("test", "validation") if item in first},
         "rows": rows,
         "failed": sum(outcome.failed for outcome in outcomes),
         "tried": [tried(outcome) for outcome in done],
@@ -166,8 +168,8 @@ def page(figures: dict[str, Any]) -> Page:
         "not stated, and its figures are the best of a grid of 25 settings on the test item; ours are of settings that were "
         "fixed before the test item was looked at, of the last or averaged iterate. Epsilon inf: without privacy. "
         "Empty: not run, and why. Minutes: of one core.",
-        "Models are trained on all but the last two items of each user, or on all but the last one where the method says so (settings "
-        "having been fixed on the validation item before); the test item is asked for with all before it. Noise is "
+        "Models are trained on all but the last two items of each user, or on all but the last one where the method says so: "
+        "settings were fixed on the validation item before. The test item is asked for with all before it. Noise is "
         "seeded, so that the figures can be made again; a seed gives the same draws to every row.",
         *protocol,
     ]
