@@ -171,8 +171,14 @@ def test_runs_of_different_protocols_are_not_compared(make, tmp_path):
 
 @pytest.mark.parametrize(
     "options",
-    [{"model": "gru"}, {"histogram_share": 0.0}, {"model": "popularity"}, {"noise": "seeded", "seed": 3}],
-    ids=lambda options: next(iter(options)),
+    [
+        {"model": "gru"},
+        {"histogram_share": 0.0},
+        {"model": "popularity"},
+        {"noise": "seeded", "seed": 3},
+        {"vocabulary": 6, "prior_share": 0.3},
+    ],
+    ids=["gru", "no histogram", "popularity", "seeded", "vocabulary and prior"],
 )
 def test_any_run_without_metrics_says_what_to_do(make, options):
     folder = make("-".join(map(str, options.values())), evaluated=False, **options)
@@ -183,6 +189,9 @@ def test_any_run_without_metrics_says_what_to_do(make, options):
     if "seed" in options:
         assert "Insecure." in page.text
         assert "may be published" not in page.text
+    if "vocabulary" in options:
+        assert "Where attention goes" in page.text
+        assert "prior: transitions 1" in page.text
     if "histogram_share" in options:
         assert "released no item histogram" in page.text
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from dpformer.errors import DPFormerError
 from dpformer.evaluation.evaluate import SLICES
 from dpformer.models.diagnostics import attention_lift, popularity_groups
+from dpformer.models.joined import Joined
 from dpformer.models.statistics.popularity import DPPopularity
 from dpformer.models.statistics.transitions import DPTransitions
 from dpformer.models.transformer import Transformer
@@ -109,10 +110,7 @@ def _encode(model: Released, folder: Path, history: str) -> list[int]:
 def released_popularity(model: Released) -> Tensor | None:
     """How frequent items are `[items + 1]`, as far as the run released it, up to a factor; 0 where only an order is known."""
     if isinstance(model.model, DPTransitions):
-        state = model.model.state()
-        weights = torch.zeros(len(model.catalogue) + 1)
-        weights[state["head"]] = torch.exp(state["prior"] / model.model.settings.popularity)
-        return weights
+        return _of_head(model.model, len(model.catalogue))
     if isinstance(model.model, DPPopularity):
         sums = model.model.state()["scores"].clone()
         sums[0] = 0.0
@@ -120,8 +118,14 @@ def released_popularity(model: Released) -> Tensor | None:
         floor = max((r.noise_multiplier for r in model.statement.releases), default=0.0)
         return sums.clamp_min(floor).index_fill(0, torch.tensor(0), 0.0)
     if model.popularity is None:
-        return None
+        return _of_head(model.model.prior, len(model.catalogue)) if isinstance(model.model, Joined) else None
     return model.popularity.index_fill(0, torch.tensor(0), 0.0)
+
+
+def _of_head(model: DPTransitions, items: int) -> Tensor:
+    state, weights = model.state(), torch.zeros(items + 1)
+    weights[state["head"]] = torch.exp(state["prior"] / model.settings.popularity)
+    return weights
 
 
 def sample_histories(model: Released, weights: Tensor | None, count: int = 5) -> list[list[int]]:
@@ -142,7 +146,7 @@ def written_histories(model: Released, weights: Tensor, count: int = HISTORIES, 
     """
     generator = torch.Generator().manual_seed(0)
     items = len(model.catalogue)
-    length = max(1, min(length, items - 1, model.recipe.window or length))
+    length = max(1, min(length, items - 1, model.recipe.max_length))
     s = torch.multinomial(weights, count, replacement=True, generator=generator)[:, None]
     while s.shape[1] < length:
         scores = model.scores(s, torch.full((count,), s.shape[1]))
@@ -153,11 +157,13 @@ def written_histories(model: Released, weights: Tensor, count: int = HISTORIES, 
 
 
 def _lift(model: Released, weights: Tensor | None) -> dict[str, list[float]] | None:
-    network = model.model
+    network = model.model.network if isinstance(model.model, Joined) else model.model
     if not isinstance(network, Transformer) or weights is None:
         return None
-    s = written_histories(model, weights)
+    s, _ = network.locate(written_histories(model, weights))  # items outside of a vocabulary get no attention
     groups = popularity_groups(weights / weights.sum())
+    if network.chosen is not None:
+        groups = groups[network.chosen]
     found = {}
     kept = network.reattention
     corrected = kept is not None and kept.correction == "logits" and bool(network.var_blocks > 0)
