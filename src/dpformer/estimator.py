@@ -33,7 +33,7 @@ class DPFormer:
     privacy     the statement
     """
 
-    def __init__(self, preset: str = "default", **settings: Any) -> None:
+    def __init__(self, preset: str = "best", **settings: Any) -> None:
         self.recipe = make_recipe(preset, **settings)
         self._folder: Path | None = None
         self._temporary: tempfile.TemporaryDirectory[str] | None = None

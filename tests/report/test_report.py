@@ -18,7 +18,7 @@ from dpformer.data import prepare, save
 from dpformer.errors import DPFormerError
 from dpformer.evaluation import evaluate, held_out
 from dpformer.report import make_report
-from dpformer.training.recipe import Recipe, make_recipe
+from dpformer.training.recipe import make_recipe
 from dpformer.training.released import load_model
 from dpformer.training.session import begin
 from tests.training.conftest import small_log
@@ -207,21 +207,23 @@ def test_a_run_without_privacy_says_so(make):
     "options",
     [
         {"reattention": "logits"},
+        {"preset": "best"},
+        {"preset": "best", "model": "transitions"},
         {"model": "gru", "noise": "seeded", "seed": 3, "tuning": "listed", "tried": ("d = 8", "it's d = 16")},
         {"epsilon": float("inf"), "dropout": 0.25},
     ],
-    ids=["plain", "quoted", "infinite"],
+    ids=["plain", "best", "statistics", "quoted", "infinite"],
 )
 def test_the_commands_make_the_same_recipe(options, tmp_path):
     from dpformer.report.facts import commands
 
-    recipe = make_recipe(**{**SMALL, **options})
+    recipe = make_recipe(**{"preset": "default", **SMALL, **options})
     words = shlex.split(commands(tmp_path / "a run", recipe)[1])
     assert words[:5] == ["dpformer", "fit", "DATA", "--run", "a run"]
     flags = list(zip(words[5::2], words[6::2], strict=True))
     settings = {k.removeprefix("--"): v for k, v in flags if k != "--set"}
     settings |= _settings([v for k, v in flags if k == "--set"])
-    assert Recipe.model_validate(settings) == recipe
+    assert make_recipe(**settings) == recipe
 
 
 def test_the_command(dpformer, runs, tmp_path):

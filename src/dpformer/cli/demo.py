@@ -47,7 +47,7 @@ def demo(
         stdout.print(statistics_table(statistics(dataset)))
     stderr.rule("2. private training")
     options: dict[str, Any] = {"epsilon": epsilon} | ({"epochs": epochs} if epochs is not None else {})
-    run = start(folder, data, make_recipe(**options))
+    run = start(folder, data, make_recipe("best", **options))
     with show_progress(run, quiet=False) as on_step:
         run.train(on_step)
     run.close()

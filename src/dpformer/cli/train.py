@@ -31,7 +31,9 @@ def fit(
         str | None,
         typer.Option(help="transformer, gru, lstm; or statistics without a network: transitions, popularity."),
     ] = None,
-    preset: Annotated[str, typer.Option(help="default, paper (the paper's settings) or pure.")] = "default",
+    preset: Annotated[
+        str, typer.Option(help="best, whole, pure (no prior), paper (the paper's settings) or default (plain).")
+    ] = "best",
     config: Annotated[Path | None, typer.Option(help="A TOML file of settings.")] = None,
     setting: Annotated[
         list[str] | None,

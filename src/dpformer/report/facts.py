@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from dpformer.models.transformer import Transformer
 from dpformer.privacy import epsilon, read_ledger, spending
 from dpformer.privacy.tradeoff import delta_curve, power
 from dpformer.training.files import read_json
-from dpformer.training.recipe import Recipe
+from dpformer.training.recipe import PRESETS, Recipe, make_recipe
 from dpformer.training.released import Released, load_model
 from dpformer.training.run import EVENTS, ITEMS
 
@@ -248,18 +248,26 @@ def _samples(model: Released, histories: Sequence[Sequence[int]]) -> list[Sample
 def commands(folder: Path, recipe: Recipe) -> list[str]:
     """What makes such a run again. The noise will be other noise, so the figures will differ a little."""
     run = shlex.quote(folder.name)
-    changed = {
-        key: value
-        for key, value in recipe.model_dump(mode="json").items()
-        if value != json.loads(json.dumps(Recipe.model_fields[key].get_default())) and key not in ("epsilon", "model")
-    }
+    preset, changed = min(_from_presets(recipe), key=lambda found: len(found[1]))
     settings = [
         f" --set {shlex.quote(f'{key}={value if isinstance(value, str) else json.dumps(value)}')}"
         for key, value in changed.items()
     ]
     return [
         "dpformer prepare LOG -o DATA",
-        f"dpformer fit DATA --run {run} --epsilon {recipe.epsilon:g} --model {recipe.model}" + "".join(settings),
+        f"dpformer fit DATA --run {run} --preset {preset} --model {recipe.model} --epsilon {recipe.epsilon:g}"
+        + "".join(settings),
         f"dpformer evaluate {run}",
         f"dpformer report {run}",
     ]
+
+
+def _from_presets(recipe: Recipe) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Each preset, and what has to be set beside it for this recipe."""
+    asked = recipe.model_dump(mode="json")
+    for preset in PRESETS:
+        try:
+            base = make_recipe(preset, epsilon=recipe.epsilon, model=recipe.model).model_dump(mode="json")
+        except DPFormerError:  # made for other models
+            continue
+        yield preset, {key: value for key, value in asked.items() if value != base[key] and key != "epsilon"}

@@ -71,7 +71,6 @@ METHODS: tuple[Method, ...] = (
     as_in_paper(paper.VANILLA, 2, reattention="off"),
     # Without noise there is nothing to correct: its ceiling is the vanilla Transformer's.
     as_in_paper(paper.DPFORMER, 2, ceiling=False),
-    Method("Transformer, default recipe", compare=paper.DPFORMER, ceiling={}, papers=True, first=1),
     Method("DPFormer, pure", preset="pure", compare=paper.DPFORMER, ceiling={}, papers=True, first=1),
     # Their settings were fixed on the validation item; with these fixed, training sees it too.
     Method(
