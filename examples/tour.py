@@ -34,7 +34,8 @@ for epsilon in (1.0, 8.0):
 
 # %% [markdown]
 # ## Train
-# Statistics take seconds and are strong. A Transformer takes longer; four epochs are for this tour, the default is sixty.
+# Statistics take seconds and are strong. A Transformer, by default with such statistics as
+# a prior, takes longer; four epochs are for this tour.
 
 # %%
 counts = DPFormer(epsilon=8, model="transitions").fit(frame)
