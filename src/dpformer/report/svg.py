@@ -60,7 +60,7 @@ def lines(label: str, series: Sequence[Series], x: Axis, y: Axis) -> Markup:
 
 
 def bars(label: str, groups: Sequence[str], series: Mapping[str, Sequence[Bar]], y: Axis, base: float = 0.0) -> Markup:
-    """Bars from `base` for each group and series, with intervals; a value that is not finite is left out."""
+    """Bars from `base` for each group and series, with intervals; a value that is not finite is a dash."""
     found = [b for row in series.values() for b in row if math.isfinite(b.value)]
     ends = [v for b in found for v in (b.value, b.low, b.high) if v is not None and math.isfinite(v)]
     up = _Scale(y, [*ends, base], HEIGHT - _BOTTOM, _TOP)
@@ -71,9 +71,10 @@ def bars(label: str, groups: Sequence[str], series: Mapping[str, Sequence[Bar]],
         middle = _LEFT + room * (place + 0.5)
         for number, (name, row) in enumerate(series.items()):
             bar = row[place]
-            if not math.isfinite(bar.value):
-                continue
             x = middle + (number - len(series) / 2) * wide
+            if not math.isfinite(bar.value):
+                parts.append(_text(x + wide / 2, up(base) - 4, "–", "middle", "value"))
+                continue
             top, bottom = sorted((up(bar.value), up(base)))
             parts.append(
                 Markup(
