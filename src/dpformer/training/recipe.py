@@ -175,10 +175,7 @@ def make_recipe(preset: str = "default", file: Path | None = None, **options: An
     if preset not in PRESETS:
         raise DPFormerError(f"no preset is called {preset!r}; there are: {', '.join(PRESETS)}")
     said = {**(_read(file) if file else {}), **options}
-    values = {**PRESETS[preset], **said}
-    if values.get("model") in STATISTICS or values.get("epsilon") in (float("inf"), "inf"):
-        # A prior is made of noisy counts: the preset's is left out where there are none, one that was asked for is refused.
-        values = {key: value for key, value in values.items() if not key.startswith("prior_") or key in said}
+    values = {**_start(preset, said), **said}
     for key in values:
         if key not in Recipe.model_fields:
             near = difflib.get_close_matches(key, Recipe.model_fields, n=1)
@@ -214,6 +211,14 @@ def make_recipe(preset: str = "default", file: Path | None = None, **options: An
     if recipe.model in STATISTICS and (recipe.vocabulary is not None or recipe.popularity_bias):
         raise DPFormerError(f"vocabulary and popularity_bias are for networks, not for {recipe.model!r}")
     return recipe
+
+
+def _start(preset: str, said: dict[str, Any]) -> dict[str, Any]:
+    """What a preset says, less what cannot go with what was asked for: `best` is of a Transformer, a prior of noisy counts."""
+    if preset == "best" and said.get("model", "transformer") != "transformer":
+        return {}
+    without_noise = said.get("epsilon") in (float("inf"), "inf")
+    return {key: value for key, value in PRESETS[preset].items() if not (without_noise and key.startswith("prior_"))}
 
 
 def _read(file: Path) -> dict[str, Any]:
