@@ -90,7 +90,7 @@ def _write_whole(folder: Path, write: Callable[[Path], None]) -> None:
     aside = folder.parent / f".{folder.name}.{os.getpid()}.partial"
     old = folder.parent / f".{folder.name}.{os.getpid()}.old"
     try:
-        aside.mkdir()
+        aside.mkdir(mode=0o700)  # it holds what people did: for its owner only
         write(aside)
         if folder.exists():
             folder.rename(old)

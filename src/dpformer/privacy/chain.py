@@ -68,7 +68,7 @@ def create_chain(folder: Path, header: Line) -> Chain:
     """Begin a chain. A folder that already has one is refused: what it says would be forgotten."""
     with _explained(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    lock = _take_lock(folder)
+    lock = take_lock(folder / LOCK)
     try:
         for name in (CHAIN, HEAD):
             if (folder / name).exists():
@@ -89,7 +89,7 @@ def open_chain(folder: Path, known: Position | None = None) -> tuple[Chain, list
     """Check a whole chain and continue it; gives the header and the lines after it too."""
     if not (folder / CHAIN).exists():
         raise _missing(folder)
-    lock = _take_lock(folder)
+    lock = take_lock(folder / LOCK)
     try:
         lines, length = _read(folder, known)
         position = Position(len(lines) - 1, lines[-1]["hash"])
@@ -219,9 +219,11 @@ def _sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def _take_lock(folder: Path) -> int:
+def take_lock(path: Path) -> int:
+    """Lock a file in a folder against other processes, until the returned descriptor is closed or the process ends."""
+    folder = path.parent
     with _explained(folder):
-        lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

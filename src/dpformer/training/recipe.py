@@ -54,11 +54,13 @@ class Recipe(BaseModel):
     model: Literal["transformer", "gru", "lstm", "transitions", "popularity"] = Field(
         "transformer", description="What is trained, or which statistics are released."
     )
-    max_length: int = Field(50, ge=1, description="Items of a history that are used.")
-    d: int = Field(32, ge=1, description="Width of embeddings and hidden states.")
-    heads: int = Field(1, ge=1, description="Attention heads.")
-    blocks: int = Field(1, ge=1, description="Transformer blocks.")
-    feed_forward: int | None = Field(None, ge=1, description="Width of the feed-forward layers; d by default.")
+    max_length: int = Field(50, ge=1, le=10**6, description="Items of a history that are used.")
+    d: int = Field(32, ge=1, le=2**14, description="Width of embeddings and hidden states.")
+    heads: int = Field(1, ge=1, le=2**14, description="Attention heads.")
+    blocks: int = Field(1, ge=1, le=256, description="Transformer blocks.")
+    feed_forward: int | None = Field(
+        None, ge=1, le=2**16, description="Width of the feed-forward layers; d by default."
+    )
     dropout: float = Field(0.0, ge=0, lt=1, description="Dropout; hurts under noise.")
     norm: Literal["pre", "post"] = Field("pre", description="Where layer norm stands.")
     tied: bool = Field(True, description="Share the embedding between input and output.")
