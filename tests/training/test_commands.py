@@ -15,8 +15,8 @@ import pytest
 from dpformer.data import load
 from dpformer.errors import DPFormerError
 from dpformer.privacy import parse_statement, read_ledger
-from dpformer.training.recipe import PRESETS, Recipe, make_recipe
 from dpformer.training.files import sha256
+from dpformer.training.recipe import PRESETS, Recipe, make_recipe
 from dpformer.training.released import load_model
 from dpformer.training.run import start
 from tests.training.conftest import ITEMS, USERS, small_log, small_recipe

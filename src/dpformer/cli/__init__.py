@@ -27,7 +27,8 @@ def main() -> None:
 
         reason = "out of memory; close other programs, or use a machine with more"
         if isinstance(error, OSError):
-            reason = f"{error.filename or 'a file'}: {error.strerror or error}; check the path, its permissions and the space left"
+            what = f"{error.filename or 'a file'}: {error.strerror or error}"
+            reason = f"{what}; check the path, its permissions and the space left"
         stderr.print(f"[bold red]error:[/] {_plain(reason)}", soft_wrap=True, highlight=False)
         sys.exit(1)
 

@@ -20,8 +20,8 @@ from dpformer.models.base import SequenceModel
 from dpformer.models.statistics.popularity import DPPopularity
 from dpformer.models.statistics.transitions import DPTransitions
 from dpformer.privacy import PrivacyStatement, parse_statement
-from dpformer.training.recipe import STATISTICS, Recipe
 from dpformer.training.files import read_small
+from dpformer.training.recipe import STATISTICS, Recipe
 from dpformer.training.run import ITEMS, MODEL, PRIVACY, check_files, read_recipe
 from dpformer.training.sizes import catalogue_rows, check_tensors, read_catalogue
 
@@ -130,7 +130,7 @@ class Released:
 
 
 def load_model(folder: Path | str) -> Released:
-    """The released model of a run folder. No code of the folder runs, and sizes are checked before memory is taken (see `sizes`)."""
+    """The released model of a run folder. No code of the folder runs; sizes are checked before memory is taken (`sizes`)."""
     folder = Path(folder)
     recipe = read_recipe(folder)
     if not (folder / MODEL).is_file():

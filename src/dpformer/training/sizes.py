@@ -1,8 +1,8 @@
 """What is checked of a released folder before memory is taken for it: it may come from a stranger.
 
 Nothing in such a folder is code. What is left to a stranger is size: a few kilobytes that ask for gigabytes. So the headers are
-read first (of Parquet: rows, columns and the size of each page; of safetensors: the shape of each tensor), and must agree with one
-another and with the recipe.
+read first (of Parquet: rows, columns and the size of each page; of safetensors: the shape of each tensor), and must agree with
+one another and with the recipe.
 """
 
 from __future__ import annotations
