@@ -179,19 +179,24 @@ def damaged_state(stage: Stage, dice: random.Random, tries: int) -> Problems:
 
 def damaged_release(stage: Stage, dice: random.Random, tries: int) -> Problems:
     """A flipped bit or a cut in a released folder: it is refused, or answers exactly as before."""
-    asked = ["--history", "i03,i07", "--json", "--seen"]
-    right = stage.run(["recommend", stage.whole, *asked]), stage.run(["show", stage.whole, "--json"])
+    right = answers(stage, stage.whole)
     for number in range(tries):
         folder = stage.fresh("whole-copy")
         shutil.copytree(stage.whole, folder)
         name = RELEASED[number % len(RELEASED)]
         how = damage(folder / name, dice)
-        if name.startswith("ledger"):
-            end, expected = stage.run(["show", folder, "--json"]), right[1].out.replace("/whole", "/whole-copy")
-        else:
-            end, expected = stage.run(["recommend", folder, *asked]), right[0].out
-        found = _told(end) if end.code else ["damage was not noticed"] * (end.out != expected)
+        found = []
+        for end, expected in zip(answers(stage, folder), right, strict=True):
+            said = end.out.replace("whole-copy", "whole")
+            found += _told(end) if end.code else ["damage was not noticed"] * (said != expected.out)
         yield [f"{name}, {how}: {problem}" for problem in found]
+
+
+def answers(stage: Stage, folder: Path) -> list[Outcome]:
+    """What a released folder answers: recommendations with their scores, and its statement."""
+    histories = ["i03,i07", "i00,i05,i11,i02,i19,i08", "unknown"]
+    asked = [["recommend", folder, "--history", history, "-k", 20, "--json", "--seen"] for history in histories]
+    return [stage.run(arguments) for arguments in [*asked, ["show", folder, "--json"]]]
 
 
 def damage(path: Path, dice: random.Random) -> str:
@@ -323,6 +328,24 @@ KINDS: dict[str, Callable[[Stage, random.Random, int], Problems]] = {
 NEED_MOUNT = ("full disk", "read-only")
 
 
+def try_kind(stage: Stage, kind: str, tries: int, seed: int) -> dict[str, Any]:
+    """All tries of one kind, and what was wrong."""
+    if kind in NEED_MOUNT and not can_mount():
+        return {"tried": 0, "survived": 0, "problems": [], "skipped": "needs the right to mount a file system"}
+    if kind != "kill":
+        tries = max(2, tries // 10)
+    if kind.startswith("damaged"):
+        tries = max(len(UNFINISHED), 4 * tries)  # every file
+    began, results = time.monotonic(), list(KINDS[kind](stage, random.Random(seed), tries))
+    failed = Counter(problem for result in results for problem in result)
+    return {
+        "tried": len(results),
+        "survived": sum(not result for result in results),
+        "seconds": round(time.monotonic() - began, 1),
+        "problems": [f"{count} x {problem}" for problem, count in failed.most_common(20)],
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tries", type=int, default=200)
@@ -330,27 +353,14 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    report: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="dpformer-faults-") as work:
-        stage = Stage(Path(work))
+        stage, report = Stage(Path(work)), {}
         for kind in options.only or KINDS:
-            if kind in NEED_MOUNT and not can_mount():
-                report[kind] = {"tried": 0, "survived": 0, "skipped": "needs the right to mount a file system"}
-                continue
-            tries = options.tries if kind == "kill" else max(2, options.tries // 10)
-            if kind.startswith("damaged"):
-                tries = max(tries, 8) * 4 if options.tries >= 50 else 8
-            began, results = time.monotonic(), list(KINDS[kind](stage, random.Random(options.seed), tries))
-            failed = [problem for result in results for problem in result]
-            survived = sum(not result for result in results)
-            report[kind] = {"tried": len(results), "survived": survived, "seconds": round(time.monotonic() - began, 1)}
-            report[kind]["problems"] = [f"{count} x {problem}" for problem, count in Counter(failed).most_common(20)]
+            report[kind] = part = try_kind(stage, kind, options.tries, options.seed)
             if not options.json:
-                print(
-                    f"{kind:16} tried {len(results):5}   survived {survived:5}   {report[kind]['seconds']:8.1f} s",
-                    flush=True,
-                )
-                for problem in report[kind]["problems"]:
+                seconds = f"{part.get('seconds', 0):8.1f} s  {part.get('skipped', '')}"
+                print(f"{kind:16} tried {part['tried']:5}   survived {part['survived']:5} {seconds}", flush=True)
+                for problem in part["problems"]:
                     print(f"    {problem}")
     if options.json:
         print(json.dumps(report, indent=2))

@@ -88,7 +88,9 @@ def delimited_fault(
 
 def rows_of(text: str, separator: str, quoted: bool = True) -> list[list[str]]:
     """The non-empty rows of a sample, split at `separator`."""
-    return [row for row in csv.reader(io.StringIO(text), delimiter=separator, quoting=_quoting(quoted)) if row]
+    return [
+        row for row in csv.reader(io.StringIO(text, newline=""), delimiter=separator, quoting=_quoting(quoted)) if row
+    ]
 
 
 def _quoting(quoted: bool) -> Literal[0, 3]:

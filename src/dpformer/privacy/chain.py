@@ -158,7 +158,7 @@ def _checked(raw: bytes, number: int, previous: str, path: Path) -> Line:
         digest = fields.pop("hash")
         sound = _line(fields) == (raw + b"\n", digest) and fields["previous"] == previous
         sound = sound and (number == 0 or fields["n"] == number)
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         sound = False
     if not sound:
         raise PrivacyError(f"{path} line {number + 1} was changed, moved or copied from elsewhere; do not trust it")
@@ -172,7 +172,7 @@ def _read_head(folder: Path) -> Position | None:
         return Position(int(head["entries"]), str(head["hash"]))
     except FileNotFoundError:
         return None
-    except (ValueError, KeyError, TypeError) as problem:
+    except (ValueError, KeyError, TypeError, OSError, RecursionError) as problem:
         raise PrivacyError(
             f"{folder / HEAD} is damaged: the ledger's end cannot be checked; do not trust it"
         ) from problem
