@@ -9,6 +9,7 @@ library) is a finding, printed with the input; exit code 1. Atheris is taken whe
 
 import argparse
 import gzip
+import importlib
 import io
 import json
 import os
@@ -23,6 +24,13 @@ from datetime import timedelta
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+if "--inside" in sys.argv:  # atheris counts coverage in what is imported under it
+    import atheris
+
+    with atheris.instrument_imports(include=["dpformer"]):
+        for part in ("training.released", "training.session", "data.read", "data.json_lines", "privacy.ledger"):
+            importlib.import_module(f"dpformer.{part}")
 
 import polars as pl
 from hypothesis import HealthCheck, given, seed, settings
@@ -387,11 +395,6 @@ def by_hypothesis(tally: Tally, strategy: st.SearchStrategy[Any], examples: int,
 
 def by_atheris(name: str, seconds: int) -> None:
     """Coverage-guided, in this process; it does not return."""
-    import atheris
-
-    with atheris.instrument_imports(include=["dpformer"]):
-        pass
-    atheris.instrument_all()
     target, _, seeds = targets()[name]
     corpus = WORK / "corpus"
     corpus.mkdir()
@@ -404,6 +407,7 @@ def by_atheris(name: str, seconds: int) -> None:
         f"-max_total_time={seconds}",
         "-max_len=8192",
         "-verbosity=0",
+        "-print_final_stats=1",
         "-rss_limit_mb=6000",
     ]
     atheris.Setup([*arguments, f"-artifact_prefix={WORK}/"], tally)
@@ -431,7 +435,7 @@ def main() -> None:
                 continue
             command = [sys.executable, __file__, "--atheris", str(options.atheris), "--inside", name]
             done = subprocess.run(command, capture_output=True, text=True, errors="replace")
-            runs = [line for line in done.stderr.splitlines() if line.startswith("Done ")]
+            runs = [line for line in done.stderr.splitlines() if line.startswith("stat::number_of_executed_units")]
             tally.tried = int(runs[-1].split()[1]) if runs else 0
             problem = done.stderr[-1500:] if done.returncode else None
         else:
