@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from dpformer.training.recipe import make_recipe
 from dpformer.training.released import Released, load_model
 from dpformer.training.run import EVENTS, LOCAL, Progress
 from dpformer.training.session import begin
+from dpformer.training.trackers import Tracker
 
 
 class DPFormer:
@@ -39,14 +40,23 @@ class DPFormer:
         self._dataset: Dataset | None = None
         self._released: Released | None = None
 
-    def fit(self, log: Any, on_step: Callable[[Progress], None] = lambda progress: None, **columns: str) -> DPFormer:
-        """Prepare the log (`columns`: user, item, time, where names are unusual) and train on it; returns itself."""
+    def fit(
+        self,
+        log: Any,
+        on_step: Callable[[Progress], None] = lambda progress: None,
+        trackers: Iterable[Tracker] = (),
+        **columns: str,
+    ) -> DPFormer:
+        """Prepare the log (`columns`: user, item, time, where names are unusual) and train on it; returns itself.
+
+        `trackers` follow the training (see docs/training.md).
+        """
         self._dataset = log if isinstance(log, Dataset) else prepare(log, **columns)  # type: ignore[arg-type]
         self._temporary = tempfile.TemporaryDirectory(prefix="dpformer-")
         folder = Path(self._temporary.name)
         save_data(self._dataset, folder / "data")
         run = begin(folder / "run", folder / "data", self.recipe)
-        run.train(on_step)
+        run.train(on_step, trackers=trackers)
         run.close()
         shutil.rmtree(folder / "data")
         self._folder = folder / "run"

@@ -171,3 +171,16 @@ def test_sorting_by_length_saves_most_of_the_padding():
 def test_what_makes_no_sense_is_refused(wrong):
     with pytest.raises(DataError):
         wrong()
+
+
+@given(
+    st.lists(st.lists(st.integers(1, 6), max_size=8), min_size=1, max_size=6),
+    st.lists(st.integers(0, 3), min_size=6, max_size=6),
+)
+@settings(max_examples=50)
+def test_renumbered_items_stay_with_their_user(users: list[list[int]], numbers: list[int]):
+    table = np.array([0, *numbers])
+    flat = np.array([item for user in users for item in user], dtype=np.int32)
+    sequences = Sequences(pl.Series(range(len(users))), flat, np.cumsum([0, *map(len, users)]))
+    found = sequences.renumbered(table)
+    assert [user.tolist() for user in found] == [[table[i] for i in user if table[i]] for user in users]

@@ -3,6 +3,7 @@ import json
 import torch
 
 from dpformer.experiments.reproduce import attention, error_table
+from dpformer.experiments.reproduce.page import save_figure
 from dpformer.models.diagnostics import attention_lift, popularity_groups
 
 
@@ -30,12 +31,12 @@ def test_the_papers_activation_table():
         assert float(f"{row['analytic']:.2g}") == float(f"{row['paper']:.2g}")
         if row["activation"] == "ReLU":
             assert abs(row["sampled"]["1000000"] / row["analytic"] - 1) < 0.02
-    assert error_table.show({"rows": rows}).row_count == 6
+    assert len(error_table.page({"rows": rows}).rows) == 6
 
 
 def test_attention_experiment(tmp_path):
     """A small version: noise draws attention to the tail with post-norm, less so when corrected; the figure is drawn."""
-    figures = attention.run(draws=3, steps=40, out=tmp_path / "attention.png")
+    figures = attention.run(draws=3, steps=40)
     json.dumps(figures)
     bias = figures["one_query"]
     assert bias["corrected"] < bias["plain"] / 3 < bias["literal"] / 3
@@ -44,5 +45,6 @@ def test_attention_experiment(tmp_path):
     assert tail["corrected"] < tail["noisy"]
     head, torso, rare = figures["transformer"]["post"]["variance"]
     assert head < torso < rare
+    save_figure(attention.draw(figures), tmp_path / "attention")
     assert (tmp_path / "attention.png").stat().st_size > 10_000
-    assert attention.show(figures).row_count == 8
+    assert len(attention.page(figures).rows) == 8

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dpformer.data import demo_frame, prepare
-from dpformer.experiments.reproduce import RESULTS, transitions
+from dpformer.experiments.reproduce import transitions
 
 RESULT = Path(__file__).parents[2] / "docs" / "results" / "transitions.json"
 
@@ -35,10 +35,10 @@ def test_every_model_has_a_row_with_mean_and_spread(figures):
 
 
 def test_table_and_page_have_the_protocol_beside_the_figures(figures):
-    page = transitions.markdown(figures)
+    page = transitions.page(figures).markdown()
     assert page.count("\n| demo |") == 4
     assert "demo: validation item: each user's second to last item" in page
-    assert transitions.show(figures).row_count == 4
+    assert transitions.page(figures).table().row_count == 4
 
 
 def test_errors_are_one_line(dpformer, tmp_path):
@@ -54,9 +54,7 @@ def test_errors_are_one_line(dpformer, tmp_path):
         ("--seeds", 0, "--seeds 1"),
         ("--item", "train", "test, validation"),
     ):
-        done = dpformer(
-            "reproduce", "transitions", option, value, "--from-ml-1m", tmp_path / "no", "--from-games", "no"
-        )
+        done = dpformer("reproduce", "transitions", option, value, "--data", f"ml-1m={tmp_path / 'no'}")
         assert done.code == 2
         assert complaint in done.err
     (tmp_path / "file").write_text("")
@@ -71,19 +69,10 @@ def test_figures_are_written(dpformer, tmp_path):
     assert json.loads(done.out) == json.loads((tmp_path / "out" / "error-table.json").read_text())
 
 
-def test_every_result_in_the_list_can_be_run():
-    import importlib
-
-    for name in RESULTS.values():
-        module = importlib.import_module(name)
-        assert callable(module.run)
-        assert callable(module.show)
-
-
 def test_the_committed_result_meets_what_was_expected():
     """The page is what the figures say, and each figure is within noise of the prototype's, or above it."""
     result = json.loads(RESULT.read_text())
-    assert RESULT.with_suffix(".md").read_text() == transitions.markdown(result)
+    assert RESULT.with_suffix(".md").read_text() == transitions.page(result).markdown()
     assert result["item"] == "test"
     rows = {(row["dataset"], row["model"], row["epsilon"]): row["figures"] for row in result["rows"]}
     for key, (ndcg, hit) in transitions.EXPECTED.items():
@@ -94,7 +83,7 @@ def test_the_committed_result_meets_what_was_expected():
 
 @pytest.mark.slow
 def test_real_data_at_epsilon_5(ml_1m, video_txt):
-    result = transitions.run(epsilon=[5.0], seeds=1, from_ml_1m=ml_1m, from_games=video_txt)
+    result = transitions.run(epsilon=[5.0], seeds=1, data={"ml-1m": ml_1m, "amazon-games": video_txt})
     rows = {(row["dataset"], row["model"]): row["figures"]["ndcg@10"]["mean"] for row in result["rows"]}
     assert abs(100 * rows["ml-1m", transitions.THREE_STAGES] - 11.6) < 0.8
     assert abs(100 * rows["amazon-games", transitions.THREE_STAGES] - 3.7) < 0.3

@@ -27,6 +27,9 @@ MODELS = {
     "re-attention, 4 heads, post-norm, gelu": lambda: transformer(heads=4, norm="post", activation="gelu"),
     "literal": lambda: transformer(reattention=ReAttention("literal")),
     "tracked, not corrected": lambda: transformer(reattention=ReAttention("none")),
+    "recency and identity": lambda: transformer(reattention=None, recency=0.8, identity=True, blocks=1),
+    "re-attention with recency": lambda: transformer(recency=0.8),
+    "literal with recency": lambda: transformer(reattention=ReAttention("literal"), recency=0.8),
     "untied": lambda: transformer(reattention=None, tied=False),
     "gru": lambda: GRURecommender(ITEMS, 8),
     "lstm": lambda: LSTMRecommender(ITEMS, 8),
@@ -152,3 +155,78 @@ def test_bad_arguments():
         Transformer(5, 5, d=6, heads=4)
     with pytest.raises(ValueError, match="reattention"):
         Transformer(5, 5).set_errors(1.0, 1.0, torch.ones(6), torch.ones(5))
+
+
+def test_recency_is_attention_that_falls_off_with_the_lag(float64):
+    model = transformer(reattention=None, recency=1.5, blocks=1)
+    with torch.no_grad():
+        model.blocks[0].q.weight.zero_()
+        model.blocks[0].q.bias.zero_()
+    s = torch.randint(1, ITEMS + 1, (2, 5))
+    found = model.attention(s)[0][0, 0]
+    for t in range(5):
+        weights = torch.tensor([(1.0 + t - u) ** -1.5 for u in range(t + 1)])
+        torch.testing.assert_close(found[t, : t + 1], weights / weights.sum(), rtol=1e-6, atol=0)
+    assert "positions" not in dict(model.named_parameters())
+
+
+@pytest.mark.parametrize("penalised", [False, True])
+def test_a_bias_in_the_kernel_equals_the_explicit_form(penalised, float64):
+    q, k, v = (torch.randn(2, 2, 7, 5) for _ in range(3))
+    penalty = error.penalty(q, torch.rand(2, 2, 7), cap=5.0) if penalised else None
+    bias = attention.recency_bias(7, 0.8).double()
+    explicit = attention.scores(q, k, penalty, bias)
+    assert not explicit.triu(1).any()
+    torch.testing.assert_close(attention.attend(q, k, v, penalty, bias=bias), explicit @ v)
+
+
+def test_identity_starts_as_the_pooled_history(float64):
+    model = transformer(reattention=None, recency=0.8, identity=True, blocks=1)
+    s = torch.randint(1, ITEMS + 1, (2, 6))
+    x = model.embedding(s)
+    h = torch.nn.functional.layer_norm(x, (8,))
+    pooled = x + model.attention(s)[0][:, 0] @ h
+    torch.testing.assert_close(model(s), torch.nn.functional.layer_norm(pooled, (8,)))
+
+
+def test_a_vocabulary_drops_other_items_and_scores_them_by_their_bias(float64):
+    model = transformer(reattention=None, vocabulary=4).eval()
+    p = torch.full((ITEMS + 1,), 0.01)
+    best = torch.tensor([3, 9, 5, 7])
+    p[best] = torch.tensor([0.5, 0.4, 0.3, 0.2])
+    model.choose(p, bias=True)
+    bias = (p / p[1:].sum()).log()
+    assert len(model.table) == 5
+    s, lengths = torch.tensor([[1, 3, 2, 7, 9], [2, 4, 6, 0, 0], [5, 0, 0, 0, 0]]), torch.tensor([5, 3, 1])
+    scores = model.scores(s, lengths)
+    assert scores.shape == (3, ITEMS + 1)
+    assert (scores[:, 0] == -torch.inf).all()
+    others = [i for i in range(1, ITEMS + 1) if i not in best]
+    torch.testing.assert_close(scores[:, others], bias[others].expand(3, -1))
+    # 3, 7 and 9 are rows 1, 4 and 2; a history without any of them leaves the bias alone
+    last = model(torch.tensor([[1, 4, 2]]))[0, -1]
+    torch.testing.assert_close(scores[0, best], bias[best] + model.table[1:] @ last)
+    torch.testing.assert_close(scores[1, 1:], bias[1:])
+    torch.testing.assert_close(scores[2, best], bias[best] + model.table[1:] @ model(torch.tensor([[3]]))[0, 0])
+    # the cut to max_length comes after the vocabulary
+    long = torch.cat([torch.full((1, 30), 9), torch.full((1, 30), 1), torch.tensor([[3]])], 1)
+    short = torch.cat([torch.full((1, LENGTH - 1), 9), torch.tensor([[3]])], 1)
+    torch.testing.assert_close(
+        model.scores(long, torch.tensor([61])), model.scores(short, torch.tensor([LENGTH])), rtol=1e-9, atol=1e-9
+    )
+
+
+def test_the_vocabulary_and_its_bias_are_part_of_the_model(float64):
+    model, other = transformer(reattention=None, vocabulary=4), transformer(reattention=None, vocabulary=4)
+    model.choose(torch.linspace(0.1, 1, ITEMS + 1), bias=True)
+    other.load_state_dict(model.state_dict())
+    s, lengths = torch.randint(1, ITEMS + 1, (6, 9)), torch.full((6,), 9)
+    assert torch.equal(model.eval().scores(s, lengths), other.eval().scores(s, lengths))
+
+
+def test_reattention_reads_the_frequencies_of_the_vocabulary():
+    model = Transformer(ITEMS, LENGTH, d=8, reattention=ReAttention(), vocabulary=2)
+    p = torch.linspace(0.0, 1.0, ITEMS + 1)
+    model.choose(p.clamp_min(1e-3), bias=False)
+    model.set_errors(1.0, 10.0, p, torch.ones(LENGTH))
+    torch.testing.assert_close(model.var_items[1:], error.effective_error(1.0, 10.0, p[[ITEMS, ITEMS - 1]]))

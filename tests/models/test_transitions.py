@@ -175,6 +175,13 @@ def test_odd_logs_give_finite_scores_for_every_item(sequences, count, settings, 
     assert torch.isfinite(scores[:, 1:]).all()
 
 
+@pytest.mark.parametrize(("sigma", "size"), [(1.0, 1060), (0.5, 1499), (4.0, 530), (1e-9, 3000), (1e9, 1)])
+def test_the_head_grows_as_the_noise_falls(sigma, size):
+    assert TransitionSettings().head_size(sigma) == size
+    assert TransitionSettings(head=7).head_size(sigma) == 7
+    assert len(fitted(sigma=sigma).state()["head"]) == min(size, ITEMS)
+
+
 def test_an_empty_history_is_ranked_by_the_noisy_histogram():
     model = fitted(settings=TransitionSettings(head=10))
     ranked = model.scores(*batch([]))[0].argsort(descending=True)[:-1]

@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import polars as pl
 import pytest
 
@@ -215,6 +216,11 @@ def test_settings_from_preset_file_and_flags(tmp_path):
         ("batch_size = 0", "setting 'batch_size'"),
         ('model = "gru"\nreattention = "logits"', "reattention is for the transformer"),
         ('reattention = "logits"\nhistogram_share = 0', "reattention needs item frequencies"),
+        ("vocabulary = 5\nhistogram_share = 0", "vocabulary and popularity_bias need item frequencies"),
+        ("popularity_bias = true\nhistogram_share = 0", "vocabulary and popularity_bias need item frequencies"),
+        ('model = "gru"\nrecency = 1.0', "recency and identity are for the transformer"),
+        ('model = "transitions"\nvocabulary = 5', "are for networks"),
+        ("vocabulary = 0", "setting 'vocabulary'"),
         ("d = ", "is not TOML"),
         ("delta = 0.5", "delta"),
         ("epochs = 1e-9\nhistogram_share = 0.0\nmax_norm = -1", "setting 'max_norm'"),
@@ -335,6 +341,25 @@ def test_the_ranking_is_that_of_the_model(finished):
         order = [int(n) for n in scores.argsort(descending=True) if int(n) not in history and int(n) > 0][:6]
         assert got.tolist() == order
         assert value.tolist() == pytest.approx(scores[order].tolist(), abs=1e-5)
+
+
+@pytest.mark.parametrize("model", ["transformer", "gru"])
+def test_a_model_with_a_vocabulary_ranks_all_items(model, tmp_path, data):
+    """Items outside the vocabulary are ranked by the released histogram, and so is everything for who has none in it."""
+    from dpformer.training.run import start
+
+    recipe = small_recipe(model=model, vocabulary=4, popularity_bias=True, epochs=1.0)
+    assert start(tmp_path / "run", data, recipe).train()
+    released = load_model(tmp_path / "run")
+    popularity = released.popularity.numpy()
+    order = (1 + np.argsort(-popularity[1:], kind="stable")).tolist()
+    unknown, known = order[4:], order[:4]
+    best, _ = released.rank([unknown[:1], known[:1] * 9 + unknown[:2], []], k=ITEMS, seen=True)
+    assert all(sorted(row.tolist()) == list(range(1, ITEMS + 1)) for row in best)
+    for row in (best[0], best[2]):  # by popularity; items at its floor are equal
+        assert (np.diff(popularity[row]) <= 0).all()
+    rest = [n for n in best[1].tolist() if n in unknown]
+    assert (np.diff(popularity[rest]) <= 0).all()
 
 
 def test_more_items_than_there_are_and_none_left(finished, dpformer):

@@ -29,6 +29,14 @@ KINDS = {
     "gru": {"model": "gru", "dropout": 0.2},
     "lstm": {"model": "lstm", "averaging": "none"},
     "full": {"batch_size": 60, "epochs": 10.0},
+    "pure": {
+        "vocabulary": 7,
+        "popularity_bias": True,
+        "recency": 0.8,
+        "identity": True,
+        "batch_size": 60,
+        "epochs": 10.0,
+    },
     "not private": {"epsilon": float("inf"), "dropout": 0.1},
 }
 

@@ -120,6 +120,51 @@ def test_a_full_batch_takes_everybody_and_a_run_without_privacy_neither_clips_no
         assert distance(gradient_of_step(made), expected) < 1e-5
 
 
+def test_with_a_vocabulary_a_user_is_still_one_sample(tmp_path):
+    """Everybody's items in the vocabulary, found without the trainer; a user left with none or one of them adds nothing."""
+    plan = make_plan(USERS, 50, 1e-3, batch_size=USERS, steps=3)
+    made = trainer(tmp_path, plan, vocabulary=4, popularity_bias=True, recency=0.8, identity=True)
+    p = torch.full((ITEMS + 1,), 0.1, dtype=torch.float64)
+    rows = {8: 1, 2: 2, 5: 3, 9: 4}
+    for item, row in rows.items():
+        p[item] = 1 - row / 10
+    made.choose(p, bias=True)
+    bias = (p[list(rows)] / p[1:].sum()).log()
+    parameters = list(made.model.parameters())
+    total = [torch.zeros_like(q) for q in parameters]
+    silent = 0
+    for items in TRAIN:
+        known = torch.tensor([rows[i] for i in items.tolist() if i in rows], dtype=torch.int64)[-(LENGTH + 1) :]
+        if len(known) < 2:
+            silent += 1
+            continue
+        logits = made.model(known[None, :-1])[0] @ made.model.table[1:].T + bias
+        found = torch.autograd.grad(nn.functional.cross_entropy(logits, known[1:] - 1), parameters)
+        norm = float(torch.sqrt(sum(g.square().sum() for g in found)))
+        total = [t + g / (norm + 0.01) for t, g in zip(total, found, strict=True)]
+    assert silent
+    names = [name for name, _ in made.model.named_parameters()]
+    again = noise_source("seeded", 5)
+    again.restore(made.noise.state())
+    for name in sorted(names):
+        t = total[names.index(name)]
+        t += made.plan.noise_multiplier * torch.from_numpy(again.normal(t.numel())).reshape(t.shape)
+    got = gradient_of_step(made)
+    assert distance(got, {n: t / USERS for n, t in zip(names, total, strict=True)}) < 1e-5
+
+
+def test_a_batch_of_people_without_known_items_is_a_step_of_noise_and_is_charged(tmp_path):
+    plan = make_plan(USERS, 50, 1e-3, batch_size=USERS, steps=3)
+    made = trainer(tmp_path, plan, train=Sequences(TRAIN.users, np.ones_like(TRAIN.items), TRAIN.offsets), vocabulary=1)
+    p = torch.full((ITEMS + 1,), 0.1)
+    p[2] = 1.0
+    made.choose(p, bias=False)
+    report = made.make_step()
+    assert report.users == USERS
+    assert len(read_ledger(tmp_path).entries) == 1
+    assert all(q.grad.abs().sum() > 0 for q in made.model.parameters())
+
+
 def test_noise_has_the_standard_deviation_of_the_plan(tmp_path):
     """Nobody has anything to learn from, so the gradient is noise alone: sigma C / B."""
     nothing = sequences([1] * 40)

@@ -5,15 +5,19 @@ from typing import Annotated
 import typer
 
 from dpformer import __version__
+from dpformer.cli.audit import audit
 from dpformer.cli.bench import bench
 from dpformer.cli.demo import demo
 from dpformer.cli.evaluate import evaluate
+from dpformer.cli.export import export
 from dpformer.cli.plan import plan
 from dpformer.cli.prepare import prepare
 from dpformer.cli.recommend import recommend
 from dpformer.cli.reproduce import reproduce
+from dpformer.cli.serve import serve
 from dpformer.cli.show import show
 from dpformer.cli.train import fit, resume
+from dpformer.cli.verify import verify
 
 app = typer.Typer(
     name="dpformer",
@@ -22,7 +26,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-for command in (demo, prepare, plan, fit, resume, evaluate, recommend, show, reproduce, bench):
+COMMANDS = (
+    *(demo, prepare, plan, fit, resume, evaluate, recommend, serve, export, show),
+    *(verify, audit, reproduce, bench),
+)
+for command in COMMANDS:
     app.command()(command)
 
 

@@ -41,6 +41,16 @@ def evaluate(
         raise DPFormerError(
             f"{data}: has another catalogue than the model in {run}; evaluate on the data it was made for"
         )
+    seen = {"validation": (), "test": ("validation",), "nothing": ("validation", "test")}[model.recipe.hold_out]
+    if item in seen:
+        raise DPFormerError(
+            f"{run}: was trained with hold_out {model.recipe.hold_out!r}, so that it has seen the {item} item; evaluate "
+            + (
+                f"on the test item, or fit with --set hold_out={item}"
+                if item == "validation"
+                else f"a run with hold_out={item}"
+            )
+        )
     with stderr.status("ranking all items for all users ..."):
         found = evaluate_model(
             model, held_out(dataset.sequences, item), len(dataset.catalogue), max_length=model.recipe.window

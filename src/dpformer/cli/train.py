@@ -15,9 +15,13 @@ if TYPE_CHECKING:
     from dpformer.privacy import PrivacyPlan
     from dpformer.training.run import Progress
     from dpformer.training.session import AnyRun
+    from dpformer.training.trackers import Tracker
 
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress.")]
 AsJson = Annotated[bool, typer.Option("--json", help="The result as JSON on stdout.")]
+Board = Annotated[
+    Path | None, typer.Option("--tensorboard", help="Write a TensorBoard log to this folder; losses are not private.")
+]
 
 
 def fit(
@@ -29,7 +33,7 @@ def fit(
         str | None,
         typer.Option(help="transformer, gru, lstm; or statistics without a network: transitions, popularity."),
     ] = None,
-    preset: Annotated[str, typer.Option(help="default, or paper: the paper's settings.")] = "default",
+    preset: Annotated[str, typer.Option(help="default, paper (the paper's settings) or pure.")] = "default",
     config: Annotated[Path | None, typer.Option(help="A TOML file of settings.")] = None,
     setting: Annotated[
         list[str] | None,
@@ -37,6 +41,7 @@ def fit(
     ] = None,
     noise: Annotated[str | None, typer.Option(help="system, crypto or seeded.")] = None,
     seed: Annotated[int | None, typer.Option(help="With --noise seeded: research only, marked insecure.")] = None,
+    tensorboard: Board = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
@@ -46,19 +51,36 @@ def fit(
 
     flags = {"epsilon": epsilon, "delta": delta, "model": model, "noise": noise, "seed": seed}
     options = {key: value for key, value in flags.items() if value is not None} | _settings(setting or [])
-    _train(begin(run, data, make_recipe(preset, config, **options)), quiet, as_json)
+    recipe, trackers = make_recipe(preset, config, **options), _trackers(tensorboard)
+    _train(begin(run, data, recipe), trackers, quiet, as_json)
 
 
 def resume(
     run: Annotated[Path, typer.Argument(help="Folder of the run.")],
     data: Annotated[Path | None, typer.Option(help="Where the data is now, if it was moved.")] = None,
+    tensorboard: Board = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
     """Go on with a run that was interrupted, exactly where an uninterrupted one would be."""
     from dpformer.training.session import go_on
 
-    _train(go_on(run, data), quiet, as_json)
+    trackers = _trackers(tensorboard)
+    _train(go_on(run, data), trackers, quiet, as_json)
+
+
+def _trackers(tensorboard: Path | None) -> list[Tracker]:
+    """Made before anything is spent, so that a missing package is no loss."""
+    from dpformer.cli.output import stderr
+    from dpformer.training.trackers import TensorBoard
+
+    if tensorboard is None:
+        return []
+    made: list[Tracker] = [TensorBoard(tensorboard)]
+    stderr.print(
+        f"TensorBoard log in {tensorboard}: what stands under `not private/` is not to be published", soft_wrap=True
+    )
+    return made
 
 
 def _settings(pairs: list[str]) -> dict[str, Any]:
@@ -78,7 +100,7 @@ def _settings(pairs: list[str]) -> dict[str, Any]:
     return found
 
 
-def _train(run: AnyRun, quiet: bool, as_json: bool) -> None:
+def _train(run: AnyRun, trackers: list[Tracker], quiet: bool, as_json: bool) -> None:
     from dpformer.cli.output import print_json, stderr, stdout
 
     plan = run.plan
@@ -89,8 +111,8 @@ def _train(run: AnyRun, quiet: bool, as_json: bool) -> None:
             work = f"{len(plan.releases)} releases, no steps"
         stderr.print(f"{plan.users:,} users, {len(run.dataset.catalogue):,} items; {budget}; {work}", soft_wrap=True)
     try:
-        with _stoppable() as asked, show_progress(run, quiet) as on_step:
-            done = run.train(on_step, lambda: bool(asked))
+        with stoppable() as asked, show_progress(run, quiet) as on_step:
+            done = run.train(on_step, lambda: bool(asked), trackers=trackers)
     except KeyboardInterrupt:
         stderr.print(
             f"stopped at once; go on from the last checkpoint with: dpformer resume {run.folder}", soft_wrap=True
@@ -114,7 +136,7 @@ def _train(run: AnyRun, quiet: bool, as_json: bool) -> None:
 
 
 @contextmanager
-def _stoppable() -> Iterator[list[int]]:
+def stoppable() -> Iterator[list[int]]:
     """Ctrl-C and SIGTERM ask to stop after the step; a second one stops at once, at the last checkpoint."""
     import signal
 

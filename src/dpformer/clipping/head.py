@@ -27,8 +27,8 @@ from dpformer.errors import ClippingError
 TILE_TOKENS = 64
 # Tokens that are clipped together: in whole samples, as many as make a few MB of D.
 GROUP_ELEMENTS = 2**21
-# The most that is kept of D from the forward to the clipping pass: 512 MB of float32.
-HOLD_ELEMENTS = 2**27
+# The most that is kept of D from the forward to the clipping pass: 200 MB of float32.
+HOLD_ELEMENTS = 3 * 2**24
 # Logits between -LIMIT and LIMIT need no shift: exponentials, their sum over a million items and its square are all in range.
 LIMIT = 20.0
 

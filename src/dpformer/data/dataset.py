@@ -6,7 +6,7 @@ from typing import Any
 import polars as pl
 
 from dpformer.data.sequences import Sequences
-from dpformer.data.splits import Split, split
+from dpformer.data.splits import Split, split, without_last
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,12 @@ class Dataset:
     def split(self) -> Split:
         """Last item for the test, second to last for validation, the rest for training."""
         return split(self.sequences)
+
+    def train(self, hold_out: str) -> Sequences:
+        """What training sees: all but the last two items ("validation" and what follows), all but the last ("test"), or all
+        ("nothing").
+        """
+        return without_last(self.sequences, {"validation": 2, "test": 1, "nothing": 0}[hold_out])
 
     def names(self) -> list[str]:
         """What to call the items 1..M: title, else id; place 0 is the padding."""

@@ -36,6 +36,16 @@ class Sequences:
         """int64 [N]."""
         return np.diff(self.offsets)
 
+    def renumbered(self, numbers: np.ndarray) -> "Sequences":
+        """The same users with item i as `numbers[i]`, int [M + 1]; items with the number 0 are dropped.
+
+        A user may be left without items. Users keep their places: one user is still one sequence.
+        """
+        items = numbers[self.items]
+        kept = items != 0
+        before = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(kept)])
+        return Sequences(self.users, items[kept].astype(np.int32), before[self.offsets])
+
     def frame(self) -> pl.DataFrame:
         """`user_id` and `items` (a list), one row a user."""
         events = pl.DataFrame(

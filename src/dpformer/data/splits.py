@@ -25,15 +25,23 @@ class Split:
     test: np.ndarray
 
 
+def without_last(sequences: Sequences, count: int) -> Sequences:
+    """The sequences without the last `count` items of every user who has three."""
+    lengths, ends = sequences.lengths, sequences.offsets[1:]
+    long = lengths >= SHORTEST_SPLIT
+    kept = np.ones(len(sequences.items), dtype=bool)
+    for place in range(1, count + 1):
+        kept[ends[long] - place] = False
+    offsets = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths - count * long)])
+    return Sequences(sequences.users, sequences.items[kept], offsets)
+
+
 def split(sequences: Sequences) -> Split:
     """Hold out the last two items of every user who has three."""
     lengths, ends = sequences.lengths, sequences.offsets[1:]
     long = lengths >= SHORTEST_SPLIT
-    kept = np.ones(len(sequences.items), dtype=bool)
-    kept[ends[long] - 1] = kept[ends[long] - 2] = False
-    offsets = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths - 2 * long)])
     return Split(
-        train=Sequences(sequences.users, sequences.items[kept], offsets),
+        train=without_last(sequences, 2),
         evaluated=np.flatnonzero(long),
         validation=sequences.items[ends[long] - 2],
         test=sequences.items[ends[long] - 1],

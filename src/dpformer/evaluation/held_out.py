@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dpformer.data import Sequences
-from dpformer.data.splits import SHORTEST_SPLIT
+from dpformer.data.splits import SHORTEST_SPLIT, without_last
 from dpformer.errors import DataError
 
 ITEMS = {"test": 1, "validation": 2}
@@ -32,9 +32,5 @@ def held_out(sequences: Sequences, item: str = "test") -> HeldOut:
         raise DataError(f"no item {item!r} is held out; there are: {', '.join(ITEMS)}")
     lengths, ends = sequences.lengths, sequences.offsets[1:]
     long = lengths >= SHORTEST_SPLIT
-    kept = np.ones(len(sequences.items), dtype=bool)
-    for place in range(1, ITEMS[item] + 1):
-        kept[ends[long] - place] = False
-    offsets = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths - ITEMS[item] * long)])
-    histories = Sequences(sequences.users, sequences.items[kept], offsets)
+    histories = without_last(sequences, ITEMS[item])
     return HeldOut(item, histories, np.flatnonzero(long), sequences.items[ends[long] - ITEMS[item]])

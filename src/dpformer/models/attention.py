@@ -17,18 +17,44 @@ from torch.nn import functional as F
 
 
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, penalty: tuple[Tensor, Tensor] | None = None, dropout: float = 0.0
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    penalty: tuple[Tensor, Tensor] | None = None,
+    dropout: float = 0.0,
+    bias: Tensor | None = None,
 ) -> Tensor:
-    """Causal attention of q, k, v `[B, heads, L, d]`; the penalty's factors are `[B, heads, L]` each."""
+    """Causal attention of q, k, v `[B, heads, L, d]`; the penalty's factors are `[B, heads, L]` each.
+
+    bias: fixed and added to the logits, `[L, L]`, -inf for keys after the query (see `recency_bias`).
+    """
+    mask = {"is_causal": True} if bias is None else {"attn_mask": bias}
     if penalty is None:
-        return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
+        return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, **mask)
     d = q.shape[-1]
     q, k = with_penalty(q, k, penalty, d)
     # The quick kernels want values as wide as keys.
     out = F.scaled_dot_product_attention(
-        q, k, F.pad(v, (0, 1)), dropout_p=dropout, is_causal=True, scale=1 / math.sqrt(d)
+        q,
+        k,
+        F.pad(v, (0, 1)),
+        dropout_p=dropout,
+        scale=1 / math.sqrt(d),
+        **mask,
     )
     return out[..., :d]
+
+
+def recency_bias(length: int, power: float) -> Tensor:
+    """`-power log(1 + lag)`, -inf for the future: `[L, L]`. Without queries, the key k back gets a weight of `(1 + k)^-power`.
+
+    >>> recency_bias(3, 1.0).exp()
+    tensor([[1.0000, 0.0000, 0.0000],
+            [0.5000, 1.0000, 0.0000],
+            [0.3333, 0.5000, 1.0000]])
+    """
+    lag = torch.arange(length)[:, None] - torch.arange(length)
+    return (-power * lag.clamp_min(0).to(torch.get_default_dtype()).log1p()).masked_fill(lag < 0, -torch.inf)
 
 
 def with_penalty(q: Tensor, k: Tensor, penalty: tuple[Tensor, Tensor], d: int) -> tuple[Tensor, Tensor]:
@@ -37,17 +63,20 @@ def with_penalty(q: Tensor, k: Tensor, penalty: tuple[Tensor, Tensor], d: int) -
     return torch.cat([q, -math.sqrt(d) * left[..., None]], -1), torch.cat([k, right[..., None]], -1)
 
 
-def scores(q: Tensor, k: Tensor, penalty: tuple[Tensor, Tensor] | None = None) -> Tensor:
+def scores(q: Tensor, k: Tensor, penalty: tuple[Tensor, Tensor] | None = None, bias: Tensor | None = None) -> Tensor:
     """The attention matrix itself, `[B, heads, L, L]`: for error tracking, diagnostics and as the explicit form."""
     d = q.shape[-1]
     if penalty is not None:
         q, k = with_penalty(q, k, penalty, d)
-    future = torch.full((q.shape[-2], q.shape[-2]), -torch.inf, dtype=q.dtype, device=q.device).triu(1)
-    logits = torch.baddbmm(future, q.flatten(0, 1), k.flatten(0, 1).transpose(1, 2), alpha=1 / math.sqrt(d))
+    if bias is None:
+        bias = torch.full((q.shape[-2], q.shape[-2]), -torch.inf, dtype=q.dtype, device=q.device).triu(1)
+    logits = torch.baddbmm(bias, q.flatten(0, 1), k.flatten(0, 1).transpose(1, 2), alpha=1 / math.sqrt(d))
     return logits.view(*q.shape[:-1], k.shape[-2]).softmax(-1)
 
 
-def literal_attend(q: Tensor, k: Tensor, v: Tensor, var_key: Tensor, cap: float | None) -> Tensor:
+def literal_attend(
+    q: Tensor, k: Tensor, v: Tensor, var_key: Tensor, cap: float | None, bias: Tensor | None = None
+) -> Tensor:
     """The paper's correction to the letter: scores divided by `exp(<q, q> var / 2)` after the softmax, no renormalisation.
 
     The exponent is capped, if there is a cap, since it overflows for rare tokens.
@@ -55,4 +84,4 @@ def literal_attend(q: Tensor, k: Tensor, v: Tensor, var_key: Tensor, cap: float 
     exponent = q.square().sum(-1)[..., None] * var_key[..., None, :] / 2
     if cap is not None:
         exponent = exponent.clamp_max(cap)
-    return (scores(q, k) * torch.exp(-exponent)) @ v
+    return (scores(q, k, bias=bias) * torch.exp(-exponent)) @ v

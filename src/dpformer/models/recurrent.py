@@ -74,8 +74,16 @@ class LSTM(_Recurrent):
 class _Recommender(SequenceModel):
     layer: type[_Recurrent]
 
-    def __init__(self, items: int, d: int = 64, tied: bool = True, dropout: float = 0.0) -> None:
-        super().__init__(items, d, tied)
+    def __init__(
+        self,
+        items: int,
+        d: int = 64,
+        tied: bool = True,
+        dropout: float = 0.0,
+        vocabulary: int | None = None,
+        max_length: int | None = None,
+    ) -> None:
+        super().__init__(items, d, tied, vocabulary, max_length)
         self.recurrent = self.layer(d, d)
         self.dropout = dropout
 

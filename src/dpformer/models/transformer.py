@@ -41,6 +41,11 @@ class Transformer(SequenceModel):
 
     norm="pre" normalises what goes into each layer, and the last output; norm="post" normalises after each residual sum, as the
     standard encoder does. Without `set_errors` the attention is the ordinary one.
+
+    recency: attention falls off with the lag as `(1 + lag)^-recency` times whatever queries and keys say, in place of learned
+    positions: what is recent need not be learned under noise. identity: layers start as what does least, values and attention
+    output as the identity and the feed-forward output as 0, so that the first gradients already are those of a model that
+    compares the items of a history with the next one.
     """
 
     def __init__(
@@ -56,23 +61,30 @@ class Transformer(SequenceModel):
         activation: Literal["relu", "gelu"] = "relu",
         tied: bool = True,
         reattention: ReAttention | None = None,
+        recency: float | None = None,
+        identity: bool = False,
+        vocabulary: int | None = None,
     ) -> None:
-        super().__init__(items, d, tied)
+        super().__init__(items, d, tied, vocabulary, max_length)
         _check("norm", norm, ("pre", "post"))
         _check("activation", activation, ("relu", "gelu"))
-        self.max_length = max_length
-        self.positions = nn.Parameter(torch.randn(max_length, d) * 0.02)
+        self.max_length: int = max_length
+        self.positions = nn.Parameter(torch.randn(max_length, d) * 0.02) if recency is None else None
+        bias = None if recency is None else attention.recency_bias(max_length, recency)
+        self.bias: Tensor | None
+        self.register_buffer("bias", bias, persistent=False)
         self.blocks = nn.ModuleList(
-            Block(d, heads, feed_forward or d, dropout, norm, activation) for _ in range(blocks)
+            Block(d, heads, feed_forward or d, dropout, norm, activation, identity) for _ in range(blocks)
         )
         self.norm = nn.LayerNorm(d) if norm == "pre" else nn.Identity()
         self.dropout = dropout
         self.reattention = reattention
+        self.tracked: bool | None = None  # the answer of `tracks_errors`, given once for a graph that is exported
         # Variances of item embeddings, position embeddings and block parameters; all zero until set.
         self.var_items: Tensor
         self.var_positions: Tensor
         self.var_blocks: Tensor
-        self.register_buffer("var_items", torch.zeros(items + 1))
+        self.register_buffer("var_items", torch.zeros(len(self.embedding.weight)))
         self.register_buffer("var_positions", torch.zeros(max_length))
         self.register_buffer("var_blocks", torch.zeros(()))
 
@@ -87,18 +99,25 @@ class Transformer(SequenceModel):
         """
         if self.reattention is None:
             raise ValueError("this Transformer was made without reattention")
-        if frequencies.shape != self.var_items.shape or lengths.shape != self.var_positions.shape:
+        if frequencies.shape != self.output_bias.shape or lengths.shape != self.var_positions.shape:
             raise ValueError(f"wanted frequencies [{self.items + 1}] and lengths [{self.max_length}]")
         if not bool(
             ((frequencies[1:] >= 0) & (frequencies[1:] <= 1)).all() and ((lengths >= 0) & (lengths <= 1)).all()
         ):
             raise ValueError("frequencies and lengths are fractions of all sequences, between 0 and 1")
         scale = self.reattention.scale * averaging**0.5
+        if self.chosen is not None:
+            frequencies = frequencies[self.chosen]
         usual = frequencies.clamp(1e-9, 1.0).index_fill(0, torch.tensor(0), 1.0)
         self.var_items.copy_(error.effective_error(noise_multiplier, batch_size, usual, scale))
         self.var_items[0] = 0
         self.var_positions.copy_(error.effective_error(noise_multiplier, batch_size, lengths.clamp(1e-9, 1.0), scale))
         self.var_blocks.copy_(error.effective_error(noise_multiplier, batch_size, 1.0, scale))
+
+    def tracks_errors(self) -> bool:
+        """Whether attention is corrected now. Without noise there is nothing to correct, and it is ordinary to the last bit."""
+        r = self.reattention
+        return r is not None and not (r.training_only and not self.training) and bool(self.var_blocks > 0)
 
     def forward(self, s: Tensor) -> Tensor:
         """Hidden states `[B, L, d]` of item ids `[B, L]`, L at most `max_length`."""
@@ -109,8 +128,11 @@ class Transformer(SequenceModel):
         found, states = [], self.trace(s)
         for block, state in zip(self.blocks, states[:-1], strict=True):
             assert isinstance(block, Block)
-            found.append(block.scores(state, self.reattention, self.var_blocks))
+            found.append(block.scores(state, self.reattention, self.var_blocks, self._bias(s.shape[1])))
         return found
+
+    def _bias(self, length: int) -> Tensor | None:
+        return None if self.bias is None else self.bias[:length, :length]
 
     def trace(self, s: Tensor) -> list[State]:
         """The state before each block and at the end (normalised): hidden states, and variances if they are tracked."""
@@ -119,14 +141,16 @@ class Transformer(SequenceModel):
             raise ValueError(
                 f"sequences of {L} items are longer than max_length = {self.max_length}; give the last ones"
             )
-        x = F.dropout(self.embedding(s) + self.positions[:L], self.dropout, self.training)
+        x = self.embedding(s) if self.positions is None else self.embedding(s) + self.positions[:L]
+        x = F.dropout(x, self.dropout, self.training)
         r = self.reattention
-        # Without noise there is nothing to correct, and attention is then ordinary attention to the last bit.
-        tracked = r is not None and not (r.training_only and not self.training) and bool(self.var_blocks > 0)
-        var = self.var_items[s] + self.var_positions[:L] if tracked else None
+        tracked = self.tracks_errors() if self.tracked is None else self.tracked
+        var = self.var_items[s] if tracked else None
+        if var is not None and self.positions is not None:
+            var = var + self.var_positions[:L]
         states = [State(x, var)]
         for k, block in enumerate(self.blocks):
-            states.append(block(states[-1], r, self.var_blocks, last=k == len(self.blocks) - 1))
+            states.append(block(states[-1], r, self.var_blocks, self._bias(L), last=k == len(self.blocks) - 1))
         states[-1] = State(self.norm(states[-1].x), states[-1].var)
         return states
 
@@ -142,7 +166,9 @@ class State:
 class Block(nn.Module):
     """Attention and feed-forward layers, each with a residual connection."""
 
-    def __init__(self, d: int, heads: int, feed_forward: int, dropout: float, norm: str, activation: str) -> None:
+    def __init__(
+        self, d: int, heads: int, feed_forward: int, dropout: float, norm: str, activation: str, identity: bool = False
+    ) -> None:
         super().__init__()
         if d % heads:
             raise ValueError(f"d = {d} is not a multiple of heads = {heads}")
@@ -150,12 +176,21 @@ class Block(nn.Module):
         self.norm1, self.norm2 = nn.LayerNorm(d), nn.LayerNorm(d)
         self.q, self.k, self.v, self.o = (nn.Linear(d, d) for _ in range(4))
         self.up, self.down = nn.Linear(d, feed_forward), nn.Linear(feed_forward, d)
+        if identity:
+            for layer in (self.v, self.o):
+                nn.init.eye_(layer.weight)
+            nn.init.zeros_(self.down.weight)
+            for layer in (self.v, self.o, self.down):
+                nn.init.zeros_(layer.bias)
 
-    def forward(self, state: State, r: ReAttention | None, var_w: Tensor, last: bool) -> State:
-        """One block. `var_w` is the variance of the block's parameters; the `last` block's output variance is of no use."""
+    def forward(self, state: State, r: ReAttention | None, var_w: Tensor, bias: Tensor | None, last: bool) -> State:
+        """One block. `bias` is added to the logits of attention, `var_w` is the variance of the block's parameters.
+
+        The `last` block's output variance is of no use.
+        """
         x, var = state.x, state.var
         h = self.norm1(x) if self.pre else x
-        mixed, var_mixed = self._attend(h, _normed(self.norm1, x, var) if self.pre else var, r, var_w, last)
+        mixed, var_mixed = self._attend(h, _normed(self.norm1, x, var) if self.pre else var, r, var_w, bias, last)
         x = x + F.dropout(mixed, self.dropout, self.training)
         with torch.no_grad():
             var = None if var is None or var_mixed is None else var + var_mixed
@@ -174,36 +209,36 @@ class Block(nn.Module):
         return State(x if self.pre else self.norm2(x), var)
 
     @torch.no_grad()
-    def scores(self, state: State, r: ReAttention | None, var_w: Tensor) -> Tensor:
+    def scores(self, state: State, r: ReAttention | None, var_w: Tensor, bias: Tensor | None) -> Tensor:
         """The attention matrix of this block, `[B, heads, L, L]`, corrected on the logits where `r` says so."""
         h = self.norm1(state.x) if self.pre else state.x
         var = _normed(self.norm1, state.x, state.var) if self.pre else state.var
         q, k = self._split(self.q(h)), self._split(self.k(h))
         if var is None or r is None or r.correction != "logits":
-            return attention.scores(q, k)
-        return attention.scores(q, k, error.penalty(q, self._propagate(self.k, h, var, var_w), r.cap))
+            return attention.scores(q, k, bias=bias)
+        return attention.scores(q, k, error.penalty(q, self._propagate(self.k, h, var, var_w), r.cap), bias)
 
     def _attend(
-        self, h: Tensor, var: Tensor | None, r: ReAttention | None, var_w: Tensor, last: bool
+        self, h: Tensor, var: Tensor | None, r: ReAttention | None, var_w: Tensor, bias: Tensor | None, last: bool
     ) -> tuple[Tensor, Tensor | None]:
         q, k, v = (self._split(f(h)) for f in (self.q, self.k, self.v))
         dropout = self.dropout if self.training else 0.0
         if var is None or r is None:
-            return self.o(self._join(attention.attend(q, k, v, dropout=dropout))), None
+            return self.o(self._join(attention.attend(q, k, v, None, dropout, bias))), None
         with torch.no_grad():
             var_k = self._propagate(self.k, h, var, var_w)
         # Gradient flows through the query here; through weights and variances it does not.
         penalty = error.penalty(q, var_k, r.cap) if r.correction == "logits" else None
         if r.correction == "literal":
-            joined = self._join(attention.literal_attend(q, k, v, var_k, r.cap))
+            joined = self._join(attention.literal_attend(q, k, v, var_k, r.cap, bias))
         else:
-            joined = self._join(attention.attend(q, k, v, penalty, dropout))
+            joined = self._join(attention.attend(q, k, v, penalty, dropout, bias))
         if last:
             return self.o(joined), None
         with torch.no_grad():
             # One number a token: the mean over heads.
             var_v = self._propagate(self.v, h, var, var_w)
-            var_out = error.attention_output(var_v, attention.scores(q, k, penalty)).mean(1)
+            var_out = error.attention_output(var_v, attention.scores(q, k, penalty, bias)).mean(1)
             var_out = error.linear(var_out, joined, self.o.weight, var_w)
         return self.o(joined), var_out
 

@@ -44,6 +44,7 @@ _EXPORTS = {
     "step_multiplier": "calibration",
     "tuned_epsilon": "tuning",
     "tuned_multiplier": "tuning",
+    "tuned_release_multiplier": "tuning",
 }
 
 __all__ = sorted(_EXPORTS)

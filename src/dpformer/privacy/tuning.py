@@ -46,9 +46,12 @@ class Tuning:
         if not self.score_noise_multiplier > 0:
             raise PrivacyError("the score's noise multiplier is not above 0; an exact score is not private")
 
-    def draw(self) -> int:
-        """Draw the number of trials, from OS entropy. It is part of the guarantee that nobody learns it."""
-        generator = np.random.default_rng(secrets.randbits(256))
+    def draw(self, generator: np.random.Generator | None = None) -> int:
+        """Draw the number of trials, from OS entropy unless a generator is given (research only).
+
+        It is part of the guarantee that nobody learns it.
+        """
+        generator = generator or np.random.default_rng(secrets.randbits(256))
         if self.distribution == "geometric":
             return int(generator.geometric(1 / self.trials))
         # The logarithmic distribution with parameter p has mean -p / ((1 - p) ln(1 - p)).
@@ -85,4 +88,22 @@ def tuned_multiplier(plan: PrivacyPlan, tuning: Tuning) -> float:
         raise PrivacyError(
             f"no noise pays for {tuning.trials:g} trials within epsilon {plan.epsilon:g}: the noisy scores alone "
             "spend it; raise the score's noise multiplier or lower the trials"
+        ) from None
+
+
+def tuned_release_multiplier(epsilon: float, delta: float, tuning: Tuning) -> float:
+    """The noise multiplier of a trial that is one Gaussian mechanism, with which the *whole tuning* is (epsilon, delta)-DP."""
+    check_epsilon(epsilon)
+    if not math.isfinite(epsilon):
+        raise PrivacyError("tuning is priced for a finite epsilon")
+
+    def spent(sigma: float) -> float:
+        return tuned_epsilon([GaussianRelease("trial", sigma)], tuning, delta)
+
+    try:
+        return smallest_noise(spent, epsilon, 1.0)
+    except PrivacyError:
+        raise PrivacyError(
+            f"no noise pays for {tuning.trials:g} trials within epsilon {epsilon:g}: the noisy scores alone spend it; raise the "
+            "score's noise multiplier or lower the trials"
         ) from None

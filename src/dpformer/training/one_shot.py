@@ -7,14 +7,14 @@ same noise they are the same releases, and are not charged twice.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from dpformer.data import Dataset, load
 from dpformer.privacy import Ledger, NoiseSource, PrivacyPlan, PrivacyStatement, fingerprint, noise_source
+from dpformer.training.charged import charged
 from dpformer.training.checkpoint import Checkpoints
 from dpformer.training.memory import enough_memory
 from dpformer.training.recipe import STATISTICS, Recipe
@@ -32,6 +32,7 @@ from dpformer.training.run import (
     state_privacy,
     write_release,
 )
+from dpformer.training.trackers import Tracker, Trackers, ended, started
 from dpformer.training.trainer import digest
 
 
@@ -55,23 +56,14 @@ class OneShotRun:
         self,
         on_step: Callable[[Progress], None] = lambda progress: None,
         should_stop: Callable[[], bool] = lambda: False,
+        trackers: Iterable[Tracker] = (),
     ) -> bool:
         """Make all releases, and the model from them. It takes seconds to minutes, and is not stopped in between."""
-        train, items = self.dataset.split().train, len(self.dataset.catalogue)
-        releases = iter(self.plan.releases)
-        data = digest(train.items, train.offsets)
-
-        def gaussian(shape: tuple[int, ...], std: float) -> np.ndarray:
-            release = next(releases)
-            if not math.isclose(std, release.noise_multiplier, rel_tol=1e-9):
-                raise AssertionError(
-                    f"{release.name} asks for noise {std:g}, and the plan has {release.noise_multiplier:g}"
-                )
-            state = self.noise.state()
-            inputs = fingerprint(state, release.name, self.recipe.model_dump_json(), data)
-            self.ledger.authorise_release(release.name, fingerprint(state), inputs)
-            return self.noise.gaussian(shape, std)
-
+        told = Trackers(trackers)
+        told.on_event(started(0, 0, self.recipe.settings()))
+        train, items = self.dataset.train(self.recipe.hold_out), len(self.dataset.catalogue)
+        about = fingerprint(self.recipe.model_dump_json(), digest(train.items, train.offsets))
+        gaussian = charged(self.plan.releases, self.ledger, self.noise, about)
         first = self.plan.releases[0]
         model = STATISTICS[self.recipe.model]()
         sigma = first.noise_multiplier * math.sqrt(model.shares[first.name])
@@ -81,6 +73,7 @@ class OneShotRun:
         write_release(self.folder, self.recipe, self.statement(), items, tensors)
         Checkpoints(self.folder).remove()
         self.close()
+        told.on_event(ended(0, released=True))
         return True
 
     def statement(self) -> PrivacyStatement:

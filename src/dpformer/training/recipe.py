@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import sys
 from pathlib import Path
 from typing import Any, Literal
@@ -24,6 +25,8 @@ else:
     import tomli as tomllib
 
 HISTOGRAM = "histogram"
+# Before the names of the releases of a network's prior.
+PRIOR = "prior: "
 # Models without a network: a few one-shot releases, no steps.
 STATISTICS: dict[str, type[DPTransitions] | type[DPPopularity]] = {
     "transitions": DPTransitions,
@@ -50,6 +53,10 @@ class Recipe(BaseModel):
         "undeclared", description="How settings were chosen, for the statement: none means fixed beforehand."
     )
     tried: tuple[str, ...] = Field((), description="For tuning 'listed': every configuration tried on this data.")
+    hold_out: Literal["validation", "test", "nothing"] = Field(
+        "validation",
+        description="What training does not see: the validation item and the test item, the test item, or nothing.",
+    )
     # the model
     model: Literal["transformer", "gru", "lstm", "transitions", "popularity"] = Field(
         "transformer", description="What is trained, or which statistics are released."
@@ -63,8 +70,20 @@ class Recipe(BaseModel):
     )
     dropout: float = Field(0.0, ge=0, lt=1, description="Dropout; hurts under noise.")
     norm: Literal["pre", "post"] = Field("pre", description="Where layer norm stands.")
+    recency: float | None = Field(
+        None, ge=0, description="Fixed decay of attention with the lag, its power, in place of learned positions."
+    )
+    identity: bool = Field(False, description="Layers start as the identity instead of at random.")
+    vocabulary: int | None = Field(
+        None, ge=1, description="Learn only so many items, the most frequent of the histogram; all by default."
+    )
+    popularity_bias: bool = Field(False, description="Log popularity of the histogram as a fixed output bias.")
     tied: bool = Field(True, description="Share the embedding between input and output.")
     reattention: Literal["logits", "literal", "none", "off"] = Field("off", description="Re-Attention's correction.")
+    prior_share: float = Field(
+        0.0, ge=0, lt=1, description="Part of the budget for DP transitions, whose scores are added to the network's."
+    )
+    prior_weight: float = Field(0.5, gt=0, description="Weight of those scores.")
     # the steps
     batch_size: int | None = Field(None, ge=1, description="Expected users in a batch; half of all by default.")
     epochs: float = Field(60.0, gt=0, description="How often each user is seen, on average.")
@@ -78,8 +97,12 @@ class Recipe(BaseModel):
 
     @property
     def window(self) -> int | None:
-        """How many of a history's last items a model gets; None for all."""
-        return None if self.model in STATISTICS else self.max_length
+        """How many of a history's last items a model gets; None for all: a vocabulary comes before the cut."""
+        return None if self.model in STATISTICS or self.vocabulary is not None else self.max_length
+
+    def settings(self) -> dict[str, Any]:
+        """All settings, ready for JSON; an infinite epsilon is "inf"."""
+        return self.model_dump(mode="json") | {"epsilon": self.epsilon if math.isfinite(self.epsilon) else "inf"}
 
     def plan(self, users: int) -> PrivacyPlan:
         """The privacy plan for so many users."""
@@ -87,6 +110,8 @@ class Recipe(BaseModel):
             return make_plan(users, self.epsilon, self.delta, shares=STATISTICS[self.model]().shares)
         batch = min(self.batch_size or max(1, users // 2), users)
         shares = {HISTOGRAM: self.histogram_share} if self.histogram_share else {}
+        if self.prior_share:
+            shares |= {PRIOR + name: self.prior_share * share for name, share in DPTransitions().shares.items()}
         return make_plan(users, self.epsilon, self.delta, batch_size=batch, epochs=self.epochs, shares=shares)
 
     def optimisation(self) -> Optimisation:
@@ -97,7 +122,7 @@ class Recipe(BaseModel):
         """A new model for a catalogue of so many items."""
         if self.model != "transformer":
             kind = GRURecommender if self.model == "gru" else LSTMRecommender
-            return kind(items, self.d, self.tied, self.dropout)
+            return kind(items, self.d, self.tied, self.dropout, self.vocabulary, self.max_length)
         correction = None if self.reattention == "off" else ReAttention(self.reattention)
         return Transformer(
             items,
@@ -110,6 +135,9 @@ class Recipe(BaseModel):
             norm=self.norm,
             tied=self.tied,
             reattention=correction,
+            recency=self.recency,
+            identity=self.identity,
+            vocabulary=self.vocabulary,
         )
 
 
@@ -126,7 +154,20 @@ PAPER = {
     "averaging": "none",
     "max_length": 200,
 }
-PRESETS: dict[str, dict[str, Any]] = {"default": {}, "paper": PAPER}
+# DP-SGD alone: nothing is known beforehand but the noisy histogram. docs/pure.md tells what each setting is worth.
+PURE = {
+    "histogram_share": 0.03,
+    "vocabulary": 1000,
+    "popularity_bias": True,
+    "recency": 1.2,
+    "identity": True,
+    "epochs": 20.0,
+    "learning_rate": 3.5e-2,
+    "averaging": "none",
+}
+# The same with the transition statistics beside it: which part of the budget they should have depends on the data.
+WHOLE = {**PURE, "prior_share": 0.35}
+PRESETS: dict[str, dict[str, Any]] = {"default": {}, "paper": PAPER, "pure": PURE, "whole": WHOLE}
 
 
 def make_recipe(preset: str = "default", file: Path | None = None, **options: Any) -> Recipe:
@@ -148,6 +189,12 @@ def make_recipe(preset: str = "default", file: Path | None = None, **options: An
         raise DPFormerError("a seed goes with noise 'seeded' and only with it: give both or none")
     if recipe.model in STATISTICS and recipe.epsilon == float("inf"):
         raise DPFormerError(f"model {recipe.model!r} is released with noise: give a finite epsilon")
+    if recipe.prior_share and (recipe.model in STATISTICS or recipe.epsilon == float("inf")):
+        raise DPFormerError("prior_share is for a network with a finite epsilon: the prior is made of noisy counts")
+    if recipe.prior_share + recipe.histogram_share >= 1:
+        raise DPFormerError(
+            "prior_share and histogram_share leave nothing for the steps: together they must be below 1"
+        )
     if (recipe.tuning == "listed") != bool(recipe.tried):
         raise DPFormerError("tuning 'listed' goes with tried = [...], every configuration tried on this data")
     if recipe.model == "transformer" and recipe.d % recipe.heads:
@@ -156,6 +203,12 @@ def make_recipe(preset: str = "default", file: Path | None = None, **options: An
         raise DPFormerError(f"reattention is for the transformer, not for {recipe.model!r}; say off")
     if recipe.reattention != "off" and not recipe.histogram_share:
         raise DPFormerError("reattention needs item frequencies: give histogram_share above 0")
+    if (recipe.vocabulary is not None or recipe.popularity_bias) and not recipe.histogram_share:
+        raise DPFormerError("vocabulary and popularity_bias need item frequencies: give histogram_share above 0")
+    if recipe.model != "transformer" and (recipe.recency is not None or recipe.identity):
+        raise DPFormerError(f"recency and identity are for the transformer, not for {recipe.model!r}")
+    if recipe.model in STATISTICS and (recipe.vocabulary is not None or recipe.popularity_bias):
+        raise DPFormerError(f"vocabulary and popularity_bias are for networks, not for {recipe.model!r}")
     return recipe
 
 

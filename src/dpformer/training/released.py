@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import polars as pl
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from dpformer.errors import DPFormerError
 from dpformer.models.base import SequenceModel
+from dpformer.models.joined import Joined
 from dpformer.models.statistics.popularity import DPPopularity
 from dpformer.models.statistics.transitions import DPTransitions
 from dpformer.privacy import PrivacyStatement, parse_statement
@@ -26,13 +27,14 @@ from dpformer.training.run import ITEMS, MODEL, PRIVACY, check_files, read_recip
 from dpformer.training.sizes import catalogue_rows, check_tensors, read_catalogue
 
 BATCH = 512
+Statistics = TypeVar("Statistics", bound="DPTransitions | DPPopularity")
 
 
 @dataclass
 class Released:
     """A model, its catalogue, the released popularity of items `[items + 1]` (or None), recipe and privacy statement."""
 
-    model: SequenceModel | DPTransitions | DPPopularity
+    model: SequenceModel | Joined | DPTransitions | DPPopularity
     catalogue: pl.DataFrame
     popularity: Tensor | None
     recipe: Recipe
@@ -80,6 +82,22 @@ class Released:
             scores[cold] = fallback.index_fill(0, torch.tensor(0), -torch.inf)
         return scores
 
+    def score_histories(self, histories: Sequence[Sequence[int]], seen: bool | Sequence[bool] = False) -> Tensor:
+        """Scores `[histories, items + 1]` of histories of numbers; -inf for padding and for items of the history, unless `seen`.
+
+        All of them at once: give a few hundred at the most.
+        """
+        allowed = [seen] * len(histories) if isinstance(seen, bool) else seen
+        cut = [list(h[-(self.recipe.window or len(h)) :]) for h in histories]
+        tokens = torch.zeros(len(cut), max((1, *(len(h) for h in cut))), dtype=torch.int64)
+        for row, history in zip(tokens, cut, strict=True):
+            row[: len(history)] = torch.tensor(history, dtype=torch.int64)
+        scores = self.scores(tokens, torch.tensor([len(h) for h in cut], dtype=torch.int64))
+        for row, whole, keep in zip(scores, histories, allowed, strict=True):
+            if not keep:
+                row[torch.tensor(list(whole), dtype=torch.int64)] = -torch.inf
+        return scores
+
     def rank(self, histories: Sequence[Sequence[int]], k: int, seen: bool = False) -> tuple[np.ndarray, np.ndarray]:
         """The best k items of each history of numbers, and their scores, each `[histories, k]`; exact.
 
@@ -90,17 +108,7 @@ class Released:
         k = min(k, len(self.catalogue))
         best, values = [], []
         for start in range(0, len(histories), BATCH):
-            part = [list(h) for h in histories[start : start + BATCH]]
-            cut = [h[-(self.recipe.window or len(h)) :] for h in part]
-            width = max(1, *(len(h) for h in cut))
-            tokens = torch.zeros(len(part), width, dtype=torch.int64)
-            for row, history in zip(tokens, cut, strict=True):
-                row[: len(history)] = torch.tensor(history, dtype=torch.int64)
-            scores = self.scores(tokens, torch.tensor([len(h) for h in cut]))
-            if not seen:
-                for row, history in zip(scores, part, strict=True):
-                    row[torch.tensor(history, dtype=torch.int64)] = -torch.inf
-            top = scores.topk(k, dim=1)
+            top = self.score_histories(histories[start : start + BATCH], seen).topk(k, dim=1)
             best.append(torch.where(top.values > -torch.inf, top.indices, 0).numpy())
             values.append(top.values.numpy())
         if not best:
@@ -148,18 +156,25 @@ def load_model(folder: Path | str) -> Released:
     return Released(model, read_catalogue(folder / ITEMS), popularity, recipe, read_statement(folder))
 
 
-def _model(recipe: Recipe, items: int, state: dict[str, Tensor]) -> SequenceModel | DPTransitions | DPPopularity:
+def _model(
+    recipe: Recipe, items: int, state: dict[str, Tensor]
+) -> SequenceModel | Joined | DPTransitions | DPPopularity:
     if recipe.model in STATISTICS:
-        found = STATISTICS[recipe.model].from_state(state)
-        if found.scores(torch.zeros(1, 1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)).shape != (
-            1,
-            items + 1,
-        ):
-            raise ValueError(f"it scores another number of items than {items}")
-        return found
+        return _checked(STATISTICS[recipe.model].from_state(state), items)
+    prior = {name: state.pop(name) for name in list(state) if name.startswith("prior.")}
     model = recipe.build(items)
     model.load_state_dict(state)
-    return model
+    if not recipe.prior_share:
+        return model
+    found = DPTransitions.from_state({name.removeprefix("prior."): value for name, value in prior.items()})
+    return Joined(model, _checked(found, items), recipe.prior_weight)
+
+
+def _checked(found: Statistics, items: int) -> Statistics:
+    nothing = torch.zeros(1, dtype=torch.int64)
+    if found.scores(nothing[:, None], nothing).shape != (1, items + 1):
+        raise ValueError(f"it scores another number of items than {items}")
+    return found
 
 
 def read_statement(folder: Path) -> PrivacyStatement:

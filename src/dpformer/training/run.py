@@ -17,11 +17,12 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
 import platform
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +37,7 @@ from dpformer.data import Dataset, PoissonSampler, load
 from dpformer.data.hashing import sha256_of
 from dpformer.errors import DPFormerError
 from dpformer.models.base import SequenceModel
+from dpformer.models.statistics.transitions import DPTransitions
 from dpformer.models.transformer import Transformer
 from dpformer.privacy import (
     ItemFrequencies,
@@ -54,10 +56,12 @@ from dpformer.privacy import (
     take_lock,
 )
 from dpformer.training.card import model_card
+from dpformer.training.charged import charged
 from dpformer.training.checkpoint import PRIVATE, Checkpoints
 from dpformer.training.files import read_json, sha256, write_file, write_json
 from dpformer.training.memory import enough_memory
-from dpformer.training.recipe import HISTOGRAM, Recipe
+from dpformer.training.recipe import HISTOGRAM, PRIOR, STATISTICS, Recipe
+from dpformer.training.trackers import Tracker, Trackers, ended, started, stepped
 from dpformer.training.trainer import StepReport, Trainer, digest
 
 CONFIG, MODEL, ITEMS, PRIVACY, EVENTS, CARD = (
@@ -86,6 +90,7 @@ class Run:
     def __init__(self, folder: Path, dataset: Dataset, recipe: Recipe, trainer: Trainer, lock: RunLock):
         self.folder, self.dataset, self.recipe, self.trainer, self.lock = folder, dataset, recipe, trainer, lock
         self.frequencies: ItemFrequencies | None = None
+        self.prior: DPTransitions | None = None
         self.checkpoints = Checkpoints(folder)
 
     @property
@@ -103,31 +108,41 @@ class Run:
         on_step: Callable[[Progress], None] = lambda progress: None,
         should_stop: Callable[[], bool] = lambda: False,
         checkpoint_seconds: float = CHECKPOINT_SECONDS,
+        trackers: Iterable[Tracker] = (),
     ) -> bool:
         """Make the steps that are left. True when the model is released; False if told to stop, with everything saved."""
         self._forget_events()
+        told = Trackers(trackers)
+        told.on_event(started(self.step, self.plan.steps, self.recipe.settings()))
         with enough_memory(self.folder):
-            return self._train(on_step, should_stop, checkpoint_seconds)
+            return self._train(on_step, should_stop, checkpoint_seconds, told)
 
     def _train(
-        self, on_step: Callable[[Progress], None], should_stop: Callable[[], bool], checkpoint_seconds: float
+        self,
+        on_step: Callable[[Progress], None],
+        should_stop: Callable[[], bool],
+        checkpoint_seconds: float,
+        told: Trackers,
     ) -> bool:
-        started = saved = time.monotonic()
+        began = saved = time.monotonic()
         users = 0
         for report in self.trainer.run():
             now = time.monotonic()
-            event = json.dumps({"step": report.step, "loss": report.loss, "not_private": ["loss"]})
+            event = stepped(report.step, self.trainer.how.rate_at(report.step, self.plan.steps), report.loss)
             with _explained(self.folder), open(self.folder / EVENTS, "a", encoding="utf-8", opener=_private) as events:
-                events.write(event + "\n")
+                events.write(json.dumps(event) + "\n")
+            told.on_event(event)
             users += report.users
-            on_step(Progress(report, self.trainer.plan, users / max(now - started, 1e-9)))
+            on_step(Progress(report, self.trainer.plan, users / max(now - began, 1e-9)))
             if should_stop():
                 self.save()
+                told.on_event(ended(self.step, released=False))
                 return False
             if now - saved > checkpoint_seconds:
                 self.save()
                 saved = now
         self.release()
+        told.on_event(ended(self.step, released=True))
         return True
 
     def save(self) -> None:
@@ -137,6 +152,8 @@ class Run:
         if self.frequencies is not None:
             tensors["frequencies"] = torch.from_numpy(self.frequencies.probability)
             values["frequencies"] = {"source": self.frequencies.source, "floor": self.frequencies.floor}
+        if self.prior is not None:
+            tensors |= {f"prior.{name}": value for name, value in self.prior.state().items()}
         if self.trainer.ledger is not None:
             values["ledger"] = place_of(self.trainer.ledger)
         self.checkpoints.save(tensors, values)
@@ -156,6 +173,8 @@ class Run:
         tensors = {f"model.{name}": value.contiguous() for name, value in model.state_dict().items()}
         if self.frequencies is not None:
             tensors["popularity"] = torch.from_numpy(self.frequencies.probability).float()
+        if self.prior is not None:
+            tensors |= {f"prior.{name}": value.contiguous() for name, value in self.prior.state().items()}
         write_release(self.folder, self.recipe, self.statement(), len(self.dataset.catalogue), tensors)
         self.checkpoints.remove()
         self.close()
@@ -196,6 +215,7 @@ def start(folder: Path, data: Path, recipe: Recipe) -> Run:
             run = _open(folder, dataset, recipe, plan, ledger, lock)
             run.save()
             _release_histogram(run)
+            _release_prior(run)
     return run
 
 
@@ -232,7 +252,7 @@ def make_folder(folder: Path, data: Path, dataset: Dataset, recipe: Recipe, plan
         "dpformer": __version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
-        "recipe": json.loads(recipe.model_dump_json()) | {"epsilon": recipe.epsilon if plan.private else "inf"},
+        "recipe": recipe.settings(),
         "items": len(dataset.catalogue),
     }
     write_json(folder / CONFIG, config)
@@ -284,8 +304,8 @@ def _compare(folder: Path, known: dict[str, Any], cure: str) -> None:
 def state_privacy(plan: PrivacyPlan, ledger: Ledger | None, recipe: Recipe) -> PrivacyStatement:
     """The privacy statement of a run, from what its ledger says was charged."""
     public = ["the catalogue of items"]
-    if recipe.window is not None:
-        public.append(f"the greatest length of a history, {recipe.window}")
+    if recipe.model not in STATISTICS:
+        public.append(f"the greatest length of a history, {recipe.max_length}")
     return build_statement(
         plan,
         None if ledger is None else ledger.account(),
@@ -306,12 +326,17 @@ def resume(folder: Path, data: Path | None = None) -> Run:
         with closed_on_error(ledger):
             run = _open(folder, dataset, recipe, plan, ledger, lock)
             found = tensors.pop("frequencies", None)
+            known = {name.removeprefix("prior."): value for name, value in tensors.items() if name.startswith("prior.")}
             run.trainer.restore(tensors, values)
             if found is not None:
                 about = values["frequencies"]
                 _use(run, ItemFrequencies(found.numpy(), about["source"], about["floor"]))
             else:
                 _release_histogram(run)
+            if known:
+                run.prior = DPTransitions.from_state(known)
+            else:
+                _release_prior(run)
     return run
 
 
@@ -368,7 +393,7 @@ def _open(
     noise = noise_source(recipe.noise, seed) if plan.private else None
     trainer = Trainer(
         model,
-        dataset.split().train,
+        dataset.train(recipe.hold_out),
         plan,
         recipe.optimisation(),
         sampler,
@@ -398,8 +423,29 @@ def _release_histogram(run: Run) -> None:
     _use(run, noisy_histogram(train.items, train.offsets, items, release, trainer.noise, plan.users))
 
 
+def _release_prior(run: Run) -> None:
+    """Release the statistics of the prior, if the plan has them; a replay from the first checkpoint gives the same."""
+    trainer, train = run.trainer, run.trainer.train
+    releases = [r for r in trainer.plan.releases if r.name.startswith(PRIOR)]
+    if not releases:
+        return
+    assert trainer.noise is not None
+    assert trainer.ledger is not None
+    prior = DPTransitions()
+    share = prior.shares[releases[0].name.removeprefix(PRIOR)]
+    about = fingerprint(run.recipe.model_dump_json(), digest(train.items, train.offsets))
+    run.prior = prior.fit(
+        train.items,
+        train.offsets,
+        len(run.dataset.catalogue),
+        noise_multiplier=releases[0].noise_multiplier * math.sqrt(share),
+        gaussian=charged(releases, trainer.ledger, trainer.noise, about),
+    )
+
+
 def _use(run: Run, frequencies: ItemFrequencies) -> None:
     run.frequencies = frequencies
+    run.trainer.choose(torch.from_numpy(frequencies.probability).float(), run.recipe.popularity_bias)
     _set_errors(run.trainer.model, run.trainer.plan, frequencies, run.recipe)
 
 

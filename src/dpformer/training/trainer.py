@@ -104,6 +104,7 @@ class Trainer:
             model.parameters(), lr=how.learning_rate, weight_decay=how.weight_decay, fused=True
         )
         self.average: dict[str, Tensor] = {}
+        self._to_vocabulary()
         self._head = TiedCrossEntropy()
         self._about = fingerprint(about, repr(how), digest(train.items, train.offsets))
 
@@ -117,6 +118,16 @@ class Trainer:
         if sampler.seeded and self.noise is not None and not self.noise.insecure:
             raise PrivacyError("who is drawn comes from a seed, and the noise does not; seed both (insecure) or none")
         return sampler
+
+    def choose(self, frequencies: Tensor, bias: bool) -> None:
+        """Tell the model the released frequencies `[items + 1]`, before the first step; see `SequenceModel.choose`."""
+        self.model.choose(frequencies, bias)
+        self._to_vocabulary()
+
+    def _to_vocabulary(self) -> None:
+        """Each user's items that the model knows, by their rows: a matter of each user alone."""
+        known = self.model.chosen is not None
+        self._sequences = self.train.renumbered(self.model.places().numpy()) if known else self.train
 
     def run(self) -> Iterator[StepReport]:
         """The steps that are left."""
@@ -133,9 +144,11 @@ class Trainer:
         for p in self.model.parameters():
             p.grad = torch.zeros_like(p) if p.grad is None else p.grad.zero_()
         lost, loss = self.clipping.nonfinite, 0.0
+        # Somebody with less than a pair of items adds nothing, and is in the batch all the same.
+        paired = users[self._sequences.lengths[users] > 1]
         # With a large catalogue, no more tokens than the head can keep the logits of.
         budget = min(self.how.token_budget, max(TILE_TOKENS, HOLD_ELEMENTS // len(self.model.table)))
-        batches = micro_batches(self.train, users, max_length=self.how.max_length + 1, token_budget=budget)
+        batches = micro_batches(self._sequences, paired, max_length=self.how.max_length + 1, token_budget=budget)
         for batch in batches:
             loss += self._add_gradients(batch)
         if self.plan.private:
@@ -177,7 +190,7 @@ class Trainer:
         weights = used / used.sum(1, keepdim=True).clamp_min(1)
         if s.shape[1] == 0:
             s, y, weights = tokens, torch.zeros_like(tokens), torch.zeros(tokens.shape, device=tokens.device)
-        return self._head(self.model(s), self.model.table, y, weights, self.model.output_bias)
+        return self._head(self.model(s), self.model.table, y, weights, self.model.table_bias)
 
     def _update(self, step: int) -> None:
         for p in self.model.parameters():
@@ -233,6 +246,7 @@ class Trainer:
         """Go on from a state."""
         part = _part(tensors, "model")
         self.model.load_state_dict(part)
+        self._to_vocabulary()
         self.average = _part(tensors, "average")
         found: dict[int, dict[str, Tensor]] = {}
         for name, value in _part(tensors, "optimizer").items():

@@ -34,17 +34,18 @@ def resident_mb() -> float:
         return 0.0
 
 
-def _main(target: str, arguments: str) -> None:
+def call(target: str, **arguments: Any) -> dict[str, Any]:
+    """What `run_child` returns, from this process."""
     module, name = target.split(":")
     function = getattr(importlib.import_module(module), name)
     start = time.perf_counter()
-    result = function(**json.loads(arguments)) or {}
+    result = function(**arguments) or {}
     seconds = time.perf_counter() - start
     # Linux counts ru_maxrss in KiB, macOS in bytes.
     unit = 1 if sys.platform == "darwin" else 1024
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-    sys.stdout.write(json.dumps({**result, "seconds": seconds, "peak_mb": peak / 2**20}) + "\n")
+    return {**result, "seconds": seconds, "peak_mb": peak / 2**20}
 
 
 if __name__ == "__main__":
-    _main(*sys.argv[1:])
+    sys.stdout.write(json.dumps(call(sys.argv[1], **json.loads(sys.argv[2]))) + "\n")

@@ -9,39 +9,45 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
-from rich.table import Table
 from torch import Tensor
 
 from dpformer.clipping import TiedCrossEntropy
 from dpformer.data import Sequences, collate, demo_frame, prepare
+from dpformer.experiments.reproduce.page import Page, new_figure
 from dpformer.models.diagnostics import Distraction, attention_lift, distraction, popularity_groups
 from dpformer.models.transformer import ReAttention, Transformer
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 GROUPS = ("head", "torso", "tail")
+NORMS: tuple[Literal["pre", "post"], ...] = ("post", "pre")
 MAX_LENGTH = 50
 
 
-def run(
-    seed: int = 0, draws: int = 30, steps: int = 150, noise: float = 1.0, out: Path | None = None
-) -> dict[str, Any]:
-    """All figures; with `out`, the figure is drawn to that file too."""
+def run(seed: int = 0, draws: int = 30, steps: int = 150, noise: float = 1.0) -> dict[str, Any]:
+    """All figures."""
     generator = torch.Generator().manual_seed(seed)
     found = _one_query(generator)
-    figures = {
+    transformer = {norm: _transformer(norm, seed, draws, steps, noise) for norm in NORMS}
+    rows = []
+    for norm, measured in transformer.items():
+        for name, lift in measured["lift"].items():
+            spread = dict(zip(GROUPS, measured["lift_std"][name], strict=True))
+            rows.append({"norm": norm, "noise": name, **dict(zip(GROUPS, lift, strict=True)), "std": spread})
+        rows.append({"norm": norm, "noise": "tracked variance", **dict(zip(GROUPS, measured["variance"], strict=True))})
+    return {
         "one_query": {which: found.bias(which) for which in ("plain", "corrected", "literal")},
         "scores": {name: getattr(found, name).tolist() for name in ("true", "plain", "corrected", "literal")},
-        "transformer": {norm: _transformer(norm, seed, draws, steps, noise) for norm in ("post", "pre")},
+        "transformer": transformer,
         "noise": noise,
         "draws": draws,
+        "rows": rows,
     }
-    if out is not None:
-        draw(figures, out)
-    return figures
 
 
 def _one_query(generator: torch.Generator, d: int = 16, L: int = 50, std: float = 2.0) -> Distraction:
@@ -119,32 +125,27 @@ def _train(model: Transformer, sequences: Sequences, steps: int, random: np.rand
     return batches
 
 
-def show(figures: dict[str, Any]) -> Table:
+def page(figures: dict[str, Any]) -> Page:
     """The figures as a table."""
-    table = Table(title="Attention over what uniform attention gives, by popularity of the key", title_justify="left")
-    for column in ("", *GROUPS):
-        table.add_column(column, justify="right" if column else "left")
+    rows = []
     for norm, found in figures["transformer"].items():
         for name, lift in found["lift"].items():
             spread = found["lift_std"][name]
-            table.add_row(f"{norm}-norm, {name}", *(f"{x:.2f} ± {e:.2f}" for x, e in zip(lift, spread, strict=True)))
-        table.add_row(f"{norm}-norm, tracked variance", *(f"{x:.2g}" for x in found["variance"]), end_section=True)
+            rows.append((f"{norm}-norm, {name}", *(f"{x:.2f} ± {e:.2f}" for x, e in zip(lift, spread, strict=True))))
+        rows.append((f"{norm}-norm, tracked variance", *(f"{x:.2g}" for x in found["variance"])))
     bias = figures["one_query"]
-    table.caption = (
+    note = (
         f"One query, 50 keys, half with noise: total variation from the true scores {bias['plain']:.3f} without correction, "
         f"{bias['corrected']:.3f} with, {bias['literal']:.3f} with the paper's formula."
     )
-    return table
+    title = "Attention over what uniform attention gives, by popularity of the key"
+    return Page(title, "dpformer reproduce attention -o docs/figures", ("", *GROUPS), rows, [note])
 
 
-def draw(figures: dict[str, Any], out: Path) -> None:
+def draw(figures: dict[str, Any]) -> Figure:
     """The paper's illustration, from the measured scores, beside attention by popularity."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(1, 5, figsize=(17, 3.2), layout="constrained")
+    figure, grid = new_figure(1, 5, (17, 3.2))
+    axes = grid[0]
     scores = {name: np.array(values)[:12] for name, values in figures["scores"].items()}
     titles = {"true": "without noise", "plain": "expected under noise", "corrected": "Re-Attention"}
     noisy = np.arange(12) % 2 == 0
@@ -160,5 +161,4 @@ def draw(figures: dict[str, Any], out: Path) -> None:
         axis.axhline(1, color="grey", linewidth=0.8)
         axis.set(title=f"{norm}-norm Transformer", ylabel="attention / uniform", xticks=range(3), xticklabels=GROUPS)
     axes[3].legend(frameon=False, fontsize=8)
-    figure.savefig(out, dpi=120)
-    plt.close(figure)
+    return figure

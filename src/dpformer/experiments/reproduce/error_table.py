@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from rich.table import Table
 from torch.nn import functional as F
 
+from dpformer.experiments.reproduce.page import Page
 from dpformer.models.error import relu_moments
 
 SAMPLES = (10, 100, 1_000, 10_000, 100_000, 1_000_000)
@@ -35,15 +35,15 @@ def run(seed: int = 0) -> dict[str, Any]:
     return {"rows": rows}
 
 
-def show(figures: dict[str, Any]) -> Table:
+def page(figures: dict[str, Any]) -> Page:
     """The figures as the paper has them."""
-    table = Table(title="Variance after an activation, inputs N(0, std^2)", title_justify="left")
-    for column in ("std", "activation", *(f"{n:,}" for n in SHOWN), "analytic", "paper"):
-        table.add_column(column, justify="left" if column == "activation" else "right", no_wrap=True)
+    headings = ("std", "activation", *(f"{n:,}" for n in SHOWN), "analytic", "paper")
+    rows = []
     for row in figures["rows"]:
         numbers = [*(row["sampled"][str(n)] for n in SHOWN), row["analytic"], row["paper"]]
-        table.add_row(f"{row['std']:g}", row["activation"], *(_number(x) for x in numbers))
-    return table
+        rows.append((f"{row['std']:g}", row["activation"], *(_number(x) for x in numbers)))
+    title = "Variance after an activation, inputs N(0, std^2)"
+    return Page(title, "dpformer reproduce error-table -o docs/results", headings, rows)
 
 
 def _number(x: float) -> str:

@@ -6,16 +6,16 @@ validation item; nothing is chosen here. Noise is seeded, so that the figures ca
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
-
-from dpformer.data import Dataset, prepare_named
+from dpformer.data import Dataset
 from dpformer.errors import DataError, PrivacyError
 from dpformer.evaluation import Evaluation, evaluate, held_out
 from dpformer.evaluation.held_out import ITEMS as HELD_OUT
+from dpformer.experiments.reproduce.data_sets import VARIABLES, find_set
+from dpformer.experiments.reproduce.page import Page
 from dpformer.models.statistics import DPPopularity, DPTransitions, Popularity, TransitionSettings
 from dpformer.privacy import gaussian_multiplier, noise_source
 
@@ -47,8 +47,7 @@ def run(
     epsilon: Sequence[float] = (5.0, 8.0, 10.0),
     seeds: int = 3,
     item: str = "test",
-    from_ml_1m: Path | None = None,
-    from_games: Path | None = None,
+    data: Mapping[str, Path] | None = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
     """Fit and evaluate all models on both data sets, once for each epsilon and noise seed (1, 2, ...)."""
@@ -61,9 +60,8 @@ def run(
             "epsilon inf is no noise, and the statistics are made of noisy counts; give a finite --epsilon"
         )
     multipliers = {float(eps): gaussian_multiplier(float(eps), DELTA) for eps in epsilon}
-    sets = {"ml-1m": from_ml_1m, "amazon-games": from_games}
     # All of them first: a missing file should show before an hour has passed.
-    datasets = {name: prepare_named(name, path) for name, path in sets.items()}
+    datasets = {name: find_set(name, data or {}) for name in VARIABLES}
     result: dict[str, Any] = {
         "item": item,
         "delta": DELTA,
@@ -180,20 +178,10 @@ def _notes(result: dict[str, Any]) -> list[str]:
     ]
 
 
-def show(result: dict[str, Any]) -> Table:
+def page(result: dict[str, Any]) -> Page:
     """The table for people."""
-    table = Table(*_HEADINGS, caption="\n".join(_notes(result)), caption_justify="left")
-    for row in result["rows"]:
-        table.add_row(*_cells(result, row))
-    return table
-
-
-def markdown(result: dict[str, Any]) -> str:
-    """The page that is committed."""
-    lines = ["| " + " | ".join(_HEADINGS) + " |", "|" + "---|" * len(_HEADINGS)]
-    lines += ["| " + " | ".join(_cells(result, row)) + " |" for row in result["rows"]]
-    title = f"# DP transition statistics: {result['item']} item"
     epsilons = dict.fromkeys(row["epsilon"] for row in result["rows"] if row["epsilon"] is not None)
     options = "".join(f" --epsilon {epsilon:g}" for epsilon in epsilons)
     command = f"dpformer reproduce transitions{options} --seeds {len(result['seeds'])} --item {result['item']} -o docs/results"
-    return "\n\n".join([title, f"`{command}`", "\n".join(lines), *_notes(result)]) + "\n"
+    rows = [tuple(_cells(result, row)) for row in result["rows"]]
+    return Page(f"DP transition statistics: {result['item']} item", command, _HEADINGS, rows, _notes(result))

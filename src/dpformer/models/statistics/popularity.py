@@ -48,7 +48,10 @@ class DPPopularity:
         self, items: np.ndarray, offsets: np.ndarray, item_count: int, *, noise_multiplier: float, gaussian: Gaussian
     ) -> "DPPopularity":
         """As `Popularity.fit`, with noise of standard deviation `noise_multiplier` from `gaussian(shape, std)`."""
-        releaser = Releaser(items, offsets, item_count, noise_multiplier, gaussian)
+        return self.fit_from(Releaser(items, offsets, item_count, noise_multiplier, gaussian))
+
+    def fit_from(self, releaser: Releaser) -> "DPPopularity":
+        """Fit from the answers of a releaser: nothing else is looked at."""
         self._scores = _as_scores(releaser.histogram(1.0, self.last))
         self.releases = releaser.releases
         return self

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 
 from dpformer.errors import PrivacyError
 
+HEAD_AT_1, LARGEST_HEAD = 1060, 3000
+
 
 @dataclass(frozen=True)
 class Mix:
@@ -22,7 +24,7 @@ class Mix:
 class TransitionSettings:
     """Shares of the budget, the shape of the queries, and the post-processing.
 
-    head                how many of the most frequent items (by the noisy histogram) have transitions
+    head                how many of the most frequent items (by the noisy histogram) have transitions; None: `head_size`
     histogram_share     the histogram's part of the Gaussian budget; all shares sum to 1
     stage_shares        the parts of the transition releases, one after the other
     thresholds          the z-score that a cell must exceed to be asked again, for each release but the first
@@ -37,7 +39,7 @@ class TransitionSettings:
     popularity          weight of log h in the score
     """
 
-    head: int = 1000
+    head: int | None = None
     histogram_share: float = 0.03
     stage_shares: tuple[float, ...] = (0.45, 0.22, 0.30)
     thresholds: tuple[float, ...] = (0.4, 0.7)
@@ -56,7 +58,7 @@ class TransitionSettings:
 
     def __post_init__(self) -> None:
         for name in ("head", "last", "lags", "rank", "window"):
-            if getattr(self, name) < 1:
+            if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise PrivacyError(f"{name} = {getattr(self, name)} of the transition statistics is not at least 1")
         if not abs(self.cell_power) <= 1:
             raise PrivacyError(
@@ -77,6 +79,16 @@ class TransitionSettings:
     def one_stage(cls) -> "TransitionSettings":
         """A single transition release: simpler, and a little less accurate."""
         return cls(stage_shares=(0.97,), thresholds=())
+
+    def head_size(self, noise_multiplier: float) -> int:
+        """How many items have transitions: `head`, or else 1,060 / sqrt(noise multiplier), 3,000 at most.
+
+        The less noise, the further down the tail transitions can be told from it. The noise is public, so the number says
+        nothing about anybody. The bound keeps memory in check: matrices have this many rows and columns.
+        """
+        if self.head is not None:
+            return self.head
+        return min(max(1, round(HEAD_AT_1 / math.sqrt(noise_multiplier))), LARGEST_HEAD)
 
     @property
     def shares(self) -> dict[str, float]:

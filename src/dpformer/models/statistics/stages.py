@@ -47,7 +47,7 @@ def measure(releaser: Releaser, settings: TransitionSettings) -> Measured:
         C = sum_s r_s A_s Y_s / std_s^2  /  sum_s (r_s A_s)^2 / std_s^2,     Var C = 1 / sum_s (r_s A_s)^2 / std_s^2.
     """
     histogram = releaser.histogram(settings.histogram_share, settings.last)
-    size = min(settings.head, releaser.item_count)
+    size = min(settings.head_size(releaser.std(1.0)), releaser.item_count)
     head = 1 + np.argsort(-histogram[1:], kind="stable")[:size]
     # Below the noise a count says nothing: the floor keeps weights and logarithms sane.
     h = np.maximum(histogram[head], 0.3 * releaser.std(settings.histogram_share) + 0.5)

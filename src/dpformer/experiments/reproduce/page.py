@@ -1,0 +1,89 @@
+"""A result for people: one page, from which terminal, markdown and csv are all made, so that they agree."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from rich.table import Table
+
+
+@dataclass(frozen=True)
+class Page:
+    """title, the command that makes it, a table of texts, and notes below it (the protocol is one of them).
+
+    brief: how many of the columns a terminal shows; all by default.
+    """
+
+    title: str
+    command: str
+    headings: tuple[str, ...]
+    rows: Sequence[tuple[str, ...]]
+    notes: list[str] = field(default_factory=list)
+    brief: int | None = None
+
+    def grid(self) -> str:
+        """The table alone, in markdown."""
+        lines = ["| " + " | ".join(self.headings) + " |", "|" + "---|" * len(self.headings)]
+        return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in self.rows])
+
+    def markdown(self) -> str:
+        """The page that is committed."""
+        return "\n\n".join([f"# {self.title}", f"`{self.command}`", self.grid(), *self.notes]) + "\n"
+
+    def table(self) -> Table:
+        """For the terminal."""
+        from rich.table import Table
+
+        caption = "\n".join(self.notes)
+        shown = self.headings[: self.brief]
+        table = Table(*shown, title=self.title, title_justify="left", caption=caption, caption_justify="left")
+        for row in self.rows:
+            table.add_row(*row[: self.brief])
+        return table
+
+
+def as_csv(rows: list[dict[str, Any]]) -> str:
+    """Flat records as csv, with the columns of all of them; nested values are written as `outer.inner`."""
+    flat = [_flat(row) for row in rows]
+    columns = list(dict.fromkeys(column for row in flat for column in row))
+    file = io.StringIO()
+    writer = csv.DictWriter(file, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(flat)
+    return file.getvalue()
+
+
+def _flat(row: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    result: dict[str, Any] = {}
+    for name, value in row.items():
+        if isinstance(value, dict):
+            result |= _flat(value, f"{prefix}{name}.")
+        else:
+            result[prefix + name] = " ".join(map(str, value)) if isinstance(value, list | tuple) else value
+    return result
+
+
+def new_figure(rows: int = 1, columns: int = 1, size: tuple[float, float] = (6.4, 4.0)) -> tuple[Figure, Any]:
+    """A figure of its own instead of pyplot's, and its axes [rows, columns]: no global state, no display needed."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=size, layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure, figure.subplots(rows, columns, squeeze=False)
+
+
+def save_figure(figure: Figure, path: Path) -> None:
+    """path.svg and path.png; the same figure gives the same files."""
+    import matplotlib
+
+    with matplotlib.rc_context({"svg.hashsalt": "dpformer"}):
+        figure.savefig(path.with_suffix(".svg"), metadata={"Date": None})
+        figure.savefig(path.with_suffix(".png"), dpi=120)

@@ -1,0 +1,151 @@
+"""The routes: recommendations, search, the privacy statement, health, metrics, and the page."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib.resources import files
+from typing import Annotated, Any
+
+from fastapi import FastAPI, Query, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
+
+from dpformer import __version__
+from dpformer.serve import schema
+from dpformer.serve.batcher import Batcher, BusyError
+from dpformer.serve.guard import Guard
+from dpformer.serve.limits import Limits
+from dpformer.serve.metrics import CONTENT_TYPE, Metrics
+from dpformer.serve.recommender import Query as Ask
+from dpformer.serve.recommender import Recommender, UnknownColumnError
+from dpformer.serve.search import ItemSearch
+
+SERVED = (
+    "The guarantee is for the people whose data the model was trained on. The history handed in here is not covered by it: it is "
+    "used for this answer, not learned from, and neither stored nor logged by this server; but whoever sees the request or the "
+    "recommendations can tell something of it."
+)
+_PAGE = {
+    "/": ("index.html", "text/html"),
+    "/style.css": ("style.css", "text/css"),
+    "/app.js": ("app.js", "text/javascript"),
+}
+_DESCRIPTION = "Ranks items as the next one after a history. " + SERVED
+_BUSY: dict[int | str, dict[str, Any]] = {
+    400: {"model": schema.Problem, "description": "The body is not text."},
+    408: {"model": schema.Problem, "description": "The body came too slowly."},
+    413: {"model": schema.Problem, "description": "The body is too long."},
+    503: {"model": schema.Problem, "description": "Busy: try again soon."},
+}  # fmt: skip
+
+
+def create_app(recommender: Recommender, limits: Limits | None = None) -> FastAPI:
+    """The application, an ASGI callable."""
+    limits = limits or Limits()
+    released = recommender.released
+    batcher = Batcher(recommender.answer, waiting=limits.waiting, on_batch=lambda size: metrics.batch(size))
+    metrics = Metrics(released, lambda: batcher.waiting)
+    search = ItemSearch(recommender.ids, recommender.titles)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        batcher.start()
+        yield
+        await batcher.stop()
+
+    # FastAPI's own documentation pages load scripts from the network: /openapi.json is there for tools.
+    app = FastAPI(
+        title="dpformer", version=__version__, description=_DESCRIPTION, lifespan=lifespan, docs_url=None, redoc_url=None
+    )  # fmt: skip
+    app.add_middleware(Guard, limits=limits, answered=metrics.answered)
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
+        # Without what was sent: it may be long, and it is the client's already.
+        found = [{key: problem[key] for key in ("type", "loc", "msg")} for problem in error.errors()[:20]]
+        return JSONResponse({"detail": found}, 422)
+
+    def item(number: int) -> dict[str, Any]:
+        return {"item_id": recommender.ids[number - 1], "title": recommender.titles[number - 1]}
+
+    async def recommend(asked: schema.RecommendRequest, request: Request) -> JSONResponse:
+        """The best k items for each history. Items that are not in the catalogue are skipped and named."""
+        request.scope["histories"] = len(asked.histories)
+        try:
+            forbidden = recommender.forbidden(asked.filters)
+        except UnknownColumnError as error:
+            problem = {"type": "unknown_column", "loc": ["body", "filters"], "msg": str(error)}
+            return JSONResponse({"detail": [problem]}, 422)
+        exclude, unknown_exclude = released.encode(asked.exclude)
+        encoded = [released.encode(history) for history in asked.histories]
+        queries = [Ask(known, asked.k, exclude, forbidden, asked.seen) for known, _ in encoded]
+        try:
+            found = await asyncio.wait_for(batcher.ask(queries), limits.timeout)
+        except (BusyError, asyncio.TimeoutError):
+            return JSONResponse({"detail": "the server is busy: try again soon"}, 503, {"retry-after": "1"})
+        rankings = [
+            {
+                "items": [item(n) | {"rank": rank, "score": score} for rank, (n, score) in enumerate(ranked, 1)],
+                "unknown": unknown,
+                "ranked_by": "history" if known else released.cold_start,
+            }
+            for ranked, (known, unknown) in zip(found, encoded, strict=True)
+        ]
+        return JSONResponse({"rankings": rankings, "unknown_exclude": unknown_exclude})
+
+    # The limits of this server are in the type, so the route is added by hand.
+    recommend.__annotations__ = {
+        "asked": schema.request_within(limits, recommender.columns),
+        "request": Request,
+        "return": JSONResponse,
+    }
+    app.post("/recommend", response_model=schema.RecommendAnswer, responses=_BUSY)(recommend)
+
+    @app.get("/items", response_model=schema.ItemsAnswer)
+    def items(
+        q: Annotated[str, Query(max_length=200, description="Words of a title or an id; empty for all.")] = "",
+        limit: Annotated[int, Query(ge=1, le=100)] = 20,
+    ) -> JSONResponse:
+        """Items of the catalogue by what people type."""
+        places, more = search.find(q, limit)
+        return JSONResponse({"items": [item(place + 1) for place in places], "more": more})
+
+    privacy_text = JSONResponse(
+        {"text": released.statement.text(), "served": SERVED, "statement": released.statement.model_dump(mode="json")}
+    ).body  # fmt: skip
+
+    @app.get("/privacy", response_model=schema.PrivacyAnswer)
+    async def privacy() -> Response:
+        """The privacy statement of the model."""
+        return Response(privacy_text, media_type="application/json")
+
+    @app.get("/healthz", response_model=schema.Health)
+    async def healthz() -> dict[str, Any]:
+        """200 as long as the server answers."""
+        return {
+            "status": "ok",
+            "model": released.recipe.model,
+            "items": len(recommender.ids),
+            "filters": recommender.columns,
+            "max_k": limits.k,
+            "max_history": limits.history,
+        }
+
+    @app.get("/metrics", response_class=PlainTextResponse)
+    async def prometheus() -> Response:
+        """Counts and times in Prometheus' text format."""
+        return Response(metrics.text(), media_type=CONTENT_TYPE)
+
+    for path, (name, kind) in _PAGE.items():
+        content = (files("dpformer.serve") / "page" / name).read_bytes()
+        app.get(path, include_in_schema=False)(_file(content, kind))
+    return app
+
+
+def _file(content: bytes, kind: str) -> Any:
+    async def send() -> Response:
+        return Response(content, media_type=f"{kind}; charset=utf-8")
+
+    return send

@@ -1,0 +1,52 @@
+"""Counts and times for Prometheus. Sums over requests; nothing of a history but how many there were."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+
+from dpformer.training.released import Released
+
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
+CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
+
+
+class Metrics:
+    """The metrics of one server, in a registry of its own."""
+
+    def __init__(self, released: Released, waiting: Callable[[], int]) -> None:
+        self._registry = CollectorRegistry()
+        self._requests = Counter(
+            "dpformer_requests", "Requests answered.", ("method", "path", "status"), registry=self._registry
+        )
+        self._seconds = Histogram(
+            "dpformer_request_seconds", "Time to answer.", ("path",), buckets=_SECONDS, registry=self._registry
+        )
+        self._batch = Histogram(
+            "dpformer_batch_histories",
+            "Histories in one forward pass.",
+            buckets=(1, 2, 4, 8, 16, 32, 64),
+            registry=self._registry,
+        )
+        Gauge("dpformer_waiting", "Histories that wait for the model.", registry=self._registry).set_function(waiting)
+        statement = released.statement
+        Gauge(
+            "dpformer_model", "What is served.", ("model", "epsilon", "delta", "items"), registry=self._registry
+        ).labels(
+            released.recipe.model, str(statement.epsilon), f"{statement.delta:g}", str(len(released.catalogue))
+        ).set(1)
+
+    def answered(self, method: str, path: str, status: int, seconds: float) -> None:
+        """Count a request; path is that of a route, never what a client made up."""
+        self._requests.labels(method, path, str(status)).inc()
+        self._seconds.labels(path).observe(seconds)
+
+    def batch(self, size: int) -> None:
+        """Count a forward pass."""
+        self._batch.observe(size)
+
+    def text(self) -> bytes:
+        """Prometheus' text format."""
+        return generate_latest(self._registry)

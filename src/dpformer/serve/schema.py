@@ -1,0 +1,137 @@
+"""Requests and answers. Limits are part of the schema, so that OpenAPI shows them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, create_model
+
+from dpformer.privacy import PrivacyStatement
+from dpformer.serve.limits import Limits
+
+
+def _text(value: Any) -> Any:
+    """Ids may be numbers; `true` is none."""
+    if isinstance(value, bool):
+        raise ValueError("an item is a text or a whole number")
+    if isinstance(value, int) or (isinstance(value, float) and value.is_integer()):
+        return str(int(value))
+    return value
+
+
+Item = Annotated[
+    str,
+    BeforeValidator(_text),
+    Field(
+        max_length=1000,
+        json_schema_extra={"type": ["string", "integer"], "minimum": -(2**63), "maximum": 2**63 - 1},
+        description="An item id or a title of the catalogue.",
+    ),
+]
+
+
+class _Request(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class RecommendRequest(_Request):
+    """What `POST /recommend` takes. `request_within` adds the limits of a server."""
+
+    histories: list[list[Item]]
+    k: int
+    exclude: list[Item]
+    filters: dict[str, list[Item]]
+    seen: bool
+
+
+def request_within(limits: Limits, columns: list[str]) -> type[RecommendRequest]:
+    """The request, with the limits of this server and the columns that it can filter on."""
+    history = Annotated[list[Item], Field(max_length=limits.history)]
+    listed = Annotated[list[Item], Field(max_length=limits.listed)]
+    fields: dict[str, Any] = {
+        "histories": (
+            list[history],
+            Field(min_length=1, max_length=limits.histories, description="Items of each person, oldest first."),
+        ),
+        "k": (int, Field(10, ge=1, le=limits.k, description="How many items for each.")),
+        "exclude": (
+            list[Item],
+            Field([], max_length=limits.listed, description="Items that are not to be recommended."),
+        ),
+        "filters": (
+            dict[str, listed],
+            Field(
+                {},
+                max_length=8,
+                description="Columns of the catalogue, each with the values that are allowed.",
+                json_schema_extra={"propertyNames": {"enum": list[JsonValue](columns)}},
+            ),
+        ),
+        "seen": (bool, Field(False, strict=True, description="Recommend items of the history too.")),
+    }
+    example: Any = {"histories": [["book-000", "book-001"]], "k": 5, "exclude": ["book-002"]}
+    made = create_model("RecommendRequest", __base__=RecommendRequest, **fields)
+    made.model_config["json_schema_extra"] = {"examples": [example]}
+    made.model_rebuild(force=True)
+    return made
+
+
+class CatalogueItem(BaseModel):
+    """An item as the catalogue has it."""
+
+    item_id: str
+    title: str | None
+
+
+class RankedItem(CatalogueItem):
+    """A recommendation. Scores compare items within one list only."""
+
+    rank: int
+    score: float
+
+
+class Ranking(BaseModel):
+    """The answer to one history: best first, and what was not understood."""
+
+    items: list[RankedItem]
+    unknown: list[str] = Field(description="Items of the history that are not in the catalogue; they were skipped.")
+    ranked_by: str = Field(description="'history', or what stood in for one without a known item.")
+
+
+class RecommendAnswer(BaseModel):
+    """One ranking a history, in their order."""
+
+    rankings: list[Ranking]
+    unknown_exclude: list[str] = Field(description="Excluded items that are not in the catalogue.")
+
+
+class ItemsAnswer(BaseModel):
+    """Items that match, best first; `more` if there are others."""
+
+    items: list[CatalogueItem]
+    more: bool
+
+
+class Health(BaseModel):
+    """That the server answers, and what it serves."""
+
+    status: str
+    model: str
+    items: int
+    filters: list[str] = Field(description="Columns of the catalogue that can be filtered on.")
+    max_k: int
+    max_history: int
+
+
+class PrivacyAnswer(BaseModel):
+    """The privacy statement of the model, in words and as data; and what serving adds to it."""
+
+    text: str
+    served: str
+    statement: PrivacyStatement
+
+
+class Problem(BaseModel):
+    """What is wrong, in one line."""
+
+    detail: str

@@ -1,0 +1,120 @@
+"""The whole audit of one setting, in the order of the report."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dpformer.data import collate
+from dpformer.privacy import StepAudit, noise_source
+from dpformer.trust.audit.controls import Control, canary_sequence, honest_sampling, run_controls
+from dpformer.trust.audit.membership import Attack, attack_models
+from dpformer.trust.audit.one_run import OneRun, audit_training
+from dpformer.trust.audit.setting import Setting
+from dpformer.trust.audit.steps import clipped_sum, measure, trials_for
+
+CLAIM, LESS_NOISE = 1.0, 0.1
+"""The defect of the one-run audit's own control: a tenth of the noise that a claim of epsilon 1 needs."""
+
+
+@dataclass(frozen=True)
+class Audit:
+    """Everything that was found."""
+
+    setting: str
+    seed: int
+    step: StepAudit
+    sampling: tuple[bool, str]
+    one_run: OneRun
+    attacks: list[Attack]
+    controls: list[Control]
+
+    @property
+    def problems(self) -> list[str]:
+        """What contradicts the claim, and which controls were not caught."""
+        found = []
+        if not self.step.passed:
+            found.append(
+                f"single steps: mu in [{self.step.low:.3f}, {self.step.high:.3f}], claimed {self.step.claimed_mu:.3f}"
+            )
+        if not self.sampling[0]:
+            found.append(f"the sampler is not Poisson: {self.sampling[1]}")
+        if not self.one_run.passed:
+            found.append("the one-run audit refutes the claimed epsilon")
+        found += [f"the attack on the {a.model} model exceeds the claim" for a in self.attacks if not a.passed]
+        return found + [f"control not caught: {control.name}" for control in self.controls if not control.caught]
+
+    @property
+    def passed(self) -> bool:
+        """Whether the claim stands and every control was caught."""
+        return not self.problems
+
+    def to_json(self) -> dict[str, Any]:
+        """For machines."""
+        return {
+            "setting": self.setting,
+            "seed": self.seed,
+            "passed": self.passed,
+            "problems": self.problems,
+            "step": {**asdict(self.step), "passed": self.step.passed},
+            "sampling": {"passed": self.sampling[0], "found": self.sampling[1]},
+            "one_run": self.one_run.to_json(),
+            "membership": [attack.to_json() for attack in self.attacks],
+            "controls": [control.to_json() for control in self.controls],
+        }
+
+
+def audit(
+    setting: Setting,
+    canaries: int = 400,
+    users: int = 300,
+    trials: int | None = None,
+    on_part: Callable[[str], None] = lambda name: None,
+) -> Audit:
+    """Audit single steps, a whole training and the released model, with controls. Nothing of it is private or released."""
+    with tempfile.TemporaryDirectory(prefix="dpformer-audit-") as name:
+        place = Path(name)
+        on_part("single steps and controls")
+        step, controls = _steps(setting, place / "steps", trials)
+        on_part("a whole training with canaries")
+        one_run = audit_training(setting, place / "canaries", canaries)
+        on_part("a whole training with too little noise")
+        controls.append(_less_noise(setting, place / "less-noise", canaries))
+        on_part("membership attack on a private and a non-private model")
+        attacks = attack_models(setting, place / "membership", users)
+    controls.append(_works(attacks[1]))
+    return Audit(setting.name, setting.seed, step, honest_sampling(setting.seed), one_run, attacks, controls)
+
+
+def _steps(setting: Setting, folder: Path, trials: int | None) -> tuple[StepAudit, list[Control]]:
+    canary = np.append(canary_sequence(setting.items, 8, setting.seed), [1, 1])
+    run = setting.begin(folder, [*setting.sequences(12, 5), canary])
+    run.close()
+    trainer = run.trainer
+    last = trainer.plan.users - 1
+    batch = [collate(trainer.train, users, trainer.how.max_length + 1) for users in (np.arange(last), np.array([last]))]
+    others, own = clipped_sum(trainer, batch[0]), clipped_sum(trainer, batch[1])
+    sigma, C = trainer.plan.noise_multiplier, trainer.how.max_norm
+    trials = trials or trials_for(sigma)
+    noise = noise_source("seeded", setting.seed)
+    return measure(others, own, noise, sigma, C, trials), run_controls(
+        others, own, noise, sigma, C, trials, setting.seed
+    )
+
+
+def _less_noise(setting: Setting, folder: Path, canaries: int) -> Control:
+    claim = replace(setting, recipe=setting.recipe.model_copy(update={"epsilon": CLAIM}))
+    found = audit_training(claim, folder, canaries, noise_scale=LESS_NOISE)
+    seen = f"{found.correct} of {found.guesses} right: mu above {found.mu_low:.2f}, claimed {found.claimed_mu:.2f}"
+    defect = "epsilon 1 claimed, and a tenth of its noise added"
+    return Control("a whole training with too little noise", defect, seen, None, not found.passed)
+
+
+def _works(attack: Attack) -> Control:
+    seen = f"AUC {attack.auc:.3f}, above {attack.auc_low:.3f}"
+    return Control("no privacy at all", "a model trained without clipping and noise", seen, None, attack.auc_low > 0.5)

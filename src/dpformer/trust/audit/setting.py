@@ -1,0 +1,77 @@
+"""What is audited: a recipe, some users, and small runs of it that are thrown away."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from dpformer.data import Dataset, Sequences, demo_frame, load, prepare
+from dpformer.errors import DPFormerError
+from dpformer.training.files import read_json
+from dpformer.training.recipe import STATISTICS, Recipe, make_recipe
+from dpformer.training.run import LOCAL, Run, read_recipe, start
+from dpformer.trust.verify.scratch import write_data
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The recipe under audit and the data that it is tried on. `steps` bounds the trainings; figures come from `seed`."""
+
+    name: str
+    recipe: Recipe
+    dataset: Dataset
+    steps: int = 40
+    seed: int = 1
+
+    @property
+    def items(self) -> int:
+        """The size of the catalogue."""
+        return len(self.dataset.catalogue)
+
+    def sequences(self, count: int, seed: int) -> list[np.ndarray]:
+        """Some users' whole sequences, at random."""
+        random = np.random.default_rng([self.seed, seed])
+        users = random.permutation(len(self.dataset.sequences))[:count]
+        return [self.dataset.sequences[int(k)] for k in users]
+
+    def begin(self, folder: Path, sequences: list[np.ndarray], **changes: Any) -> Run:
+        """A run of the recipe on these users, seeded, with half of them in a batch on average."""
+        offsets = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum([len(part) for part in sequences])])
+        users = pl.Series("user_id", [str(k) for k in range(len(sequences))])
+        flat = Sequences(users, np.concatenate(sequences).astype(np.int32), offsets)
+        data = write_data(folder.with_name(folder.name + "-data"), flat, self.dataset.catalogue)
+        epochs = min(self.recipe.epochs, self.steps / 2)
+        fixed = {"noise": "seeded", "seed": self.seed, "batch_size": len(sequences) // 2, "epochs": epochs}
+        fixed |= {"delta": min(self.recipe.delta, 0.1 / len(sequences)), "tuning": "undeclared", "tried": ()}
+        return start(folder, data, self.recipe.model_copy(update={**fixed, **changes}))
+
+
+def embedded(seed: int = 1, steps: int = 40) -> Setting:
+    """The default Transformer, small, on the embedded library."""
+    recipe = make_recipe(d=16, max_length=12, epsilon=8.0, histogram_share=0.0)
+    return Setting("the default Transformer, d = 16, on the embedded data", recipe, prepare(demo_frame()), steps, seed)
+
+
+def of_run(folder: Path, data: Path | None = None, seed: int = 1, steps: int = 40) -> Setting:
+    """The recipe of a run, on its own data."""
+    recipe = read_recipe(folder)
+    if recipe.model in STATISTICS:
+        raise DPFormerError(f"{folder}: releases statistics, without steps to audit; use: dpformer verify {folder}")
+    if recipe.prior_share:
+        raise DPFormerError(
+            f"{folder}: has a prior, and an audit is of steps alone; use: dpformer verify {folder}, or audit a run of the same "
+            "recipe with prior_share=0"
+        )
+    if recipe.epsilon == float("inf"):
+        raise DPFormerError(f"{folder}: is not private and says so; there is no claim to audit")
+    if data is None:
+        if not (folder / LOCAL).exists():
+            raise DPFormerError(f"{folder}: does not tell where its data is, and an audit trains on it; give --data")
+        data = Path(read_json(folder / LOCAL)["data"])
+    return Setting(
+        f"the recipe of {folder} on its data", recipe.model_copy(update={"dropout": 0.0}), load(data), steps, seed
+    )

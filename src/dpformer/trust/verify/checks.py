@@ -1,0 +1,83 @@
+"""What a check is, and a list of them that goes on after a failure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from dpformer.errors import DPFormerError
+
+Status = Literal["pass", "fail", "not checked"]
+# What checked code may throw. It fails its check, and the others go on.
+STOPPED = (
+    DPFormerError,
+    AssertionError,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+
+
+@dataclass(frozen=True)
+class Check:
+    """One property: what was found, in words and figures, or why it was not looked at."""
+
+    name: str
+    status: Status
+    detail: str
+    figures: dict[str, Any] = field(default_factory=dict)
+
+
+class NotChecked(Exception):  # noqa: N818  (no error: a reason)
+    """Why a property cannot be looked at here."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """What the function of a check returns."""
+
+    good: bool
+    detail: str
+    figures: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Verification:
+    """All checks of one subject."""
+
+    subject: str
+    checks: list[Check] = field(default_factory=list)
+
+    @property
+    def passed(self) -> bool:
+        """Whether nothing failed."""
+        return not self.failed
+
+    @property
+    def failed(self) -> list[str]:
+        """Names of the checks that failed."""
+        return [check.name for check in self.checks if check.status == "fail"]
+
+    def check(self, name: str, look: Callable[[], Found]) -> bool:
+        """Look at one property; an error in the checked code is a failure. Returns whether it passed."""
+        try:
+            found = look()
+        except NotChecked as reason:
+            self.skip(name, str(reason))
+            return False
+        except STOPPED as error:
+            found = Found(False, f"stopped: {type(error).__name__}: {' '.join(str(error).split())}")
+        self.checks.append(Check(name, "pass" if found.good else "fail", found.detail, found.figures))
+        return found.good
+
+    def skip(self, name: str, reason: str) -> None:
+        """Say why a property is not looked at."""
+        self.checks.append(Check(name, "not checked", reason))
+
+    def to_json(self) -> dict[str, Any]:
+        """For machines."""
+        return {"subject": self.subject, "passed": self.passed, "checks": [asdict(check) for check in self.checks]}
