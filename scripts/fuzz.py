@@ -40,10 +40,11 @@ from dpformer.data import load, prepare, save
 from dpformer.errors import DPFormerError
 from dpformer.privacy import parse_statement, read_ledger
 from dpformer.training.files import sha256
-from dpformer.training.pages import PageError, unpacked_size
+from dpformer.training.pages import PageError, unpacked
 from dpformer.training.recipe import make_recipe
 from dpformer.training.released import load_model
 from dpformer.training.session import begin
+from dpformer.training.sizes import column_hashes
 
 WORK = Path(tempfile.mkdtemp(prefix="dpformer-fuzz-"))
 USERS = [f"u{n}" for n in range(6)]
@@ -223,7 +224,7 @@ def read_pages(data: bytes) -> None:
     path = WORK / "pages.parquet"
     path.write_bytes(data)
     try:
-        unpacked_size(path)
+        unpacked(path)
     except PageError:
         return
 
@@ -249,9 +250,21 @@ def read_released(name: str, data: bytes) -> None:
     shutil.copytree(released(), folder)
     (folder / name).write_bytes(data)
     if name != "files.json":
-        (folder / "files.json").write_text(json.dumps({n: sha256(folder / n) for n in RELEASED}))
+        known = json.loads((folder / "files.json").read_text())
+        known |= {n: sha256(folder / n) for n in RELEASED if n != "items.parquet"}
+        if name == "items.parquet":
+            known[name] = {"item_id": column_hash(folder / name)}
+        (folder / "files.json").write_text(json.dumps(known))
     model = load_model(folder)
     model.recommend([["i1", "i2"], []], k=3)
+
+
+def column_hash(path: Path) -> str:
+    """The hash of the ids, where there are any."""
+    try:
+        return column_hashes(pl.read_parquet(path))["item_id"]
+    except BaseException:  # noqa: BLE001  then it will be refused for that
+        return ""
 
 
 def read_prepared(name: str, data: bytes) -> None:

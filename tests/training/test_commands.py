@@ -16,10 +16,10 @@ import pytest
 from dpformer.data import load
 from dpformer.errors import DPFormerError
 from dpformer.privacy import parse_statement, read_ledger
-from dpformer.training.files import sha256
 from dpformer.training.recipe import PRESETS, Recipe, make_recipe
 from dpformer.training.released import load_model
 from dpformer.training.run import start
+from dpformer.training.sizes import column_hashes
 from tests.training.conftest import ITEMS, USERS, small_log, small_recipe
 
 SMALL = [
@@ -140,9 +140,12 @@ def test_a_missing_file_is_one_line(name, copy, dpformer):
 def test_another_size_than_the_catalogue_is_refused(copy, dpformer):
     items = pl.read_parquet(copy / "items.parquet")
     items.head(5).write_parquet(copy / "items.parquet")
+    assert_one_line(dpformer("recommend", copy, "--history", "i03"), "does not fit config.json")
+    items.with_columns(item_id=pl.col("item_id") + "x").write_parquet(copy / "items.parquet")
     assert_one_line(dpformer("recommend", copy, "--history", "i03"), "was changed")
+    items.head(5).write_parquet(copy / "items.parquet")
     known = json.loads((copy / "files.json").read_text())
-    (copy / "files.json").write_text(json.dumps(known | {"items.parquet": sha256(copy / "items.parquet")}))
+    (copy / "files.json").write_text(json.dumps(known | {"items.parquet": column_hashes(items.head(5))}))
     assert_one_line(dpformer("recommend", copy, "--history", "i03"), "does not fit config.json")
 
 

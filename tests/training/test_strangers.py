@@ -16,10 +16,11 @@ from safetensors.torch import save as to_safetensors
 
 from dpformer.errors import DPFormerError
 from dpformer.training.files import sha256
-from dpformer.training.pages import PageError, unpacked_size
+from dpformer.training.pages import PageError, unpacked
 from dpformer.training.released import load_model
 from dpformer.training.run import start
 from dpformer.training.session import begin
+from dpformer.training.sizes import column_hashes
 from tests.training.conftest import ITEMS, small_recipe
 
 HASHED = ("config.json", "items.parquet", "privacy.json", "model.safetensors")
@@ -40,7 +41,18 @@ def strange(honest, tmp_path) -> Path:
 def put(folder: Path, name: str, content: bytes) -> None:
     """Replace a file, and make the hashes fit, as a stranger would."""
     (folder / name).write_bytes(content)
-    (folder / "files.json").write_text(json.dumps({n: sha256(folder / n) for n in HASHED}))
+    known = json.loads((folder / "files.json").read_text())
+    known |= {n: sha256(folder / n) for n in HASHED if n != "items.parquet"}
+    if name == "items.parquet":
+        known[name] = {"item_id": _ids(folder / name)}
+    (folder / "files.json").write_text(json.dumps(known))
+
+
+def _ids(path: Path) -> str:
+    try:
+        return column_hashes(pl.read_parquet(path))["item_id"]
+    except (KeyError, pl.exceptions.PolarsError):
+        return ""
 
 
 def parquet(frame: pl.DataFrame) -> bytes:
@@ -98,13 +110,28 @@ def test_a_catalogue_of_few_enormous_rows(strange):
     refused(strange, "unpacks to 4")
 
 
+def test_a_catalogue_with_one_endless_list(strange):
+    many = pl.Series([[7] * 2_000_000] + [[7]] * (ITEMS - 1))
+    content = parquet(pl.read_parquet(strange / "items.parquet").with_columns(genres=many))
+    assert len(content) < 50_000
+    put(strange, "items.parquet", content)
+    refused(strange, "unpacks to 3")
+
+
+def test_columns_may_be_added_to_a_catalogue(strange):
+    frame = pl.read_parquet(strange / "items.parquet").with_columns(
+        year=1990 + pl.col("item"), genres=pl.concat_list("title")
+    )
+    (strange / "items.parquet").write_bytes(parquet(frame))
+    assert "genres" in load_model(strange).catalogue.columns
+
+
 @pytest.mark.parametrize(
     "change",
     [
         lambda f: f.with_columns(item=pl.col("item") + 1),
         lambda f: f.with_columns(item=pl.col("item").cast(pl.String)),
         lambda f: f.with_columns(title=pl.concat_list("title", "title")),
-        lambda f: f.with_columns(secret=pl.lit(1)),
         lambda f: f.drop("item_id"),
         lambda f: f.clear(),
         lambda f: f.with_columns(item_id=pl.lit(None, dtype=pl.String)),
@@ -202,7 +229,9 @@ def test_unpacked_size_against_pyarrow(rows, compression, tmp_path):
     groups = [about.row_group(k).column(c) for k in range(about.num_row_groups) for c in range(2)]
     # The footer counts page headers too, some 20 to 60 bytes each.
     total = sum(column.total_uncompressed_size for column in groups)
-    assert total - 400 * max(1, len(groups)) <= unpacked_size(path) <= total
+    size, values = unpacked(path)
+    assert total - 400 * max(1, len(groups)) <= size <= total
+    assert 2 * rows <= values <= 4 * rows  # the dictionary's are counted too
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(PageError):
-        unpacked_size(path)
+        unpacked(path)

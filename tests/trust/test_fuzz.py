@@ -93,3 +93,16 @@ def test_a_config_that_is_json_but_not_ours(fuzz):
     for content in (b"7", json.dumps({"format": "dpformer-run", "recipe": 3}).encode(), b"{" * 3000):
         with pytest.raises(DPFormerError, match=r"config\.json|run folder"):
             fuzz.read_released("config.json", content)
+
+
+def test_a_config_file_of_deep_tables(fuzz):
+    with pytest.raises(DPFormerError, match="is not TOML"):
+        fuzz.read_config(b"a = " + b"[" * 5000)
+
+
+def test_a_bare_carriage_return(fuzz):
+    """Refused or read, but no exception of the csv module."""
+    tally = fuzz.Tally(fuzz.read_log)
+    tally(b"user_id,item_id\ra,b\nc,d\n")
+    tally(b"a,b\rc\n\rd,e\n")
+    assert tally.tried == 2

@@ -16,6 +16,7 @@ from typing import IO, Any
 ROW_GROUPS, COLUMNS, META_DATA = 4, 1, 3
 PACKED_TOTAL, DATA_PAGE, DICTIONARY_PAGE = 7, 9, 11
 PAGE_UNPACKED, PAGE_PACKED = 2, 3
+PAGE_KINDS, PAGE_VALUES = (5, 7, 8), 1  # data, dictionary, data of version 2
 FOOTER_BYTES, HEADER_BYTES, PAGES = 1 << 22, 1 << 16, 1 << 16
 
 
@@ -23,8 +24,8 @@ class PageError(ValueError):
     """The headers are not those of a Parquet file."""
 
 
-def unpacked_size(path: Path) -> int:
-    """Bytes of all pages of a Parquet file, unpacked."""
+def unpacked(path: Path) -> tuple[int, int]:
+    """Bytes of all pages of a Parquet file, unpacked, and the number of their values: a repeated one takes hardly a byte."""
     try:
         with path.open("rb") as file:
             return _walk(file, path.stat().st_size)
@@ -32,7 +33,7 @@ def unpacked_size(path: Path) -> int:
         raise PageError(f"its headers are damaged ({type(error).__name__})") from None
 
 
-def _walk(file: IO[bytes], length: int) -> int:
+def _walk(file: IO[bytes], length: int) -> tuple[int, int]:
     file.seek(max(0, length - 8))
     tail = file.read(8)
     size = int.from_bytes(tail[:4], "little")
@@ -40,7 +41,7 @@ def _walk(file: IO[bytes], length: int) -> int:
         raise PageError("its footer is damaged or too large")
     file.seek(length - 8 - size)
     footer = Compact(file.read(size)).structure()
-    total = pages = 0
+    total = values = pages = 0
     for group in footer.get(ROW_GROUPS, []):
         for column in group[COLUMNS]:
             about = column[META_DATA]
@@ -55,8 +56,9 @@ def _walk(file: IO[bytes], length: int) -> int:
                 if unpacked < 0 or packed < 0 or pages > PAGES:
                     raise PageError("its pages are damaged or too many")
                 total += unpacked
+                values += sum(header[kind][PAGE_VALUES] for kind in PAGE_KINDS if kind in header)
                 start += reader.place + packed
-    return total
+    return total, values
 
 
 class Compact:

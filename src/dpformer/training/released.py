@@ -23,7 +23,7 @@ from dpformer.models.statistics.transitions import DPTransitions
 from dpformer.privacy import PrivacyStatement, parse_statement
 from dpformer.training.files import read_small
 from dpformer.training.recipe import STATISTICS, Recipe
-from dpformer.training.run import ITEMS, MODEL, PRIVACY, check_files, read_recipe
+from dpformer.training.run import ITEMS, MODEL, PRIVACY, check_catalogue, check_files, read_recipe
 from dpformer.training.sizes import catalogue_rows, check_tensors, read_catalogue
 
 BATCH = 512
@@ -143,7 +143,7 @@ def load_model(folder: Path | str) -> Released:
     recipe = read_recipe(folder)
     if not (folder / MODEL).is_file():
         raise DPFormerError(f"{folder}: holds no released model yet; finish it with: dpformer resume {folder}")
-    check_files(folder)
+    known = check_files(folder)
     items = catalogue_rows(folder / ITEMS)
     try:
         check_tensors(folder / MODEL, recipe, items)
@@ -153,7 +153,9 @@ def load_model(folder: Path | str) -> Released:
     except (OSError, ValueError, TypeError, LookupError, SafetensorError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:200]
         raise DPFormerError(f"{folder / MODEL}: does not fit config.json or is damaged ({reason})") from None
-    return Released(model, read_catalogue(folder / ITEMS), popularity, recipe, read_statement(folder))
+    catalogue = read_catalogue(folder / ITEMS)
+    check_catalogue(folder / ITEMS, catalogue, known)
+    return Released(model, catalogue, popularity, recipe, read_statement(folder))
 
 
 def _model(

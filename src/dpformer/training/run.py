@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import torch
 from pydantic import ValidationError
 from safetensors.torch import save as to_safetensors
@@ -61,6 +62,7 @@ from dpformer.training.checkpoint import PRIVATE, Checkpoints
 from dpformer.training.files import read_json, sha256, write_file, write_json
 from dpformer.training.memory import enough_memory
 from dpformer.training.recipe import HISTOGRAM, PRIOR, STATISTICS, Recipe
+from dpformer.training.sizes import column_hashes, read_catalogue
 from dpformer.training.trackers import Tracker, Trackers, ended, started, stepped
 from dpformer.training.trainer import StepReport, Trainer, digest
 
@@ -282,17 +284,35 @@ def write_release(
     write_file(folder / PRIVACY, statement.to_json().encode())
     write_file(folder / CARD, model_card(recipe, statement, items).encode())
     model = to_safetensors(tensors)
-    known = {name: sha256(folder / name) for name in (CONFIG, ITEMS, PRIVACY)}
-    write_json(folder / FILES, known | {MODEL: sha256(model)})
+    known: dict[str, Any] = {name: sha256(folder / name) for name in (CONFIG, PRIVACY)}
+    known |= {MODEL: sha256(model), ITEMS: column_hashes(read_catalogue(folder / ITEMS))}
+    write_json(folder / FILES, known)
     write_file(folder / MODEL, model)
 
 
-def check_files(folder: Path) -> None:
-    """A finished run's files must be those that were released: a flipped bit in a model or a statement is not used."""
+def check_files(folder: Path) -> dict[str, Any]:
+    """A finished run's files must be those that were released: a flipped bit in a model or a statement is not used.
+
+    Gives the hashes of the catalogue's columns, for whoever reads it: `check_catalogue`.
+    """
     known = read_json(folder / FILES)
-    if not isinstance(known, dict) or not {CONFIG, ITEMS, PRIVACY, MODEL} <= known.keys():
+    if not isinstance(known, dict) or not {CONFIG, PRIVACY, MODEL} <= known.keys() or not _is_table(known.get(ITEMS)):
         raise DPFormerError(f"{folder / FILES}: is damaged; copy the released folder again")
+    columns: dict[str, Any] = known.pop(ITEMS)
     _compare(folder, known, "copy the released folder again")
+    return columns
+
+
+def check_catalogue(path: Path, catalogue: pl.DataFrame, known: dict[str, Any]) -> None:
+    """Ids and titles must be those that were released."""
+    found = column_hashes(catalogue)
+    for name, expected in known.items():
+        if found.get(name) != expected:
+            raise DPFormerError(f"{path}: column {name!r} is damaged or was changed; copy the released folder again")
+
+
+def _is_table(value: object) -> bool:
+    return isinstance(value, dict) and "item_id" in value
 
 
 def _compare(folder: Path, known: dict[str, Any], cure: str) -> None:

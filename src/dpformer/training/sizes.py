@@ -17,13 +17,14 @@ from safetensors import safe_open
 
 from dpformer.data.log import READ_ERRORS
 from dpformer.errors import DPFormerError
-from dpformer.training.pages import PageError, unpacked_size
+from dpformer.training.files import sha256, to_json
+from dpformer.training.pages import PageError, unpacked
 from dpformer.training.recipe import STATISTICS, Recipe
 
 # What a small folder may ask for whatever its size: numbers of a model, bytes of a catalogue.
 SOME = 1 << 20
-# Id and title of an item, on the average.
-ITEM_BYTES = 10_000
+# Id, title and what else is known of an item, on the average; a value takes some bytes in memory however it is packed.
+ITEM_BYTES, VALUE_BYTES = 10_000, 16
 AGAIN = "copy the released folder again"
 
 
@@ -32,13 +33,14 @@ def catalogue_rows(path: Path) -> int:
     try:
         scan = pl.scan_parquet(path, glob=False, hive_partitioning=False)
         schema, rows = scan.collect_schema(), int(scan.select(pl.len()).collect().item())
-        size = unpacked_size(path)
+        packed, values = unpacked(path)
     except (*READ_ERRORS, PageError) as error:
         raise DPFormerError(f"{path}: cannot be read ({' '.join(str(error).split())[:200]}); {AGAIN}") from None
-    if not {"item", "item_id"} <= set(schema) <= {"item", "item_id", "title"} or not schema["item"].is_integer():
-        raise DPFormerError(f"{path}: is no catalogue of item, item_id and title; {AGAIN}")
-    if any(kind.is_nested() for kind in schema.values()):
-        raise DPFormerError(f"{path}: holds more than one value in a cell; {AGAIN}")
+    size = packed + VALUE_BYTES * values
+    if not {"item", "item_id"} <= set(schema) or not schema["item"].is_integer():
+        raise DPFormerError(f"{path}: is no catalogue of item and item_id; {AGAIN}")
+    if any(schema[name].is_nested() for name in ("item_id", "title") if name in schema):
+        raise DPFormerError(f"{path}: holds more than one id or title in a cell; {AGAIN}")
     if rows < 1 or size > SOME + ITEM_BYTES * rows:
         raise DPFormerError(f"{path}: unpacks to {size:,} bytes for {rows:,} items; no catalogue does, do not trust it")
     return rows
@@ -54,6 +56,12 @@ def read_catalogue(path: Path) -> pl.DataFrame:
     if catalogue["item_id"].null_count() or not np.array_equal(catalogue["item"].to_numpy(), numbers):
         raise DPFormerError(f"{path}: does not number its items 1, 2, 3, ...; {AGAIN}")
     return catalogue
+
+
+def column_hashes(catalogue: pl.DataFrame) -> dict[str, str]:
+    """Hashes of ids and titles. Not of the file: whoever serves a model may add columns to filter on."""
+    names = [name for name in ("item_id", "title") if name in catalogue.columns]
+    return {name: sha256(to_json(catalogue[name].cast(pl.String).to_list())) for name in names}
 
 
 def check_tensors(path: Path, recipe: Recipe, items: int) -> None:
