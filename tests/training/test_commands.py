@@ -19,6 +19,7 @@ from dpformer.privacy import parse_statement, read_ledger
 from dpformer.training.recipe import PRESETS, Recipe, make_recipe
 from dpformer.training.released import load_model
 from dpformer.training.run import start
+from dpformer.training.sizes import column_hashes
 from tests.training.conftest import ITEMS, USERS, small_log, small_recipe
 
 SMALL = [
@@ -64,9 +65,10 @@ def test_the_folder_holds_what_it_should_and_nobody(finished, data):
     names = {path.name for path in finished.iterdir()}
     assert names == {
         *("config.json", "model.safetensors", "items.parquet", "privacy.json", "events.jsonl", "README.md"),
-        *("ledger.jsonl", "ledger.head", "ledger.lock", "local.json"),
+        *("ledger.jsonl", "ledger.head", "ledger.lock", "local.json", "files.json", "run.lock"),
     }
-    assert (finished / "local.json").stat().st_mode & 0o777 == 0o600
+    for name in ("local.json", "events.jsonl"):
+        assert (finished / name).stat().st_mode & 0o777 == 0o600, name
     assert set(json.loads((finished / "local.json").read_text())) == {"data"}, (
         "a hash would confirm a guess of the data"
     )
@@ -138,6 +140,12 @@ def test_a_missing_file_is_one_line(name, copy, dpformer):
 def test_another_size_than_the_catalogue_is_refused(copy, dpformer):
     items = pl.read_parquet(copy / "items.parquet")
     items.head(5).write_parquet(copy / "items.parquet")
+    assert_one_line(dpformer("recommend", copy, "--history", "i03"), "does not fit config.json")
+    items.with_columns(item_id=pl.col("item_id") + "x").write_parquet(copy / "items.parquet")
+    assert_one_line(dpformer("recommend", copy, "--history", "i03"), "was changed")
+    items.head(5).write_parquet(copy / "items.parquet")
+    known = json.loads((copy / "files.json").read_text())
+    (copy / "files.json").write_text(json.dumps(known | {"items.parquet": column_hashes(items.head(5))}))
     assert_one_line(dpformer("recommend", copy, "--history", "i03"), "does not fit config.json")
 
 

@@ -61,11 +61,13 @@ class Recipe(BaseModel):
     model: Literal["transformer", "gru", "lstm", "transitions", "popularity"] = Field(
         "transformer", description="What is trained, or which statistics are released."
     )
-    max_length: int = Field(50, ge=1, description="Items of a history that are used.")
-    d: int = Field(32, ge=1, description="Width of embeddings and hidden states.")
-    heads: int = Field(1, ge=1, description="Attention heads.")
-    blocks: int = Field(1, ge=1, description="Transformer blocks.")
-    feed_forward: int | None = Field(None, ge=1, description="Width of the feed-forward layers; d by default.")
+    max_length: int = Field(50, ge=1, le=10**6, description="Items of a history that are used.")
+    d: int = Field(32, ge=1, le=2**14, description="Width of embeddings and hidden states.")
+    heads: int = Field(1, ge=1, le=2**14, description="Attention heads.")
+    blocks: int = Field(1, ge=1, le=256, description="Transformer blocks.")
+    feed_forward: int | None = Field(
+        None, ge=1, le=2**16, description="Width of the feed-forward layers; d by default."
+    )
     dropout: float = Field(0.0, ge=0, lt=1, description="Dropout; hurts under noise.")
     norm: Literal["pre", "post"] = Field("pre", description="Where layer norm stands.")
     recency: float | None = Field(
@@ -226,5 +228,5 @@ def _read(file: Path) -> dict[str, Any]:
         return tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise DPFormerError(f"{file}: cannot be read ({error.strerror})") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise DPFormerError(f"{file}: is not TOML ({error})") from None
