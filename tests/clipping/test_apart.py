@@ -93,3 +93,12 @@ def test_one_mixed_pair_in_a_small_batch_is_always_found():
     for _ in range(40):
         with pytest.raises(ClippingError, match="another"):
             PhantomClipping(m).norms(losses)
+
+
+def test_gradients_below_the_normal_numbers_are_no_mixture():
+    """Found by the soak: where attention is saturated, gradients have few bits left, and scaling them rounds."""
+    model = nn.Linear(3, 2)
+    x = torch.rand(64, 3, generator=torch.Generator().manual_seed(0)) * 1e-41 + 1e-42
+    for _ in range(20):
+        clipping = PhantomClipping(model, max_norm=1.0)
+        clipping.backward(lambda: (torch.tanh(model(torch.ones(64, 3))) * x[:, :2] * 0.3).sum(1))

@@ -20,6 +20,7 @@ from dpformer.privacy import parse_statement, read_ledger
 from dpformer.training.recipe import PRESETS, Recipe, make_recipe
 from dpformer.training.released import load_model
 from dpformer.training.run import start
+from dpformer.training.sizes import column_hashes
 from tests.training.conftest import ITEMS, USERS, small_log, small_recipe
 
 SMALL = [
@@ -65,9 +66,10 @@ def test_the_folder_holds_what_it_should_and_nobody(finished, data):
     names = {path.name for path in finished.iterdir()}
     assert names == {
         *("config.json", "model.safetensors", "items.parquet", "privacy.json", "events.jsonl", "README.md"),
-        *("ledger.jsonl", "ledger.head", "ledger.lock", "local.json"),
+        *("ledger.jsonl", "ledger.head", "ledger.lock", "local.json", "files.json", "run.lock"),
     }
-    assert (finished / "local.json").stat().st_mode & 0o777 == 0o600
+    for name in ("local.json", "events.jsonl"):
+        assert (finished / name).stat().st_mode & 0o777 == 0o600, name
     assert set(json.loads((finished / "local.json").read_text())) == {"data"}, (
         "a hash would confirm a guess of the data"
     )
@@ -140,6 +142,12 @@ def test_another_size_than_the_catalogue_is_refused(copy, dpformer):
     items = pl.read_parquet(copy / "items.parquet")
     items.head(5).write_parquet(copy / "items.parquet")
     assert_one_line(dpformer("recommend", copy, "--history", "i03"), "does not fit config.json")
+    items.with_columns(item_id=pl.col("item_id") + "x").write_parquet(copy / "items.parquet")
+    assert_one_line(dpformer("recommend", copy, "--history", "i03"), "was changed")
+    items.head(5).write_parquet(copy / "items.parquet")
+    known = json.loads((copy / "files.json").read_text())
+    (copy / "files.json").write_text(json.dumps(known | {"items.parquet": column_hashes(items.head(5))}))
+    assert_one_line(dpformer("recommend", copy, "--history", "i03"), "does not fit config.json")
 
 
 # fit, resume, show
@@ -147,7 +155,7 @@ def test_another_size_than_the_catalogue_is_refused(copy, dpformer):
 
 def test_fit_show_and_evaluate(tmp_path, data, dpformer, finished):
     run = tmp_path / "run"
-    done = dpformer("fit", data, "--run", run, *SMALL, "--json")
+    done = dpformer("fit", data, "--run", run, *SMALL, "--preset", "default", "--json")
     assert done.code == 0
     result = strict_json(done.out)
     assert result["steps"] == result["privacy"]["steps"]["charged"] == 10
@@ -190,9 +198,10 @@ def test_settings_from_preset_file_and_flags(tmp_path):
     recipe = make_recipe("paper", file, model="lstm")
     assert (recipe.d, recipe.learning_rate, recipe.model, recipe.epsilon) == (64, 0.5, "lstm", float("inf"))
     assert make_recipe() == Recipe()
+    for model in get_args(Recipe.model_fields["model"].annotation):
+        assert make_recipe("best", model=model).model == model
     for preset in PRESETS:
-        for model in get_args(Recipe.model_fields["model"].annotation):
-            assert make_recipe(preset, model=model).model == model
+        make_recipe(preset)
         assert make_recipe(preset, epsilon=float("inf")).prior_share == 0
 
 
@@ -434,8 +443,9 @@ def test_an_unfinished_run_has_no_model(tmp_path, data, dpformer):
 
 def test_the_documentation_has_every_setting():
     page = (Path(__file__).parent.parent.parent / "docs" / "training.md").read_text()
+    whole, page = page, page[page.index("| setting |") :]
     rows = [line for line in page.splitlines() if line.startswith("| `")]
     expected = [f"| `{name}` | {field.default} | {field.description} |" for name, field in Recipe.model_fields.items()]
     assert rows[: len(expected)] == expected
     for preset in PRESETS:
-        assert f"`{preset}`" in page
+        assert f"`{preset}`" in whole

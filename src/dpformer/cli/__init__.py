@@ -1,5 +1,6 @@
 """The command line: what people type. Commands import what they need when they run, so `--help` is quick."""
 
+import os
 import sys
 
 from dpformer.errors import DPFormerError
@@ -18,6 +19,18 @@ def main() -> None:
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
+    except BrokenPipeError:  # `dpformer ... | head`: whoever read the output has gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except (MemoryError, OSError) as error:
+        from dpformer.cli.output import stderr
+
+        reason = "out of memory; close other programs, or use a machine with more"
+        if isinstance(error, OSError):
+            what = f"{error.filename or 'a file'}: {error.strerror or error}"
+            reason = f"{what}; check the path, its permissions and the space left"
+        stderr.print(f"[bold red]error:[/] {_plain(reason)}", soft_wrap=True, highlight=False)
+        sys.exit(1)
 
 
 def _plain(message: str) -> str:

@@ -32,7 +32,10 @@ def evaluate(
     if data is None:
         if not (run / LOCAL).exists():
             raise DPFormerError(f"{run}: does not tell where its data is; say: dpformer evaluate {run} DATA")
-        data = Path(read_json(run / LOCAL)["data"])
+        local = read_json(run / LOCAL)
+        if not isinstance(local, dict) or not isinstance(local.get("data"), str):
+            raise DPFormerError(f"{run / LOCAL}: is damaged; say where the data is: dpformer evaluate {run} DATA")
+        data = Path(local["data"])
     model, dataset = load_model(run), load(data)
     if not model.catalogue["item_id"].equals(dataset.catalogue["item_id"]):
         raise DPFormerError(
@@ -55,7 +58,9 @@ def evaluate(
     figures: dict[str, Any] = found.figures()
     path = run / "metrics.json"
     known = read_json(path) if path.exists() else {"not_private": True}
-    write_json(path, known | {item: figures})
+    if not isinstance(known, dict):
+        raise DPFormerError(f"{path}: is damaged; delete it and evaluate again")
+    write_json(path, known | {item: figures}, mode=0o600)
     if as_json:
         print_json(figures)
         return

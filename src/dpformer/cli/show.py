@@ -17,12 +17,13 @@ def show(
     from dpformer.privacy import epsilon, read_ledger
     from dpformer.training.files import read_json
     from dpformer.training.released import read_statement
-    from dpformer.training.run import CONFIG, MODEL, read_recipe
+    from dpformer.training.run import CONFIG, MODEL, check_files, read_recipe
 
     recipe = read_recipe(run)
-    finished = (run / MODEL).is_file()
+    if finished := (run / MODEL).is_file():
+        check_files(run)
     config = read_json(run / CONFIG)
-    found = {"run": str(run), "finished": finished, "items": config["items"], "recipe": config["recipe"]}
+    found = {"run": str(run), "finished": finished, "items": config.get("items", 0), "recipe": config["recipe"]}
     if (run / "ledger.jsonl").exists():
         account = read_ledger(run)
         charged = epsilon(account.spent(), account.plan.delta).epsilon if account.entries else 0.0

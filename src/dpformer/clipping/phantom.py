@@ -257,7 +257,9 @@ def _check_apart(uses: list[Use], weights: Tensor, weighted: list[Tensor | None]
         w = weights[:, None].to(plain)
         off = torch.nan_to_num(mixed - plain * w, 0.0, 0.0, 0.0).abs().amax(1)
         size = torch.nan_to_num(plain * w, 0.0, 0.0, 0.0).abs().amax(1)
-        if bool((off > 100 * torch.finfo(plain.dtype).eps * size).any()):
+        # Below `tiny` numbers have fewer bits, and multiplying by a power of two does round: saturated attention gets there.
+        limits = torch.finfo(plain.dtype)
+        if bool((off > 100 * limits.eps * size + limits.tiny * w[:, 0]).any()):
             raise ClippingError(
                 f"the loss of one sample depends on another at {use.function} with {use.names}: samples must be the first "
                 "dimension everywhere, and nothing (batch norm, in-batch negatives) may mix them"

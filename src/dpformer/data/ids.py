@@ -23,7 +23,7 @@ class Coded:
 
 def id_expression(log: Log, role: str) -> pl.Expr:
     """The column as whole numbers or as categorical text, which takes four bytes an event however long the ids are."""
-    column, dtype = pl.col(role), log.frame.collect_schema()[role]
+    column, dtype = pl.col(role), log.schema()[role]
     if dtype.is_integer() and dtype not in (pl.UInt64, pl.Int128, pl.UInt128):
         return column.cast(pl.Int64)
     if dtype in (pl.String, pl.Categorical, pl.Enum):

@@ -39,6 +39,13 @@ class Log:
         except READ_ERRORS as error:
             raise self.explain(error) from None
 
+    def schema(self) -> pl.Schema:
+        """Names and types of the columns; the first look at a file may already fail."""
+        try:
+            return self.frame.collect_schema()
+        except READ_ERRORS as error:
+            raise self.explain(error) from None
+
     def error(self, row: int, role: str, wrong: str, cure: str) -> DataError:
         """The one line about a bad value: file, row (from 1, header not counted), column, what is wrong, the cure."""
         return DataError(f"{self.place(row)}, column {self.columns[role]!r}: {wrong}; {cure}")

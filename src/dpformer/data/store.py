@@ -11,6 +11,7 @@ import polars as pl
 
 from dpformer.data.dataset import Dataset
 from dpformer.data.hashing import sha256_of
+from dpformer.data.log import READ_ERRORS, first_line
 from dpformer.data.pipeline import MANIFEST_FORMAT, MANIFEST_VERSION
 from dpformer.data.sequences import Sequences
 from dpformer.errors import DataError
@@ -69,17 +70,38 @@ def load(folder: Path | str) -> Dataset:
     for name in (SEQUENCES, ITEMS):
         if not (folder / name).is_file():
             raise DataError(f"{folder / name}: is missing; {again}")
-        if sha256_of([folder / name]) != manifest.get("files", {}).get(name):
+        known = manifest.get("files")
+        if not isinstance(known, dict) or sha256_of([folder / name]) != known.get(name):
             raise DataError(f"{folder / name}: is not what the manifest says (sha256 differs); {again}")
-    sequences = Sequences.from_frame(pl.read_parquet(folder / SEQUENCES))
+    try:
+        sequences, catalogue = pl.read_parquet(folder / SEQUENCES), pl.read_parquet(folder / ITEMS)
+        _check(sequences, catalogue)
+    except (*READ_ERRORS, ValueError) as error:
+        raise DataError(f"{folder}: was not written by dpformer prepare ({first_line(error)}); {again}") from None
     del manifest["files"]
-    return Dataset(sequences, pl.read_parquet(folder / ITEMS), manifest)
+    return Dataset(Sequences.from_frame(sequences), catalogue, manifest)
+
+
+def _check(sequences: pl.DataFrame, catalogue: pl.DataFrame) -> None:
+    """A `ValueError` unless the sequences hold numbers of the catalogue: a hash says that a file is whole, not whose it is."""
+    if "user_id" not in sequences.columns or sequences.schema.get("items") != pl.List(pl.Int32) or not len(sequences):
+        raise ValueError(f"{SEQUENCES} has no columns user_id and items")
+    if not {"item", "item_id"} <= set(catalogue.columns) or not catalogue.schema["item"].is_integer():
+        raise ValueError(f"{ITEMS} has no columns item and item_id")
+    if not catalogue["item"].equals(pl.Series("item", range(1, len(catalogue) + 1), dtype=catalogue.schema["item"])):
+        raise ValueError(f"{ITEMS} does not number its items 1, 2, 3, ...")
+    lists = sequences["items"]
+    if lists.null_count() or (lists.list.len() == 0).any():
+        raise ValueError(f"{SEQUENCES} has somebody without items")
+    items = lists.explode()
+    if items.null_count() or not items.is_between(1, len(catalogue)).all():
+        raise ValueError(f"{SEQUENCES} holds items that are not in {ITEMS}")
 
 
 def _manifest(folder: Path) -> dict[str, Any] | None:
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return manifest if isinstance(manifest, dict) and manifest.get("format") == MANIFEST_FORMAT else None
 
@@ -90,7 +112,7 @@ def _write_whole(folder: Path, write: Callable[[Path], None]) -> None:
     aside = folder.parent / f".{folder.name}.{os.getpid()}.partial"
     old = folder.parent / f".{folder.name}.{os.getpid()}.old"
     try:
-        aside.mkdir()
+        aside.mkdir(mode=0o700)  # it holds what people did: for its owner only
         write(aside)
         if folder.exists():
             folder.rename(old)

@@ -42,7 +42,7 @@ def time_expression(log: Log) -> tuple[pl.Expr, bool]:
     What cannot be read becomes null; `check_times` then names its row.
     """
     time = pl.col(TIME)
-    dtype = log.frame.collect_schema()[TIME]
+    dtype = log.schema()[TIME]
     if dtype.is_integer() or dtype.is_float() or dtype.is_decimal() or dtype == pl.Null:
         return time.cast(pl.Float64 if not dtype.is_integer() else pl.Int64, strict=False), False
     if dtype.is_temporal() and dtype not in (pl.Time, pl.Duration):

@@ -1,5 +1,6 @@
 """All figures of one model on one held-out item."""
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -40,8 +41,15 @@ class Evaluation:
     mean_popularity: dict[str, float]
 
     def figures(self) -> dict[str, Any]:
-        """Ready for JSON, the protocol beside the figures."""
-        return {**asdict(self), "protocol": self.protocol.line()}
+        """Ready for JSON, the protocol beside the figures; what has nobody to be computed on is None."""
+        return {**_plain(asdict(self)), "protocol": self.protocol.line()}
+
+
+def _plain(value: Any) -> Any:
+    """JSON has no NaN."""
+    if isinstance(value, dict):
+        return {key: _plain(part) for key, part in value.items()}
+    return None if isinstance(value, float) and math.isnan(value) else value
 
 
 def evaluate(

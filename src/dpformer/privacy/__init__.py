@@ -36,6 +36,7 @@ _EXPORTS = {
     "noise_source": "noise",
     "noisy_histogram": "frequencies",
     "open_ledger": "ledger",
+    "take_lock": "chain",
     "parse_statement": "statement",
     "public_frequencies": "frequencies",
     "read_ledger": "ledger",

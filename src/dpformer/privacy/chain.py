@@ -68,7 +68,7 @@ def create_chain(folder: Path, header: Line) -> Chain:
     """Begin a chain. A folder that already has one is refused: what it says would be forgotten."""
     with _explained(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    lock = _take_lock(folder)
+    lock = take_lock(folder / LOCK)
     try:
         for name in (CHAIN, HEAD):
             if (folder / name).exists():
@@ -89,7 +89,7 @@ def open_chain(folder: Path, known: Position | None = None) -> tuple[Chain, list
     """Check a whole chain and continue it; gives the header and the lines after it too."""
     if not (folder / CHAIN).exists():
         raise _missing(folder)
-    lock = _take_lock(folder)
+    lock = take_lock(folder / LOCK)
     try:
         lines, length = _read(folder, known)
         position = Position(len(lines) - 1, lines[-1]["hash"])
@@ -158,7 +158,7 @@ def _checked(raw: bytes, number: int, previous: str, path: Path) -> Line:
         digest = fields.pop("hash")
         sound = _line(fields) == (raw + b"\n", digest) and fields["previous"] == previous
         sound = sound and (number == 0 or fields["n"] == number)
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         sound = False
     if not sound:
         raise PrivacyError(f"{path} line {number + 1} was changed, moved or copied from elsewhere; do not trust it")
@@ -172,7 +172,7 @@ def _read_head(folder: Path) -> Position | None:
         return Position(int(head["entries"]), str(head["hash"]))
     except FileNotFoundError:
         return None
-    except (ValueError, KeyError, TypeError) as problem:
+    except (ValueError, KeyError, TypeError, OSError, RecursionError) as problem:
         raise PrivacyError(
             f"{folder / HEAD} is damaged: the ledger's end cannot be checked; do not trust it"
         ) from problem
@@ -219,9 +219,11 @@ def _sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def _take_lock(folder: Path) -> int:
+def take_lock(path: Path) -> int:
+    """Lock a file in a folder against other processes, until the returned descriptor is closed or the process ends."""
+    folder = path.parent
     with _explained(folder):
-        lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

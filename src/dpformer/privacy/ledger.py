@@ -178,10 +178,16 @@ def _parse(folder: Path, lines: list[Line], run_id: str | None) -> tuple[str, Pr
         raise PrivacyError(
             f"the ledger in {folder} is of format {header.get('ledger')!r}, not {_VERSION}; update dpformer"
         )
-    if run_id is not None and header["run_id"] != run_id:
-        raise PrivacyError(f"the ledger in {folder} belongs to run {header['run_id']}, not to {run_id}: it was copied")
-    entries = [Entry(line["kind"], line["what"], line["noise"], line["inputs"]) for line in lines[1:]]
-    return header["run_id"], plan_from_json(header["plan"]), entries
+    try:
+        found, plan = str(header["run_id"]), plan_from_json(header["plan"])
+        entries = [Entry(line["kind"], line["what"], line["noise"], line["inputs"]) for line in lines[1:]]
+    except (KeyError, TypeError, AttributeError) as problem:
+        raise PrivacyError(
+            f"the ledger in {folder} lacks {problem}: dpformer did not write it; do not trust it"
+        ) from None
+    if run_id is not None and found != run_id:
+        raise PrivacyError(f"the ledger in {folder} belongs to run {found}, not to {run_id}: it was copied")
+    return found, plan, entries
 
 
 def plan_to_json(plan: PrivacyPlan) -> dict[str, Any]:

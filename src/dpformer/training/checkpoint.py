@@ -17,9 +17,10 @@ from safetensors.torch import save as to_safetensors
 from torch import Tensor
 
 from dpformer.errors import DPFormerError
-from dpformer.training.files import read_json, to_json, write_folder
+from dpformer.training.files import read_json, sha256, to_json, write_folder
 
 PRIVATE, NAME = "private", "checkpoint-"
+STATE, VALUES, SUMS = "state.safetensors", "state.json", "sha256.json"
 
 
 class Checkpoints:
@@ -38,7 +39,9 @@ class Checkpoints:
         older = self._all()
         number = int(older[-1].name.removeprefix(NAME)) + 1 if older else 1
         state = to_safetensors({name: value.contiguous().cpu() for name, value in tensors.items()})
-        write_folder(self.folder / f"{NAME}{number:08d}", {"state.safetensors": state, "state.json": to_json(values)})
+        files = {STATE: state, VALUES: to_json(values)}
+        sums = to_json({name: sha256(data) for name, data in files.items()})
+        write_folder(self.folder / f"{NAME}{number:08d}", {**files, SUMS: sums})
         for old in older:
             shutil.rmtree(old, ignore_errors=True)  # what is left of it goes with the next one
 
@@ -49,12 +52,14 @@ class Checkpoints:
             raise DPFormerError(
                 f"{self.folder}: holds no checkpoint: the run never began, or its state was deleted; fit again in another folder"
             )
+        newest = found[-1]
         try:
-            return load_file(found[-1] / "state.safetensors"), read_json(found[-1] / "state.json")
+            sums = {name: sha256(newest / name) for name in (STATE, VALUES)}
+            if sums != read_json(newest / SUMS):
+                raise _damaged(newest, "sha256 differs")
+            return load_file(newest / STATE), read_json(newest / VALUES)
         except (OSError, SafetensorError) as error:
-            raise DPFormerError(
-                f"{found[-1]}: cannot be read ({error}); it is damaged, and the run cannot go on"
-            ) from None
+            raise _damaged(newest, str(error)) from None
 
     def remove(self) -> None:
         """Delete all private state: the run is over."""
@@ -68,3 +73,10 @@ class Checkpoints:
 
     def _all(self) -> list[Path]:
         return sorted(self.folder.glob(f"{NAME}*"))
+
+
+def _damaged(checkpoint: Path, reason: str) -> DPFormerError:
+    return DPFormerError(
+        f"{checkpoint}: cannot be read ({reason}); it is damaged: put back a copy of the whole run folder, or fit again in "
+        "another folder. What was spent stays in the ledger"
+    )

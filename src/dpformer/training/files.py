@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from dpformer.data.hashing import sha256_of
 from dpformer.errors import DPFormerError
+
+SMALL = 1 << 25
 
 
 def write_file(path: Path, data: bytes, mode: int = 0o644) -> None:
     """Write aside, sync, rename, sync the folder."""
     aside = path.with_name(f".{path.name}.partial")
     try:
-        descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+        aside.unlink(missing_ok=True)  # left by a crash, perhaps with another mode
+        descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
             file.flush()
@@ -28,6 +34,36 @@ def write_file(path: Path, data: bytes, mode: int = 0o644) -> None:
         raise DPFormerError(
             f"{path}: cannot be written ({error.strerror}); what was saved before is untouched"
         ) from None
+
+
+def sha256(source: Path | bytes) -> str:
+    """The SHA-256 of a file or of bytes, in hexadecimal."""
+    if isinstance(source, bytes):
+        return hashlib.sha256(source).hexdigest()
+    with _readable(source):
+        return sha256_of([source])
+
+
+def read_small(path: Path) -> bytes:
+    """A file that is some kilobytes by its nature. The folder may be a stranger's: what is no plain file, or huge, is refused."""
+    with _readable(path):
+        if path.stat().st_size > SMALL:
+            raise DPFormerError(
+                f"{path}: has {path.stat().st_size:,} bytes, far more than dpformer writes; do not trust it"
+            )
+        return path.read_bytes()
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """A plain file that is there and can be read; a pipe would be waited for without end."""
+    try:
+        if not path.is_file():
+            kind = "is no plain file" if path.exists() else "is missing"
+            raise DPFormerError(f"{path}: {kind}; is this a run folder? (dpformer fit makes one)")
+        yield
+    except OSError as error:
+        raise DPFormerError(f"{path}: cannot be read ({error.strerror}); mend its permissions") from None
 
 
 def write_json(path: Path, value: Any, mode: int = 0o644) -> None:
@@ -43,11 +79,9 @@ def to_json(value: Any) -> bytes:
 def read_json(path: Path) -> Any:
     """What `write_json` wrote; an error names the file."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise DPFormerError(f"{path}: is missing; is this a run folder? (dpformer fit makes one)") from None
-    except (OSError, ValueError) as error:
-        raise DPFormerError(f"{path}: cannot be read ({error}); it is damaged") from None
+        return json.loads(read_small(path).decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise DPFormerError(f"{path}: cannot be read ({error}); it is damaged: copy the folder again") from None
 
 
 def write_folder(path: Path, files: Mapping[str, bytes]) -> None:

@@ -16,10 +16,14 @@ from dpformer.data import Dataset, load
 from dpformer.privacy import Ledger, NoiseSource, PrivacyPlan, PrivacyStatement, fingerprint, noise_source
 from dpformer.training.charged import charged
 from dpformer.training.checkpoint import Checkpoints
+from dpformer.training.memory import enough_memory
 from dpformer.training.recipe import STATISTICS, Recipe
 from dpformer.training.run import (
     Progress,
+    RunLock,
     closed_on_error,
+    hold,
+    hold_new,
     make_folder,
     place_of,
     read_recipe,
@@ -37,8 +41,11 @@ class OneShotRun:
 
     step = 0
 
-    def __init__(self, folder: Path, dataset: Dataset, recipe: Recipe, ledger: Ledger, noise: NoiseSource) -> None:
+    def __init__(
+        self, folder: Path, dataset: Dataset, recipe: Recipe, ledger: Ledger, noise: NoiseSource, lock: RunLock
+    ) -> None:
         self.folder, self.dataset, self.recipe, self.ledger, self.noise = folder, dataset, recipe, ledger, noise
+        self.lock = lock
 
     @property
     def plan(self) -> PrivacyPlan:
@@ -60,7 +67,8 @@ class OneShotRun:
         first = self.plan.releases[0]
         model = STATISTICS[self.recipe.model]()
         sigma = first.noise_multiplier * math.sqrt(model.shares[first.name])
-        model.fit(train.items, train.offsets, items, noise_multiplier=sigma, gaussian=gaussian)
+        with enough_memory(self.folder):
+            model.fit(train.items, train.offsets, items, noise_multiplier=sigma, gaussian=gaussian)
         tensors = {f"model.{name}": value.contiguous() for name, value in model.state().items()}
         write_release(self.folder, self.recipe, self.statement(), items, tensors)
         Checkpoints(self.folder).remove()
@@ -75,26 +83,32 @@ class OneShotRun:
     def close(self) -> None:
         """Let another process open the run."""
         self.ledger.close()
+        self.lock.close()
 
 
 def start_one_shot(folder: Path, data: Path, recipe: Recipe) -> OneShotRun:
     """Begin a run of statistics in a new folder."""
     refuse_used(folder)
     dataset = load(data)
-    ledger = make_folder(folder, data, dataset, recipe, recipe.plan(len(dataset.sequences)))
-    assert ledger is not None  # `make_recipe` refuses statistics without privacy
-    with closed_on_error(ledger):
-        noise = noise_source(recipe.noise, recipe.seed)
-        Checkpoints(folder).save({"none": torch.zeros(0)}, {"noise": noise.state(), "ledger": place_of(ledger)})
-    return OneShotRun(folder, dataset, recipe, ledger, noise)
+    plan = recipe.plan(len(dataset.sequences))
+    lock = hold_new(folder)
+    with closed_on_error(lock):
+        ledger = make_folder(folder, data, dataset, recipe, plan)
+        assert ledger is not None  # `make_recipe` refuses statistics without privacy
+        with closed_on_error(ledger):
+            noise = noise_source(recipe.noise, recipe.seed)
+            Checkpoints(folder).save({"none": torch.zeros(0)}, {"noise": noise.state(), "ledger": place_of(ledger)})
+    return OneShotRun(folder, dataset, recipe, ledger, noise, lock)
 
 
 def resume_one_shot(folder: Path, data: Path | None = None) -> OneShotRun:
     """Make the releases of an interrupted run again, with the same noise."""
-    recipe = read_recipe(folder)
-    dataset, ledger, _, values = reopen(folder, data)
-    assert ledger is not None
-    with closed_on_error(ledger):
-        noise = noise_source(recipe.noise, recipe.seed)
-        noise.restore(values["noise"])
-    return OneShotRun(folder, dataset, recipe, ledger, noise)
+    lock = hold(folder)
+    with closed_on_error(lock):
+        recipe = read_recipe(folder)
+        dataset, ledger, _, values = reopen(folder, data)
+        assert ledger is not None
+        with closed_on_error(ledger):
+            noise = noise_source(recipe.noise, recipe.seed)
+            noise.restore(values["noise"])
+    return OneShotRun(folder, dataset, recipe, ledger, noise, lock)

@@ -61,11 +61,13 @@ class Recipe(BaseModel):
     model: Literal["transformer", "gru", "lstm", "transitions", "popularity"] = Field(
         "transformer", description="What is trained, or which statistics are released."
     )
-    max_length: int = Field(50, ge=1, description="Items of a history that are used.")
-    d: int = Field(32, ge=1, description="Width of embeddings and hidden states.")
-    heads: int = Field(1, ge=1, description="Attention heads.")
-    blocks: int = Field(1, ge=1, description="Transformer blocks.")
-    feed_forward: int | None = Field(None, ge=1, description="Width of the feed-forward layers; d by default.")
+    max_length: int = Field(50, ge=1, le=10**6, description="Items of a history that are used.")
+    d: int = Field(32, ge=1, le=2**14, description="Width of embeddings and hidden states.")
+    heads: int = Field(1, ge=1, le=2**14, description="Attention heads.")
+    blocks: int = Field(1, ge=1, le=256, description="Transformer blocks.")
+    feed_forward: int | None = Field(
+        None, ge=1, le=2**16, description="Width of the feed-forward layers; d by default."
+    )
     dropout: float = Field(0.0, ge=0, lt=1, description="Dropout; hurts under noise.")
     norm: Literal["pre", "post"] = Field("pre", description="Where layer norm stands.")
     recency: float | None = Field(
@@ -175,7 +177,7 @@ def make_recipe(preset: str = "default", file: Path | None = None, **options: An
     if preset not in PRESETS:
         raise DPFormerError(f"no preset is called {preset!r}; there are: {', '.join(PRESETS)}")
     said = {**(_read(file) if file else {}), **options}
-    values = {**_preset(preset, said.get("model", "transformer"), said.get("epsilon")), **said}
+    values = {**_start(preset, said), **said}
     for key in values:
         if key not in Recipe.model_fields:
             near = difflib.get_close_matches(key, Recipe.model_fields, n=1)
@@ -213,16 +215,12 @@ def make_recipe(preset: str = "default", file: Path | None = None, **options: An
     return recipe
 
 
-def _preset(preset: str, model: Any, epsilon: Any) -> dict[str, Any]:
-    """What a preset says for this model. What the model cannot have is left out here, and refused where somebody asks for it."""
-    if str(model) in STATISTICS:
-        return {}  # presets are about training
-    values = dict(PRESETS[preset])
-    if model != "transformer":
-        values = {key: value for key, value in values.items() if key not in ("recency", "identity", "reattention")}
-    if epsilon in (float("inf"), "inf"):  # a prior is made of noisy counts
-        values = {key: value for key, value in values.items() if not key.startswith("prior_")}
-    return values
+def _start(preset: str, said: dict[str, Any]) -> dict[str, Any]:
+    """What a preset says, less what cannot go with what was asked for: `best` is of a Transformer, a prior of noisy counts."""
+    if preset == "best" and said.get("model", "transformer") != "transformer":
+        return {}
+    without_noise = said.get("epsilon") in (float("inf"), "inf")
+    return {key: value for key, value in PRESETS[preset].items() if not (without_noise and key.startswith("prior_"))}
 
 
 def _read(file: Path) -> dict[str, Any]:
@@ -230,5 +228,5 @@ def _read(file: Path) -> dict[str, Any]:
         return tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise DPFormerError(f"{file}: cannot be read ({error.strerror})") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise DPFormerError(f"{file}: is not TOML ({error})") from None

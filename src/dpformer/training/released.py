@@ -21,8 +21,10 @@ from dpformer.models.joined import Joined
 from dpformer.models.statistics.popularity import DPPopularity
 from dpformer.models.statistics.transitions import DPTransitions
 from dpformer.privacy import PrivacyStatement, parse_statement
+from dpformer.training.files import read_small
 from dpformer.training.recipe import STATISTICS, Recipe
-from dpformer.training.run import ITEMS, MODEL, PRIVACY, read_recipe
+from dpformer.training.run import ITEMS, MODEL, PRIVACY, check_catalogue, check_files, read_recipe
+from dpformer.training.sizes import catalogue_rows, check_tensors, read_catalogue
 
 BATCH = 512
 Statistics = TypeVar("Statistics", bound="DPTransitions | DPPopularity")
@@ -148,22 +150,23 @@ class Released:
 
 
 def load_model(folder: Path | str) -> Released:
-    """The released model of a run folder. No code of the folder runs, and sizes must be those of the catalogue."""
+    """The released model of a run folder. No code of the folder runs; sizes are checked before memory is taken (`sizes`)."""
     folder = Path(folder)
     recipe = read_recipe(folder)
     if not (folder / MODEL).is_file():
         raise DPFormerError(f"{folder}: holds no released model yet; finish it with: dpformer resume {folder}")
+    known = check_files(folder)
+    items = catalogue_rows(folder / ITEMS)
     try:
-        catalogue = pl.read_parquet(folder / ITEMS)
-    except (OSError, pl.exceptions.PolarsError) as error:
-        raise DPFormerError(f"{folder / ITEMS}: cannot be read ({' '.join(str(error).split())[:200]})") from None
-    try:
+        check_tensors(folder / MODEL, recipe, items)
         tensors = load_file(folder / MODEL)
         popularity = tensors.pop("popularity", None)
-        model = _model(recipe, len(catalogue), {name.removeprefix("model."): value for name, value in tensors.items()})
-    except (OSError, ValueError, TypeError, KeyError, SafetensorError, RuntimeError) as error:
+        model = _model(recipe, items, {name.removeprefix("model."): value for name, value in tensors.items()})
+    except (OSError, ValueError, TypeError, LookupError, SafetensorError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:200]
         raise DPFormerError(f"{folder / MODEL}: does not fit config.json or is damaged ({reason})") from None
+    catalogue = read_catalogue(folder / ITEMS)
+    check_catalogue(folder / ITEMS, catalogue, known)
     return Released(model, catalogue, popularity, recipe, read_statement(folder))
 
 
@@ -190,10 +193,4 @@ def _checked(found: Statistics, items: int) -> Statistics:
 
 def read_statement(folder: Path) -> PrivacyStatement:
     """The privacy statement of a finished run."""
-    path = folder / PRIVACY
-    try:
-        return parse_statement(path.read_bytes())
-    except OSError as error:
-        raise DPFormerError(
-            f"{path}: cannot be read ({error.strerror}); a model without its statement is not used"
-        ) from None
+    return parse_statement(read_small(folder / PRIVACY))

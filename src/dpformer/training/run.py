@@ -4,6 +4,7 @@
     model.safetensors   the released model                            privacy.json      the privacy statement
     ledger.jsonl        what was charged, before it was seen          events.jsonl      progress; losses are not private
     metrics.json        evaluation; not private                       README.md         the model card
+    files.json          SHA-256 of the above that are released    run.lock          keeps a second process out
     private/            state of an unfinished run; owner only, removed at the end
     local.json          where the data was, for this machine; owner only
 
@@ -17,6 +18,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import os
 import platform
 import secrets
 import time
@@ -26,6 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import torch
 from pydantic import ValidationError
 from safetensors.torch import save as to_safetensors
@@ -51,12 +54,15 @@ from dpformer.privacy import (
     noise_source,
     noisy_histogram,
     open_ledger,
+    take_lock,
 )
 from dpformer.training.card import model_card
 from dpformer.training.charged import charged
 from dpformer.training.checkpoint import PRIVATE, Checkpoints
-from dpformer.training.files import read_json, write_file, write_json
+from dpformer.training.files import read_json, sha256, write_file, write_json
+from dpformer.training.memory import enough_memory
 from dpformer.training.recipe import HISTOGRAM, PRIOR, STATISTICS, Recipe
+from dpformer.training.sizes import column_hashes, read_catalogue
 from dpformer.training.trackers import Tracker, Trackers, ended, started, stepped
 from dpformer.training.trainer import StepReport, Trainer, digest
 
@@ -65,6 +71,9 @@ CONFIG, MODEL, ITEMS, PRIVACY, EVENTS, CARD = (
 )
 # Where the data was, for `evaluate` on this machine; not part of the model, and without a hash, which would confirm a guess.
 LOCAL = "local.json"
+# Hashes of what is released, against damage; whoever forges the one forges the other.
+FILES = "files.json"
+LOCKED = "run.lock"
 CHECKPOINT_SECONDS = 60.0
 
 
@@ -80,11 +89,9 @@ class Progress:
 class Run:
     """An open run. Make one with `start` or `resume`; `train` until it is done or told to stop."""
 
-    def __init__(
-        self, folder: Path, dataset: Dataset, recipe: Recipe, trainer: Trainer, frequencies: ItemFrequencies | None
-    ):
-        self.folder, self.dataset, self.recipe, self.trainer = folder, dataset, recipe, trainer
-        self.frequencies = frequencies
+    def __init__(self, folder: Path, dataset: Dataset, recipe: Recipe, trainer: Trainer, lock: RunLock):
+        self.folder, self.dataset, self.recipe, self.trainer, self.lock = folder, dataset, recipe, trainer, lock
+        self.frequencies: ItemFrequencies | None = None
         self.prior: DPTransitions | None = None
         self.checkpoints = Checkpoints(folder)
 
@@ -106,15 +113,25 @@ class Run:
         trackers: Iterable[Tracker] = (),
     ) -> bool:
         """Make the steps that are left. True when the model is released; False if told to stop, with everything saved."""
-        began = saved = time.monotonic()
-        users = 0
         self._forget_events()
         told = Trackers(trackers)
         told.on_event(started(self.step, self.plan.steps, self.recipe.settings()))
+        with enough_memory(self.folder):
+            return self._train(on_step, should_stop, checkpoint_seconds, told)
+
+    def _train(
+        self,
+        on_step: Callable[[Progress], None],
+        should_stop: Callable[[], bool],
+        checkpoint_seconds: float,
+        told: Trackers,
+    ) -> bool:
+        began = saved = time.monotonic()
+        users = 0
         for report in self.trainer.run():
             now = time.monotonic()
             event = stepped(report.step, self.trainer.how.rate_at(report.step, self.plan.steps), report.loss)
-            with _explained(self.folder), open(self.folder / EVENTS, "a", encoding="utf-8") as events:
+            with _explained(self.folder), open(self.folder / EVENTS, "a", encoding="utf-8", opener=_private) as events:
                 events.write(json.dumps(event) + "\n")
             told.on_event(event)
             users += report.users
@@ -146,8 +163,9 @@ class Run:
     def _forget_events(self) -> None:
         """Drop events of steps that will be made again, and a torn last line."""
         path = self.folder / EVENTS
-        lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
-        write_file(path, b"".join(line for line in lines[: self.trainer.step] if line.endswith(b"\n")))
+        with _explained(self.folder):
+            lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+        write_file(path, b"".join(line for line in lines[: self.trainer.step] if line.endswith(b"\n")), 0o600)
 
     def release(self) -> None:
         """Write the released model and its papers, then remove the private state."""
@@ -171,6 +189,20 @@ class Run:
         """Let another process open the run."""
         if self.trainer.ledger is not None:
             self.trainer.ledger.close()
+        self.lock.close()
+
+
+class RunLock:
+    """A run folder, held against other processes: two of them would mix their settings and their checkpoints."""
+
+    def __init__(self, folder: Path) -> None:
+        self._descriptor: int | None = take_lock(folder / LOCKED)
+
+    def close(self) -> None:
+        """Let another process open the run."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
 
 
 def start(folder: Path, data: Path, recipe: Recipe) -> Run:
@@ -178,26 +210,44 @@ def start(folder: Path, data: Path, recipe: Recipe) -> Run:
     refuse_used(folder)
     dataset = load(data)
     plan = recipe.plan(len(dataset.sequences))
-    ledger = make_folder(folder, data, dataset, recipe, plan)
-    with closed_on_error(ledger), _explained(folder):
-        run = _open(folder, dataset, recipe, plan, ledger)
-        run.save()
-        _release_histogram(run)
-        _release_prior(run)
+    lock = hold_new(folder)
+    with closed_on_error(lock):
+        ledger = make_folder(folder, data, dataset, recipe, plan)
+        with closed_on_error(ledger), _explained(folder):
+            run = _open(folder, dataset, recipe, plan, ledger, lock)
+            run.save()
+            _release_histogram(run)
+            _release_prior(run)
     return run
 
 
 def refuse_used(folder: Path) -> None:
     """A run begins in a new folder."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    with _explained(folder):
+        used = folder.exists() and (not folder.is_dir() or any(path.name != LOCKED for path in folder.iterdir()))
+    if used:
         hint = f"continue it with: dpformer resume {folder}, or " if (folder / PRIVATE).is_dir() else ""
         raise DPFormerError(f"{folder}: exists already; {hint}choose another folder with --run")
 
 
-def make_folder(folder: Path, data: Path, dataset: Dataset, recipe: Recipe, plan: PrivacyPlan) -> Ledger | None:
-    """What every run folder has from the start: config, catalogue, ledger, and a private place."""
+def hold_new(folder: Path) -> RunLock:
+    """Make the folder of a new run and hold it. Of two processes that begin at once, one gets it."""
     with _explained(folder):
         folder.mkdir(parents=True, exist_ok=True)
+    lock = RunLock(folder)
+    with closed_on_error(lock):
+        refuse_used(folder)
+    return lock
+
+
+def hold(folder: Path) -> RunLock:
+    """Hold the folder of a run that is there."""
+    read_recipe(folder)
+    return RunLock(folder)
+
+
+def make_folder(folder: Path, data: Path, dataset: Dataset, recipe: Recipe, plan: PrivacyPlan) -> Ledger | None:
+    """What every run folder has from the start: config, catalogue, ledger, and a private place."""
     config = {
         "format": "dpformer-run",
         "version": 1,
@@ -215,7 +265,9 @@ def make_folder(folder: Path, data: Path, dataset: Dataset, recipe: Recipe, plan
     with closed_on_error(ledger), _explained(folder):
         Checkpoints(folder).make_folder()
         write_json(folder / LOCAL, {"data": str(data.resolve())}, mode=0o600)
-        write_json(folder / PRIVATE / "data.json", {"path": str(data.resolve()), "sha256": _hash(data)}, mode=0o600)
+        known = {name: sha256(folder / name) for name in (CONFIG, ITEMS)}
+        source = {"path": str(data.resolve()), "sha256": _hash(data), "files": known}
+        write_json(folder / PRIVATE / "data.json", source, mode=0o600)
     return ledger
 
 
@@ -231,7 +283,42 @@ def write_release(
     """The released model and its papers; the model last, so that a folder with a model is whole."""
     write_file(folder / PRIVACY, statement.to_json().encode())
     write_file(folder / CARD, model_card(recipe, statement, items).encode())
-    write_file(folder / MODEL, to_safetensors(tensors))
+    model = to_safetensors(tensors)
+    known: dict[str, Any] = {name: sha256(folder / name) for name in (CONFIG, PRIVACY)}
+    known |= {MODEL: sha256(model), ITEMS: column_hashes(read_catalogue(folder / ITEMS))}
+    write_json(folder / FILES, known)
+    write_file(folder / MODEL, model)
+
+
+def check_files(folder: Path) -> dict[str, Any]:
+    """A finished run's files must be those that were released: a flipped bit in a model or a statement is not used.
+
+    Gives the hashes of the catalogue's columns, for whoever reads it: `check_catalogue`.
+    """
+    known = read_json(folder / FILES)
+    if not isinstance(known, dict) or not {CONFIG, PRIVACY, MODEL} <= known.keys() or not _is_table(known.get(ITEMS)):
+        raise DPFormerError(f"{folder / FILES}: is damaged; copy the released folder again")
+    columns: dict[str, Any] = known.pop(ITEMS)
+    _compare(folder, known, "copy the released folder again")
+    return columns
+
+
+def check_catalogue(path: Path, catalogue: pl.DataFrame, known: dict[str, Any]) -> None:
+    """Ids and titles must be those that were released."""
+    found = column_hashes(catalogue)
+    for name, expected in known.items():
+        if found.get(name) != expected:
+            raise DPFormerError(f"{path}: column {name!r} is damaged or was changed; copy the released folder again")
+
+
+def _is_table(value: object) -> bool:
+    return isinstance(value, dict) and "item_id" in value
+
+
+def _compare(folder: Path, known: dict[str, Any], cure: str) -> None:
+    for name, expected in known.items():
+        if name in (CONFIG, ITEMS, PRIVACY, MODEL) and sha256(folder / name) != expected:
+            raise DPFormerError(f"{folder / name}: is damaged or was changed (sha256 differs); {cure}")
 
 
 def state_privacy(plan: PrivacyPlan, ledger: Ledger | None, recipe: Recipe) -> PrivacyStatement:
@@ -250,24 +337,26 @@ def state_privacy(plan: PrivacyPlan, ledger: Ledger | None, recipe: Recipe) -> P
 
 def resume(folder: Path, data: Path | None = None) -> Run:
     """Go on with a run that was interrupted, exactly where an uninterrupted one would be."""
-    recipe = read_recipe(folder)
-    dataset, ledger, tensors, values = reopen(folder, data)
-    plan = ledger.plan if ledger is not None else recipe.plan(len(dataset.sequences))
-    torch.set_num_threads(values["threads"])
-    with closed_on_error(ledger):
-        run = _open(folder, dataset, recipe, plan, ledger)
-        found = tensors.pop("frequencies", None)
-        known = {name.removeprefix("prior."): value for name, value in tensors.items() if name.startswith("prior.")}
-        run.trainer.restore(tensors, values)
-        if found is not None:
-            about = values["frequencies"]
-            _use(run, ItemFrequencies(found.numpy(), about["source"], about["floor"]))
-        else:
-            _release_histogram(run)
-        if known:
-            run.prior = DPTransitions.from_state(known)
-        else:
-            _release_prior(run)
+    lock = hold(folder)
+    with closed_on_error(lock):
+        recipe = read_recipe(folder)
+        dataset, ledger, tensors, values = reopen(folder, data)
+        plan = ledger.plan if ledger is not None else recipe.plan(len(dataset.sequences))
+        torch.set_num_threads(values["threads"])
+        with closed_on_error(ledger):
+            run = _open(folder, dataset, recipe, plan, ledger, lock)
+            found = tensors.pop("frequencies", None)
+            known = {name.removeprefix("prior."): value for name, value in tensors.items() if name.startswith("prior.")}
+            run.trainer.restore(tensors, values)
+            if found is not None:
+                about = values["frequencies"]
+                _use(run, ItemFrequencies(found.numpy(), about["source"], about["floor"]))
+            else:
+                _release_histogram(run)
+            if known:
+                run.prior = DPTransitions.from_state(known)
+            else:
+                _release_prior(run)
     return run
 
 
@@ -280,7 +369,8 @@ def reopen(
         checkpoints.remove()  # a crash may have come between the two
         raise DPFormerError(f"{folder}: is finished; its model is released")
     tensors, values = checkpoints.load()
-    source = read_json(folder / PRIVATE / "data.json")
+    source = _read_source(folder)
+    _compare(folder, source["files"], "put back the file that the run began with, or fit again in another folder")
     data = data or Path(source["path"])
     dataset = load(data)
     if _hash(data) != source["sha256"]:
@@ -290,6 +380,15 @@ def reopen(
     if known is not None:
         ledger = open_ledger(folder, Position(known["entries"], known["hash"]), known["run_id"])
     return dataset, ledger, tensors, values
+
+
+def _read_source(folder: Path) -> dict[str, Any]:
+    path = folder / PRIVATE / "data.json"
+    source = read_json(path)
+    kinds = {"path": str, "sha256": str, "files": dict}
+    if not isinstance(source, dict) or any(not isinstance(source.get(key), kind) for key, kind in kinds.items()):
+        raise DPFormerError(f"{path}: is damaged; fit again in another folder (what was spent stays in the ledger)")
+    return source
 
 
 def read_recipe(folder: Path) -> Recipe:
@@ -304,7 +403,9 @@ def read_recipe(folder: Path) -> Recipe:
         raise DPFormerError(f"{folder / CONFIG}: is damaged or of another version ({reason})") from None
 
 
-def _open(folder: Path, dataset: Dataset, recipe: Recipe, plan: PrivacyPlan, ledger: Ledger | None) -> Run:
+def _open(
+    folder: Path, dataset: Dataset, recipe: Recipe, plan: PrivacyPlan, ledger: Ledger | None, lock: RunLock
+) -> Run:
     seed = recipe.seed
     torch.manual_seed(secrets.randbits(63) if seed is None else seed)  # initial weights and dropout; never the noise
     model = recipe.build(len(dataset.catalogue))
@@ -320,7 +421,7 @@ def _open(folder: Path, dataset: Dataset, recipe: Recipe, plan: PrivacyPlan, led
         ledger,
         about=recipe.model_dump_json(),
     )
-    return Run(folder, dataset, recipe, trainer, None)
+    return Run(folder, dataset, recipe, trainer, lock)
 
 
 def _release_histogram(run: Run) -> None:
@@ -378,13 +479,13 @@ def _set_errors(
 
 
 @contextmanager
-def closed_on_error(ledger: Ledger | None) -> Iterator[None]:
-    """Let go of the ledger's lock if what follows fails."""
+def closed_on_error(held: Ledger | RunLock | None) -> Iterator[None]:
+    """Let go of a lock if what follows fails."""
     try:
         yield
     except BaseException:
-        if ledger is not None:
-            ledger.close()
+        if held is not None:
+            held.close()
         raise
 
 
@@ -397,6 +498,11 @@ def _explained(folder: Path) -> Iterator[None]:
         raise DPFormerError(
             f"{folder}: cannot be written ({error.strerror}); what was saved before is untouched"
         ) from None
+
+
+def _private(path: str, flags: int) -> int:
+    """Opens a file that carries no noise: for its owner only."""
+    return os.open(path, flags, 0o600)
 
 
 def _hash(data: Path) -> str:

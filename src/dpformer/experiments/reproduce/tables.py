@@ -137,7 +137,7 @@ def tried(outcome: Outcome) -> dict[str, Any]:
     """A line of the log of everything that was tried."""
     cell, record = outcome.cell, outcome.record
     assert record is not None
-    figures = {
+    figures: dict[str, Any] = {
         item: {metric: round(100 * record[item]["masked"][metric]["value"], 4) for metric in METRICS}
         for item in ("validation", "test")
         if item in record

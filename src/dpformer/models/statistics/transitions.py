@@ -85,9 +85,16 @@ class DPTransitions:
 
     @classmethod
     def from_state(cls, state: dict[str, Tensor], settings: TransitionSettings | None = None) -> "DPTransitions":
-        """A model that scores like the one that `state` was taken from."""
+        """A model that scores like the one that `state` was taken from; a `ValueError` if it cannot be the state of one."""
         model = cls(settings)
-        model._fitted = Fitted(**state)
+        fitted = Fitted(**state)
+        size, items = len(fitted.head), len(fitted.tail) - 1
+        shapes = [tuple(t.shape) for t in (fitted.head, fitted.matrix, fitted.prior, fitted.tail)]
+        if shapes != [(size,), (size + 1, size), (size,), (items + 1,)] or fitted.head.dtype != torch.int64:
+            raise ValueError(f"head, matrix, prior and tail have shapes {shapes}, which do not belong together")
+        if size and not 1 <= int(fitted.head.min()) <= int(fitted.head.max()) <= items:
+            raise ValueError(f"the head holds items outside 1..{items}")
+        model._fitted = fitted
         return model
 
     def _done(self) -> Fitted:
