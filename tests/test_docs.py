@@ -3,13 +3,19 @@
 In a fenced `console` block, lines that begin with `$ ` (or, without any such line, with `dpformer `) are run by the
 shell, and what else the block shows must be in their output; `...` stands for anything. A `python` block is a program
 of its own. Comments directly before a block change that: `<!-- file: NAME -->` writes it to a file,
-`<!-- not run: REASON -->` leaves it alone.
+`<!-- not run: REASON -->` leaves it alone, and `<!-- in the background until: TEXT -->` lets its one command run on to
+the end of the page, from where TEXT is printed; port 8000 is another, free one.
 """
 
 import os
 import re
+import shlex
+import socket
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +24,8 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
 _BLOCK = re.compile(
-    r"^(?:<!-- (?P<mark>file|not run): (?P<what>.+?) -->\n)?```(?P<language>\w*)\n(?P<body>.*?)^```$", re.M | re.S
+    r"^(?:<!-- (?P<mark>file|not run|in the background until): (?P<what>.+?) -->\n)?```(?P<language>\w*)\n(?P<body>.*?)^```$",
+    re.M | re.S,
 )
 
 
@@ -38,11 +45,14 @@ def blocks(text: str) -> list[Block]:
     ]
 
 
-def run(command: list[str], folder: Path) -> str:
+def environment() -> dict[str, str]:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    environment = {**os.environ, "PATH": path, "COLUMNS": "100", "NO_COLOR": "1"}
+    return {**os.environ, "PATH": path, "COLUMNS": "100", "NO_COLOR": "1"}
+
+
+def run(command: list[str], folder: Path) -> str:
     done = subprocess.run(
-        command, cwd=folder, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        command, cwd=folder, env=environment(), text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
     assert done.returncode == 0, done.stdout
     return done.stdout
@@ -60,11 +70,48 @@ def run_console(body: str, folder: Path) -> None:
         assert line in printed or line in ("", "..."), f"not printed: {line}\n{output}"
 
 
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+@contextmanager
+def in_the_background(command: str, until: str, folder: Path) -> Iterator[None]:
+    log = folder / ".background"
+    with open(log, "w") as out:
+        words = shlex.split(command)
+        process = subprocess.Popen(words, cwd=folder, env=environment(), stdout=out, stderr=subprocess.STDOUT)
+    try:
+        for _ in range(600):
+            if until in log.read_text():
+                break
+            assert process.poll() is None, log.read_text()
+            time.sleep(0.1)
+        assert until in log.read_text(), f"not printed: {until}\n{log.read_text()}"
+        yield
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_examples_run(page: Path, tmp_path: Path):
-    for block in blocks(page.read_text()):
+    with ExitStack() as running:
+        run_page(page, tmp_path, running)
+
+
+def run_page(page: Path, tmp_path: Path, running: ExitStack) -> None:
+    text, port = page.read_text(), 0
+    if "<!-- in the background until" in text:
+        port = free_port()
+        text = text.replace(":8000", f":{port}")
+    for block in blocks(text):
         try:
-            if block.mark == "file":
+            if block.mark == "in the background until":
+                (command,) = (line.removeprefix("$ ") for line in block.body.splitlines())
+                running.enter_context(in_the_background(f"{command} --port {port}", str(block.what), tmp_path))
+            elif block.mark == "file":
                 (tmp_path / str(block.what)).write_text(block.body)
             elif block.mark is None and block.language == "console":
                 run_console(block.body, tmp_path)
@@ -81,6 +128,7 @@ def test_examples_run(page: Path, tmp_path: Path):
         ("```console\n$ false\n```", ""),
         ("```python\nassert 1 == 2\n```", "AssertionError"),
         ("```console\njust text\n```", "without commands"),
+        ("<!-- in the background until: ready -->\n```console\n$ false\n```", ""),
     ],
 )
 def test_a_wrong_example_is_found(page: str, complaint: str, tmp_path: Path):

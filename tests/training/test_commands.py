@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import polars as pl
@@ -198,7 +199,9 @@ def test_settings_from_preset_file_and_flags(tmp_path):
     assert (recipe.d, recipe.learning_rate, recipe.model, recipe.epsilon) == (64, 0.5, "lstm", float("inf"))
     assert make_recipe() == Recipe()
     for preset in PRESETS:
-        make_recipe(preset)
+        for model in get_args(Recipe.model_fields["model"].annotation):
+            assert make_recipe(preset, model=model).model == model
+        assert make_recipe(preset, epsilon=float("inf")).prior_share == 0
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from dpformer.cli.export import export
 from dpformer.cli.plan import plan
 from dpformer.cli.prepare import prepare
 from dpformer.cli.recommend import recommend
+from dpformer.cli.report import report
 from dpformer.cli.reproduce import reproduce
 from dpformer.cli.serve import serve
 from dpformer.cli.show import show
@@ -27,7 +28,7 @@ app = typer.Typer(
     add_completion=False,
 )
 COMMANDS = (
-    *(demo, prepare, plan, fit, resume, evaluate, recommend, serve, export, show),
+    *(demo, prepare, plan, fit, resume, evaluate, report, recommend, serve, export, show),
     *(verify, audit, reproduce, bench),
 )
 for command in COMMANDS:

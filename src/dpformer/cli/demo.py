@@ -12,7 +12,7 @@ def demo(
     epochs: Annotated[float | None, typer.Option(help="Fewer for a quicker look.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Figures as JSON on stdout.")] = False,
 ) -> None:
-    """Prepare the embedded data, train privately, evaluate, recommend: about a minute."""
+    """Prepare the embedded data, train privately, evaluate, recommend, report: about a minute."""
     import json
     import shutil
 
@@ -29,7 +29,8 @@ def demo(
     from dpformer.models.statistics.popularity import DPPopularity, Popularity
     from dpformer.models.statistics.transitions import DPTransitions
     from dpformer.privacy import gaussian_multiplier, noise_source
-    from dpformer.training.files import write_json
+    from dpformer.report import make_report
+    from dpformer.training.files import write_file, write_json
     from dpformer.training.recipe import make_recipe
     from dpformer.training.released import load_model
     from dpformer.training.run import start
@@ -47,16 +48,9 @@ def demo(
     stderr.rule("2. private training")
     options: dict[str, Any] = {"epsilon": epsilon} | ({"epochs": epochs} if epochs is not None else {})
     run = start(folder, data, make_recipe("best", **options))
-    losses: list[float] = []
     with show_progress(run, quiet=False) as on_step:
-
-        def watch(progress: Any) -> None:
-            losses.append(progress.report.loss)
-            on_step(progress)
-
-        run.train(watch)
+        run.train(on_step)
     run.close()
-    draw_training(run.plan, losses, output / "training.png")
     stderr.rule("3. how good is it?")
     model = load_model(folder)
     held, items = held_out(dataset.sequences, "test"), len(dataset.catalogue)
@@ -84,6 +78,7 @@ def demo(
     }
     found = {name: evaluate(it, held, items, max_length=model.recipe.window) for name, it in contenders.items()}
     write_json(folder / "metrics.json", {"not_private": True, "test": next(iter(found.values())).figures()})
+    write_file(output / "report.html", make_report([folder]).html.encode())
     if as_json:
         figures = {name: {key: f.value for key, f in one.masked.items()} for name, one in found.items()}
         privacy = json.loads(run.statement().to_json())
@@ -106,27 +101,7 @@ def demo(
     stdout.print(run.statement().text(), markup=False, soft_wrap=True)
     stderr.print(
         f"\nwritten to {output}: the data with its long-tail plot in data/, the released model in run/ (try: dpformer show "
-        f"{folder}), loss and budget over the steps in training.png",
+        f"{folder}), and all of this to look at in {output / 'report.html'}",
         markup=False,
         soft_wrap=True,
     )
-
-
-def draw_training(plan: Any, losses: list[float], path: Path) -> None:
-    """Loss (not private) and epsilon over the steps."""
-    import matplotlib
-
-    from dpformer.cli.train import spending
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    spent = spending(plan)
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained")
-    left.plot(range(1, len(losses) + 1), losses)
-    left.set(title="loss (not private)", xlabel="step")
-    right.plot([0, *spent], [0.0, *spent.values()], marker="o")
-    right.axhline(plan.epsilon, color="grey", linewidth=0.8)
-    right.set(title=f"epsilon spent of {plan.epsilon:g}", xlabel="step", ylim=(0, None))
-    figure.savefig(path, dpi=120)
-    plt.close(figure)

@@ -49,7 +49,7 @@ def recommend(
         raise DPFormerError(f"{output}: write to a .csv, .parquet or .jsonl file")
     model = load_model(run)
     if history is not None:
-        items = _split(history, model)
+        items = model.split(history)
         known, unknown = model.encode(items)
         for item in unknown:
             stderr.print(f"not in the catalogue, skipped: {item}", markup=False)
@@ -67,19 +67,6 @@ def recommend(
         print_json(frame.to_dicts())
     else:
         stdout.print(_table(frame))
-
-
-def _split(history: str, model: Released) -> list[str]:
-    """Parts between commas, joined again where only the joined text is in the catalogue."""
-    parts, found = history.split(","), []
-    while parts:
-        for n in range(len(parts), 0, -1):
-            text = ",".join(parts[:n]).strip()
-            if n == 1 or model.encode([text])[0]:
-                found.append(text)
-                parts = parts[n:]
-                break
-    return [item for item in found if item]
 
 
 def _for_users(model: Released, file: Path, wanted: str | None, k: int, seen: bool) -> Iterator[pl.DataFrame]:

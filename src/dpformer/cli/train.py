@@ -5,14 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 if TYPE_CHECKING:
-    from dpformer.privacy import PrivacyPlan
     from dpformer.training.run import Progress
     from dpformer.training.session import AnyRun
     from dpformer.training.trackers import Tracker
@@ -164,6 +162,7 @@ def show_progress(run: AnyRun, quiet: bool) -> Iterator[Any]:
     from rich.progress import Progress as Bar
 
     from dpformer.cli.output import stderr
+    from dpformer.privacy import spending
 
     plan = run.plan
     if quiet or not plan.steps:
@@ -200,12 +199,3 @@ def _line(progress: Progress, spent: dict[int, float]) -> str:
         else "not private"
     )
     return f"epoch {epoch:.1f}  {progress.speed:,.0f} users/s  {budget}  loss {report.loss:.3f} (not private)"
-
-
-@cache
-def spending(plan: PrivacyPlan) -> dict[int, float]:
-    """Epsilon after each tenth of the steps: accounting takes a while, so for no more of them, and once a plan."""
-    if not plan.private:
-        return {}
-    marks = sorted({max(1, round(plan.steps * k / 10)) for k in range(1, 11)})
-    return {mark: plan.epsilon_after(mark).epsilon for mark in marks}

@@ -40,6 +40,7 @@ _EXPORTS = {
     "parse_statement": "statement",
     "public_frequencies": "frequencies",
     "read_ledger": "ledger",
+    "spending": "plan",
     "split_releases": "mechanisms",
     "step_multiplier": "calibration",
     "tuned_epsilon": "tuning",

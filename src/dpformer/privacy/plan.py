@@ -186,3 +186,12 @@ def make_plan(
     sigma = step_multiplier(epsilon, delta, batch_size / users, steps, shares) if steps else 0.0
     releases = split_releases(gaussian_multiplier(epsilon, delta) * (1 + 1e-6), shares)
     return PrivacyPlan(users, batch_size, steps, epsilon, delta, sigma, releases)
+
+
+@functools.cache
+def spending(plan: PrivacyPlan) -> dict[int, float]:
+    """Epsilon after each tenth of the steps: accounting takes a while, so for no more of them, and once a plan."""
+    if not plan.private:
+        return {}
+    marks = sorted({max(1, round(plan.steps * k / 10)) for k in range(1, 11)})
+    return {mark: plan.epsilon_after(mark).epsilon for mark in marks}

@@ -67,6 +67,18 @@ class Released:
                 known.append(number)
         return known, unknown
 
+    def split(self, history: str) -> list[str]:
+        """Items of a text: parts between commas, joined again where only the joined text is in the catalogue."""
+        parts, found = history.split(","), []
+        while parts:
+            for n in range(len(parts), 0, -1):
+                text = ",".join(parts[:n]).strip()
+                if n == 1 or self.encode([text])[0]:
+                    found.append(text)
+                    parts = parts[n:]
+                    break
+        return [item for item in found if item]
+
     @torch.no_grad()
     def scores(self, tokens: Tensor, lengths: Tensor) -> Tensor:
         """Scores `[B, items + 1]` of histories `[B, L]`; without a single known item, the released popularity, else the
