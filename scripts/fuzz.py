@@ -455,6 +455,8 @@ def main() -> None:
             problem = by_hypothesis(tally, strategy, options.examples, number)
         report[name] = {"tried": tally.tried, "refused": tally.refused, "seconds": round(time.monotonic() - began, 1)}
         report[name]["problem"] = problem
+        if options.atheris:
+            del report[name]["refused"]  # counted in the child
         if not options.json:
             print(
                 f"{name:26} tried {tally.tried:7}  refused {tally.refused:7}  {report[name]['seconds']:7.1f} s",

@@ -62,7 +62,7 @@ from dpformer.training.checkpoint import PRIVATE, Checkpoints
 from dpformer.training.files import read_json, sha256, write_file, write_json
 from dpformer.training.memory import enough_memory
 from dpformer.training.recipe import HISTOGRAM, PRIOR, STATISTICS, Recipe
-from dpformer.training.sizes import column_hashes, read_catalogue
+from dpformer.training.sizes import column_hashes
 from dpformer.training.trackers import Tracker, Trackers, ended, started, stepped
 from dpformer.training.trainer import StepReport, Trainer, digest
 
@@ -267,6 +267,7 @@ def make_folder(folder: Path, data: Path, dataset: Dataset, recipe: Recipe, plan
         write_json(folder / LOCAL, {"data": str(data.resolve())}, mode=0o600)
         known = {name: sha256(folder / name) for name in (CONFIG, ITEMS)}
         source = {"path": str(data.resolve()), "sha256": _hash(data), "files": known}
+        source |= {"columns": column_hashes(dataset.catalogue)}
         write_json(folder / PRIVATE / "data.json", source, mode=0o600)
     return ledger
 
@@ -285,7 +286,7 @@ def write_release(
     write_file(folder / CARD, model_card(recipe, statement, items).encode())
     model = to_safetensors(tensors)
     known: dict[str, Any] = {name: sha256(folder / name) for name in (CONFIG, PRIVACY)}
-    known |= {MODEL: sha256(model), ITEMS: column_hashes(read_catalogue(folder / ITEMS))}
+    known |= {MODEL: sha256(model), ITEMS: _read_source(folder)["columns"]}
     write_json(folder / FILES, known)
     write_file(folder / MODEL, model)
 
@@ -385,7 +386,7 @@ def reopen(
 def _read_source(folder: Path) -> dict[str, Any]:
     path = folder / PRIVATE / "data.json"
     source = read_json(path)
-    kinds = {"path": str, "sha256": str, "files": dict}
+    kinds = {"path": str, "sha256": str, "files": dict, "columns": dict}
     if not isinstance(source, dict) or any(not isinstance(source.get(key), kind) for key, kind in kinds.items()):
         raise DPFormerError(f"{path}: is damaged; fit again in another folder (what was spent stays in the ledger)")
     return source
