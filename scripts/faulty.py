@@ -30,9 +30,8 @@ import numpy as np
 import torch
 
 from dpformer.cli import main
-from dpformer.cli.train import spending
 from dpformer.errors import DPFormerError
-from dpformer.privacy import chain, fingerprint, ledger, plan, read_ledger, statement
+from dpformer.privacy import chain, fingerprint, ledger, plan, read_ledger, spending, statement
 from dpformer.privacy.noise import NoiseSource
 from dpformer.training import recipe
 from dpformer.training.run import Run

@@ -180,7 +180,7 @@ def noise_twice_the_same(patch):
 
 DEFECTS = {
     half_the_noise: {"noise scale", "histogram release"},
-    no_cross_term: {"norms"},  # and, where the two sides point the same way, the bound: see the module below
+    no_cross_term: {"norms", "contribution bound"},  # of every sample whose two sides point the same way
     a_dropped_user: {"every user once"},
     division_by_the_realised_batch: {"expected-batch division"},
     a_frozen_parameter: {"parameters recorded"},

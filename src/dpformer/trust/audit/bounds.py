@@ -48,7 +48,7 @@ def epsilon_refuted(correct: int, guesses: int, canaries: int, delta: float, con
     """The largest epsilon that so many correct guesses refute, 0 if none.
 
     >>> round(epsilon_refuted(79, 80, 400, 1e-5), 2), epsilon_refuted(42, 80, 400, 1e-5)
-    (2.76, 0.0)
+    (2.77, 0.0)
     """
 
     def chance(eps: float) -> float:
