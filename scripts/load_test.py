@@ -80,7 +80,8 @@ def main() -> None:
                 "items": given.items,
                 "model": given.model,
                 "load_before": round(os.getloadavg()[0], 2),
-                "at_rate": {"asked_per_second": given.rate, **hey(url, body, given.seconds, 20, given.rate)},
+                # hey's workers tick together: as many requests come at once as there are connections.
+                "at_rate": {"asked_per_second": given.rate, **hey(url, body, given.seconds, 4, given.rate)},
                 "as_fast_as_it_goes": hey(url, body, min(given.seconds, 5), 16, None),
                 "measured_on": f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}",
             }
