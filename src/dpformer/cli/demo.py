@@ -55,21 +55,10 @@ def demo(
     model = load_model(folder)
     held, items = held_out(dataset.sequences, "test"), len(dataset.catalogue)
     train = dataset.split().train
-    noise = noise_source()
-    private_popularity = DPPopularity().fit(
-        train.items,
-        train.offsets,
-        items,
-        noise_multiplier=gaussian_multiplier(epsilon, run.recipe.delta),
-        gaussian=noise.gaussian,
-    )
-    transitions = DPTransitions().fit(
-        train.items,
-        train.offsets,
-        items,
-        noise_multiplier=gaussian_multiplier(epsilon, run.recipe.delta),
-        gaussian=noise.gaussian,
-    )
+    log, noise = (train.items, train.offsets, items), noise_source().gaussian
+    sigma = gaussian_multiplier(epsilon, run.recipe.delta)
+    private_popularity = DPPopularity().fit(*log, noise_multiplier=sigma, gaussian=noise)
+    transitions = DPTransitions().fit(*log, noise_multiplier=sigma, gaussian=noise)
     contenders: dict[str, Scorer] = {
         f"{model.recipe.model}, epsilon {epsilon:g}": model,
         f"DP transition statistics, epsilon {epsilon:g}": transitions,

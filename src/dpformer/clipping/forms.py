@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -35,13 +34,9 @@ class Outer:
         """`sqrt(sum_t |rows_t|^2 sum_t |cols_t|^2)` `[B]`: no less than `sum_t |rows_t| |cols_t|`, the sizes of all terms."""
         return _lengths(self.rows.flatten(1)) * _lengths(self.cols.flatten(1))
 
-    @cached_property
-    def _sizes(self) -> tuple[Tensor, Tensor]:
-        return _lengths(self.rows), _lengths(self.cols)
-
     def hidden(self) -> Tensor:
         """The size, `[B]`, of the terms whose inner products are too small for their type, though the terms may not be."""
-        (r, c), tiny = self._sizes, _tiny(self.rows)
+        r, c, tiny = _lengths(self.rows), _lengths(self.cols), _tiny(self.rows)
         return torch.where((r.square() < tiny) | (c.square() < tiny), r * c, 0.0).sum(1)
 
     def form_into(self, out: Tensor, samples: slice) -> None:

@@ -150,7 +150,9 @@ class HeadPass:
             self.held = workspace.take("held", len(positions), len(table), self.H)
             workspace.held_by = self
         self.losses, self.bound, gradient = self._forward()
-        self.rH = self.H * (self.w / self.total)[:, None]
+        r = (self.w / self.total)[:, None]
+        self.rH = self.H * r
+        gradient *= r
         # Padding repeats a position, with gradient 0: so these are added, not written.
         self.gradient = self.H.new_zeros(self.shape[0] * self.shape[1], self.shape[2]).index_add_(
             0, positions, gradient
@@ -209,7 +211,7 @@ class HeadPass:
         return None if bool(largest < LIMIT) else self.H.new_empty(len(self.H), 1)
 
     def _forward(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Losses `[B]`, bounds `[B]`, and the gradient at the tokens' hidden states `[tokens, d]`."""
+        """Losses `[B]`, bounds `[B]`, and the gradient at the tokens' hidden states `[tokens, d]`, still without r."""
         gradient = torch.empty_like(self.H)
         hit = torch.empty_like(self.w)
         for start in range(0, len(self.H), TILE_TOKENS):
@@ -222,7 +224,6 @@ class HeadPass:
             torch.sum(z.exp_(), 1, out=self.total[places])
             z.scatter_add_(1, y, -self.total[places, None])
             torch.mm(z, self.E, out=gradient[places])
-        gradient *= (self.w / self.total)[:, None]
         loss = self.total.log() - hit + (0 if self.shift is None else self.shift[:, 0])
         # Sum of the norms of the terms of each sample's gradient at E: see `Clip`. |D_t| <= sqrt(2) w (1 - p_y): the other
         # probabilities are at most 1 - p_y together.
