@@ -1,7 +1,7 @@
 """The rows of a table dealt to ranks, and the two sums that put their parts together.
 
-Rank r of R has the rows from `r N // R` up to `(r + 1) N // R`, so parts differ by one row at the most. What travels between ranks
-is as large as the tokens of a micro-batch, never as the table.
+Rank r of R has the rows from `r N // R` up to `(r + 1) N // R`, so parts differ by one row at the most. What travels between
+ranks is as large as the tokens of a micro-batch, never as the table.
 """
 
 from __future__ import annotations

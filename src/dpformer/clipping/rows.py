@@ -6,9 +6,9 @@ All ranks run the same users through the same network; of the table `E = [E_1; .
 
     total = sum_r sum U_r        gradient at H = sum_r D_r E_r        |G|^2 = sum_r |G_r|^2 + |all other parameters|^2
 
-so that the ranks exchange, for every token, its largest logit (where one is needed), `total` and its target's logit, and the gradient at
-H; and for every user two numbers. The rows of different ranks are disjoint: hence the plain sum of squares, in which the term for
-the tie, `2 sum_{t,u} D[u, s_t] <x_t, H_u>`, is that of the rank that has the row s_t.
+so that the ranks exchange, for every token, its largest logit (where one is needed), `total` and its target's logit, and the
+gradient at H; and for every user two numbers: see `exchanged`. The rows of different ranks are disjoint: hence the plain sum of
+squares, in which the term for the tie, `2 sum_{t,u} D[u, s_t] <x_t, H_u>`, is that of the rank that has the row s_t.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 
 
 class RowCrossEntropy(TiedCrossEntropy):
-    """`TiedCrossEntropy` over all ranks' rows: table `[len(rows), d]` and bias `[len(rows)]` are this rank's, all else is the same.
+    """`TiedCrossEntropy` over all ranks' rows: table `[len(rows), d]` and bias `[len(rows)]` are this rank's.
 
-    Targets are rows of the whole table. It is a collective: all ranks must call it, with the same tokens.
+    All else is as there, and targets are rows of the whole table. It is a collective: all ranks must call it, with the same tokens.
     """
 
     def __init__(self, rows: Rows) -> None:
@@ -205,3 +205,15 @@ def clip_rows(
         for gradient in gradients:
             gradient.add_weighted_sum(weights)
     return squared, int(lost.sum())
+
+
+def exchanged(samples: int, positions: int, tokens: int, d: int, shift: bool = False) -> tuple[int, int]:
+    """How many numbers ranks sum up for a micro-batch: of the parameters' type, and of float64. No size of a catalogue is in it.
+
+    positions: what is looked up, padding and all; tokens: what the head sees, `len(HeadPass.H)`, about the positions with a weight.
+    shift: whether logits are so large that each token's largest is needed.
+
+    >>> exchanged(samples=8, positions=80, tokens=60, d=64)
+    (9083, 16)
+    """
+    return positions * d + 3 + tokens * (2 + shift) + tokens * d, 2 * samples
