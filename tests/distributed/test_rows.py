@@ -272,7 +272,7 @@ def test_what_travels_is_as_large_as_the_tokens(ranks, name):
     assert all(found[name]["sent"] == sent for found in ranks)
     # Look-up, sizes, (largest logits,) totals, gradient; and under clipping the squares.
     shift = len(sent) == 11
-    assert len(sent) == (9 if name == "small logits" else 11)
+    assert len(sent) == (11 if name == "huge logits" else 9)
     samples = [n for n in (w > 0).sum(1).tolist() if n]
     float64 = sum(n for n, _ in sent if n == 2 * USERS)
     others = sum(n for n, _ in sent) - float64
