@@ -16,10 +16,7 @@ from dpformer.data import Dataset, load
 from dpformer.privacy import Ledger, NoiseSource, PrivacyPlan, PrivacyStatement, fingerprint, noise_source
 from dpformer.training.charged import charged
 from dpformer.training.checkpoint import Checkpoints
-from dpformer.training.memory import enough_memory
-from dpformer.training.recipe import STATISTICS, Recipe
-from dpformer.training.run import (
-    Progress,
+from dpformer.training.folder import (
     RunLock,
     closed_on_error,
     hold,
@@ -29,9 +26,11 @@ from dpformer.training.run import (
     read_recipe,
     refuse_used,
     reopen,
-    state_privacy,
     write_release,
 )
+from dpformer.training.memory import enough_memory
+from dpformer.training.recipe import STATISTICS, Recipe
+from dpformer.training.run import Progress, state_privacy
 from dpformer.training.trackers import Tracker, Trackers, ended, started
 from dpformer.training.trainer import digest
 

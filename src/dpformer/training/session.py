@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from dpformer.training.folder import read_recipe
 from dpformer.training.one_shot import OneShotRun, resume_one_shot, start_one_shot
 from dpformer.training.recipe import STATISTICS, Recipe
-from dpformer.training.run import Run, read_recipe, resume, start
+from dpformer.training.run import Run, resume, start
 
 AnyRun = Run | OneShotRun
 
