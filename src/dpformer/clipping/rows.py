@@ -210,7 +210,7 @@ def clip_rows(
 def exchanged(samples: int, positions: int, tokens: int, d: int, shift: bool = False) -> tuple[int, int]:
     """How many numbers ranks sum up for a micro-batch: of the parameters' type, and of float64. No size of a catalogue is in it.
 
-    positions: what is looked up, padding and all; tokens: what the head sees, `len(HeadPass.H)`: about the positions with a weight.
+    positions: what is looked up, padding and all; tokens: what the head sees, `len(HeadPass.H)`, about the weighted positions.
     shift: whether logits are so large that each token's largest is needed.
 
     >>> exchanged(samples=8, positions=80, tokens=60, d=64)

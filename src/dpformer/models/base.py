@@ -67,6 +67,11 @@ class SequenceModel(nn.Module):
         return self.embedding.weight if self.output is None else self.output.weight
 
     @property
+    def table_rows(self) -> int:
+        """The rows of the output table, of all ranks if it is split."""
+        return len(self.table) if self.part is None else self.part.count
+
+    @property
     def table_bias(self) -> Tensor:
         """The output bias of the table's rows, `[rows + 1]`; of a split one this rank's."""
         own = slice(None) if self.part is None else self.part.own

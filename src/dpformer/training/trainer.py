@@ -19,12 +19,10 @@ from torch import Tensor
 
 from dpformer.clipping import PhantomClipping, TiedCrossEntropy
 from dpformer.clipping.head import HOLD_ELEMENTS, TILE_TOKENS
-from dpformer.clipping.rows import RowCrossEntropy
 from dpformer.data import MicroBatch, PoissonSampler, Sequences, micro_batches
 from dpformer.errors import PrivacyError
 from dpformer.models.base import SequenceModel
 from dpformer.privacy import Ledger, NoiseSource, PrivacyPlan, fingerprint
-from dpformer.training.rows import RankLedger, RowNoise, begin_alike, from_first
 
 Averaging = Literal["none", "ema", "tail"]
 
@@ -88,7 +86,7 @@ class Trainer:
         how: Optimisation,
         sampler: PoissonSampler,
         noise: NoiseSource | None = None,
-        ledger: Ledger | RankLedger | None = None,
+        ledger: Ledger | None = None,
         about: str = "",
     ) -> None:
         if len(train) != plan.users:
@@ -97,27 +95,17 @@ class Trainer:
             raise PrivacyError("a private plan needs a noise source and a ledger")
         if ledger is not None and ledger.plan != plan:
             raise PrivacyError("the ledger is of another plan; use the plan that it was made with")
-        if (
-            model.part is not None
-            and plan.private
-            and not (isinstance(noise, RowNoise) and isinstance(ledger, RankLedger))
-        ):
-            raise PrivacyError(
-                "a model split over ranks needs the noise and the ledger of ranks: RowNoise and RankLedger"
-            )
         self.model, self.train, self.plan, self.how = model, train, plan, how
         self.noise, self.ledger = noise, ledger
         self.sampler = self._checked(sampler)
         self.step = 0
-        if model.part is not None:
-            begin_alike(model, model.part)
         self.clipping = PhantomClipping(model, how.max_norm, how.rule)
         self.optimizer = torch.optim.Adam(
             model.parameters(), lr=how.learning_rate, weight_decay=how.weight_decay, fused=True
         )
         self.average: dict[str, Tensor] = {}
         self._to_vocabulary()
-        self._head = TiedCrossEntropy() if model.part is None else RowCrossEntropy(model.part)
+        self._head = TiedCrossEntropy()
         self._about = fingerprint(about, repr(how), digest(train.items, train.offsets))
 
     def _checked(self, sampler: PoissonSampler) -> PoissonSampler:
@@ -152,16 +140,13 @@ class Trainer:
         self.model.train()
         tensors = [value.detach().cpu().numpy() for value in (*self.model.state_dict().values(), torch.get_rng_state())]
         inputs = fingerprint(self._about, str(step), digest(*tensors))
-        users = self._draw()
+        users, own = self._draw()
         for p in self.model.parameters():
             p.grad = torch.zeros_like(p) if p.grad is None else p.grad.zero_()
         lost, loss = self.clipping.nonfinite, 0.0
-        # Somebody with less than a pair of items adds nothing, and is in the batch all the same.
-        paired = users[self._sequences.lengths[users] > 1]
-        # With a large catalogue, no more tokens than the head can keep the logits of; of a split one, what one rank could keep.
-        rows = len(self.model.table) if self.model.part is None else self.model.part.count
-        budget = min(self.how.token_budget, max(TILE_TOKENS, HOLD_ELEMENTS // rows))
-        batches = micro_batches(self._sequences, paired, max_length=self.how.max_length + 1, token_budget=budget)
+        # With a large catalogue, no more tokens than the head can keep the logits of.
+        budget = min(self.how.token_budget, max(TILE_TOKENS, HOLD_ELEMENTS // self.model.table_rows))
+        batches = micro_batches(self._sequences, own, max_length=self.how.max_length + 1, token_budget=budget)
         for batch in batches:
             loss += self._add_gradients(batch)
         if self.plan.private:
@@ -175,10 +160,11 @@ class Trainer:
         self._update(step)
         return StepReport(step, len(users), loss / max(1, len(users)), self.clipping.nonfinite - lost)
 
-    def _draw(self) -> np.ndarray:
-        """The users of a step; where tables are split, those of rank 0 on all ranks."""
+    def _draw(self) -> tuple[np.ndarray, np.ndarray]:
+        """Who is in the batch, and whose gradients are computed."""
         users = self.sampler.draw() if self.plan.sampler == "poisson" else np.arange(self.plan.users)
-        return users if self.model.part is None else from_first(self.model.part, users)
+        # Somebody with less than a pair of items adds nothing, and is in the batch all the same.
+        return users, users[self._sequences.lengths[users] > 1]
 
     @property
     def _parameters(self) -> dict[str, torch.nn.Parameter]:
