@@ -86,8 +86,10 @@ def read_recipe(folder: Path) -> Recipe:
         raise DPFormerError(f"{folder / CONFIG}: is damaged or of another version ({reason})") from None
 
 
-def make_folder(folder: Path, data: Path, dataset: Dataset, recipe: Recipe, plan: PrivacyPlan) -> Ledger | None:
-    """What every run folder has from the start: config, catalogue, ledger, and a private place."""
+def make_folder(
+    folder: Path, data: Path, dataset: Dataset, recipe: Recipe, plan: PrivacyPlan, job: str | None = None
+) -> Ledger | None:
+    """What every run folder has from the start: config, catalogue, ledger, and a private place. `job`: see `began_in`."""
     config = {
         "format": "dpformer-run",
         "version": 1,
@@ -106,8 +108,8 @@ def make_folder(folder: Path, data: Path, dataset: Dataset, recipe: Recipe, plan
         Checkpoints(folder).make_folder()
         write_json(folder / LOCAL, {"data": str(data.resolve())}, mode=0o600)
         known = {name: sha256(folder / name) for name in (CONFIG, ITEMS)}
-        source = {"path": str(data.resolve()), "sha256": _hash(data), "files": known}
-        source |= {"columns": column_hashes(dataset.catalogue)}
+        source: dict[str, Any] = {"path": str(data.resolve()), "sha256": _hash(data), "files": known}
+        source |= {"columns": column_hashes(dataset.catalogue), "job": job}
         write_json(folder / PRIVATE / "data.json", source, mode=0o600)
     return ledger
 
@@ -172,6 +174,17 @@ def check_catalogue(path: Path, catalogue: pl.DataFrame, known: dict[str, Any]) 
     for name, expected in known.items():
         if found.get(name) != expected:
             raise DPFormerError(f"{path}: column {name!r} is damaged or was changed; copy the released folder again")
+
+
+def began_in(folder: Path, job: str | None) -> bool:
+    """Is this the unfinished run of a job (`Ranks.job`), and not somebody else's?"""
+    path = folder / PRIVATE / "data.json"
+    return job is not None and path.is_file() and bool(read_json(path).get("job") == job)
+
+
+def data_of(folder: Path) -> Path:
+    """Where the data of an unfinished run was."""
+    return Path(_read_source(folder)["path"])
 
 
 def _is_table(value: object) -> bool:

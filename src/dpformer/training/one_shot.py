@@ -85,14 +85,14 @@ class OneShotRun:
         self.lock.close()
 
 
-def start_one_shot(folder: Path, data: Path, recipe: Recipe) -> OneShotRun:
+def start_one_shot(folder: Path, data: Path, recipe: Recipe, job: str | None = None) -> OneShotRun:
     """Begin a run of statistics in a new folder."""
     refuse_used(folder)
     dataset = load(data)
     plan = recipe.plan(len(dataset.sequences))
     lock = hold_new(folder)
     with closed_on_error(lock):
-        ledger = make_folder(folder, data, dataset, recipe, plan)
+        ledger = make_folder(folder, data, dataset, recipe, plan, job)
         assert ledger is not None  # `make_recipe` refuses statistics without privacy
         with closed_on_error(ledger):
             noise = noise_source(recipe.noise, recipe.seed)

@@ -6,9 +6,10 @@ draws users and noise, writes the ledger and the run folder, and prints; the oth
     sum_, sum_to_first_, share_     tensors, in one flattened message: all-reduce, reduce to rank 0, broadcast from rank 0
     tell, hear, deal                JSON from rank 0 to all; JSON from all to rank 0; an array from rank 0 to each its own
 
-Tensors travel by gloo, or by NCCL where every process has a GPU. All else is point to point between rank 0 and one other, by gloo
-on the CPU: so that whoever is lost or hangs can be named. Rank 0 waits for nobody longer than `seconds`, and the others for rank 0 at most twice as
-long; a process that has ended is noticed at once. After an error the processes are no longer in step: whoever gets a `RankError` must end.
+Tensors travel by gloo, or by NCCL where every process has a GPU. All else is point to point between rank 0 and one other, by
+gloo on the CPU: so that whoever is lost or hangs can be named. Rank 0 waits for nobody longer than `seconds`, and the others for
+rank 0 at most twice as long; a process that has ended is noticed at once. After an error the processes are no longer in step:
+whoever gets a `RankError` must end.
 """
 
 from __future__ import annotations
@@ -180,8 +181,8 @@ class Ranks:
         text = str(error).lower()
         if "timed out" in text or "timeout" in text:
             return (
-                f"has not answered in time (--timeout {self.seconds:g} s): it hangs, or its machine or network is down; end all processes "
-                "before you go on"
+                f"has not answered in time (--timeout {self.seconds:g} s): it hangs, or its machine or network is down; end all "
+                "processes before you go on"
             )
         return f"has ended: killed, crashed or out of memory, or its network is down ({_short(error)})"
 

@@ -22,10 +22,12 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from dpformer.data import Dataset, PoissonSampler, load
+from dpformer.errors import DPFormerError
 from dpformer.models.base import SequenceModel
 from dpformer.models.statistics.transitions import DPTransitions
 from dpformer.models.transformer import Transformer
@@ -48,6 +50,7 @@ from dpformer.training.folder import (
     EVENTS,
     RunLock,
     closed_on_error,
+    data_of,
     explained,
     hold,
     hold_new,
@@ -60,7 +63,9 @@ from dpformer.training.folder import (
     write_release,
 )
 from dpformer.training.memory import enough_memory
+from dpformer.training.ranks import ALONE, Ranks
 from dpformer.training.recipe import HISTOGRAM, PRIOR, STATISTICS, Recipe
+from dpformer.training.together import compare_data, explained_loss, lead
 from dpformer.training.trackers import Tracker, Trackers, ended, started, stepped
 from dpformer.training.trainer import StepReport, Trainer, digest
 
@@ -81,6 +86,7 @@ class Run:
 
     def __init__(self, folder: Path, dataset: Dataset, recipe: Recipe, trainer: Trainer, lock: RunLock):
         self.folder, self.dataset, self.recipe, self.trainer, self.lock = folder, dataset, recipe, trainer, lock
+        self.ranks = trainer.ranks
         self.frequencies: ItemFrequencies | None = None
         self.prior: DPTransitions | None = None
         self.checkpoints = Checkpoints(folder)
@@ -106,8 +112,10 @@ class Run:
         self._forget_events()
         told = Trackers(trackers)
         told.on_event(started(self.step, self.plan.steps, self.recipe.settings()))
-        with enough_memory(self.folder):
-            return self._train(on_step, should_stop, checkpoint_seconds, told)
+        with enough_memory(self.folder), explained_loss(self.folder, self.ranks):
+            done = self._train(on_step, should_stop, checkpoint_seconds, told)
+            self.ranks.tell(done)
+            return done
 
     def _train(
         self,
@@ -126,7 +134,7 @@ class Run:
             told.on_event(event)
             users += report.users
             on_step(Progress(report, self.trainer.plan, users / max(now - began, 1e-9)))
-            if should_stop():
+            if self.ranks.agree(should_stop()):
                 self.save()
                 told.on_event(ended(self.step, released=False))
                 return False
@@ -141,6 +149,7 @@ class Run:
         """A checkpoint of everything that the next steps depend on."""
         tensors, values = self.trainer.state()
         values["threads"] = torch.get_num_threads()  # sums are rounded in another order with more or fewer
+        values["ranks"] = self.ranks.size  # and so they are with more or fewer processes
         if self.frequencies is not None:
             tensors["frequencies"] = torch.from_numpy(self.frequencies.probability)
             values["frequencies"] = {"source": self.frequencies.source, "floor": self.frequencies.floor}
@@ -182,19 +191,21 @@ class Run:
         self.lock.close()
 
 
-def start(folder: Path, data: Path, recipe: Recipe) -> Run:
-    """Begin a run in a new folder, on data that `dpformer prepare` wrote."""
+def start(folder: Path, data: Path, recipe: Recipe, ranks: Ranks = ALONE) -> Run:
+    """Begin a run in a new folder, on data that `dpformer prepare` wrote. Rank 0 calls it, while the others `follow`."""
     refuse_used(folder)
     dataset = load(data)
+    compare_data(ranks, dataset, data)
     plan = recipe.plan(len(dataset.sequences))
     lock = hold_new(folder)
     with closed_on_error(lock):
-        ledger = make_folder(folder, data, dataset, recipe, plan)
+        ledger = make_folder(folder, data, dataset, recipe, plan, ranks.job)
         with closed_on_error(ledger), explained(folder):
-            run = _open(folder, dataset, recipe, plan, ledger, lock)
+            run = _open(folder, dataset, recipe, plan, ledger, lock, ranks)
             run.save()
             _release_histogram(run)
             _release_prior(run)
+            lead(run.trainer, recipe)
     return run
 
 
@@ -212,8 +223,8 @@ def state_privacy(plan: PrivacyPlan, ledger: Ledger | None, recipe: Recipe) -> P
     )
 
 
-def resume(folder: Path, data: Path | None = None) -> Run:
-    """Go on with a run that was interrupted, exactly where an uninterrupted one would be."""
+def resume(folder: Path, data: Path | None = None, ranks: Ranks = ALONE) -> Run:
+    """Go on with a run that was interrupted, exactly where an uninterrupted one would be. As `start` among several processes."""
     lock = hold(folder)
     with closed_on_error(lock):
         recipe = read_recipe(folder)
@@ -221,7 +232,9 @@ def resume(folder: Path, data: Path | None = None) -> Run:
         plan = ledger.plan if ledger is not None else recipe.plan(len(dataset.sequences))
         torch.set_num_threads(values["threads"])
         with closed_on_error(ledger):
-            run = _open(folder, dataset, recipe, plan, ledger, lock)
+            _refuse_other_ranks(folder, values, ledger, ranks)
+            compare_data(ranks, dataset, data or data_of(folder))
+            run = _open(folder, dataset, recipe, plan, ledger, lock, ranks)
             found = tensors.pop("frequencies", None)
             known = {name.removeprefix("prior."): value for name, value in tensors.items() if name.startswith("prior.")}
             run.trainer.restore(tensors, values)
@@ -234,11 +247,33 @@ def resume(folder: Path, data: Path | None = None) -> Run:
                 run.prior = DPTransitions.from_state(known)
             else:
                 _release_prior(run)
+            lead(run.trainer, recipe)
     return run
 
 
+def _refuse_other_ranks(folder: Path, values: dict[str, Any], ledger: Ledger | None, ranks: Ranks) -> None:
+    """Steps that were charged and must be made again are the same bits only among as many processes."""
+    known, before = values.get("ledger"), values.get("ranks", 1)
+    if ledger is None or known is None or before == ranks.size:
+        return
+    again = [entry for entry in ledger.account().entries[known["entries"] :] if entry.kind == "step"]
+    if again:
+        how = "dpformer" if before == 1 else f"torchrun with {before} processes in all: torchrun ... -m dpformer"
+        raise DPFormerError(
+            f"{folder}: {len(again)} steps that were charged after the last checkpoint must be made again by as many processes "
+            f"as made them, {before}, and now there are {ranks.size}; go on by {how} resume {folder}. After a stop by Ctrl-C any "
+            "number can go on"
+        )
+
+
 def _open(
-    folder: Path, dataset: Dataset, recipe: Recipe, plan: PrivacyPlan, ledger: Ledger | None, lock: RunLock
+    folder: Path,
+    dataset: Dataset,
+    recipe: Recipe,
+    plan: PrivacyPlan,
+    ledger: Ledger | None,
+    lock: RunLock,
+    ranks: Ranks,
 ) -> Run:
     seed = recipe.seed
     torch.manual_seed(secrets.randbits(63) if seed is None else seed)  # initial weights and dropout; never the noise
@@ -254,6 +289,7 @@ def _open(
         noise,
         ledger,
         about=recipe.model_dump_json(),
+        ranks=ranks,
     )
     return Run(folder, dataset, recipe, trainer, lock)
 
