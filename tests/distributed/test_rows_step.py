@@ -218,7 +218,7 @@ def on_a_rank(rank: int, size: int, place: str, plans: dict[tuple[float, float],
     return found
 
 
-@pytest.fixture(scope="module", params=[2, 4])
+@pytest.fixture(scope="module", params=[2])
 def ranks(request: pytest.FixtureRequest) -> Any:
     for given in [(50, 0.5), (50, 0.1), (float("inf"), 0.5)]:
         plan_for(*given)
