@@ -173,8 +173,8 @@ class PhantomClipping:
         rows, split = split_parameters(self.module)
         gradients = self._gradients(tape.uses, batch, split)
         if rows is not None:
-            squared, lost = clip_rows(gradients, split, rows, losses, weigh)
-            self.nonfinite += lost if weigh is not None else 0
+            squared, broken = clip_rows(gradients, split, rows, losses, weigh)
+            self.nonfinite += broken if weigh is not None else 0
             return squared.clamp_min(0).sqrt()
         everyone = torch.arange(batch, device=losses.device)
         squared = torch.where(losses.isfinite(), 0.0, torch.nan).double()
