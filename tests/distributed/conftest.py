@@ -26,7 +26,7 @@ from dpformer.training.run import resume, start
 from tests.training.conftest import data, quick_accounting, small_recipe  # noqa: F401
 
 Work = Callable[[Ranks], Any]
-SECONDS = 30.0
+SECONDS = 120.0
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def fork_ranks(
     return found
 
 
-def _wait(child: int, limit: float = 60.0) -> int:
+def _wait(child: int, limit: float = 200.0) -> int:
     end = time.monotonic() + limit
     while time.monotonic() < end:
         done, status = os.waitpid(child, os.WNOHANG)

@@ -32,7 +32,9 @@ def assert_close(folder: Path, whole: Path, tolerance: float = TOLERANCE) -> Non
         torch.testing.assert_close(found[name], expected[name], rtol=tolerance, atol=tolerance, msg=name)
 
 
-@pytest.mark.parametrize(("kind", "size"), [("transformer", 2), ("transformer", 4), ("gru", 2), ("pure", 2), ("not private", 2)])
+@pytest.mark.parametrize(
+    ("kind", "size"), [("transformer", 2), ("transformer", 4), ("gru", 2), ("pure", 2), ("not private", 2)]
+)
 def test_the_model_and_the_statement_are_those_of_one_process(kind, size, tmp_path, loaded):
     several = begun(tmp_path / "several", loaded, small_recipe(**KINDS[kind]))
     one = copied(several, "one")
