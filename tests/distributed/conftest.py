@@ -1,5 +1,6 @@
 """Several real processes on this machine, by gloo: forked, so that each costs a moment and not seconds of imports."""
 
+import faulthandler
 import json
 import os
 import shutil
@@ -89,9 +90,10 @@ def _wait(child: int, limit: float = 200.0) -> int:
 def _be(rank: int, size: int, port: int, folder: Path, work: Work, seconds: float) -> None:
     said, code = {"value": None, "error": ""}, 1
     try:
+        faulthandler.dump_traceback_later(seconds, file=open(folder / f"hangs-{rank}.txt", "w"))  # noqa: SIM115
         torch.set_num_threads(1)
         place = {"RANK": str(rank), "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        os.environ.update(place)
+        os.environ.update(place, GLOO_SOCKET_IFNAME="lo")
         with join(seconds, place) as ranks:
             said["value"], code = work(ranks), 0
     except DPFormerError as error:
