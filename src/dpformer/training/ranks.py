@@ -190,9 +190,9 @@ class Ranks:
         try:
             yield
         except (RuntimeError, ValueError) as error:
-            raise RankError(
-                f"rank {self.rank} was summing with the other {self.size - 1}, one of which {self._fate(error)}"
-            ) from None
+            others = ", ".join(str(rank) for rank in range(self.size) if rank != self.rank)
+            whom = f"rank {others}, which" if self.size == 2 else f"ranks {others}, one of which"
+            raise RankError(f"rank {self.rank} was summing with {whom} {self._fate(error)}") from None
 
     def _fate(self, error: Exception) -> str:
         text = str(error).lower()

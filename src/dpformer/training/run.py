@@ -286,6 +286,8 @@ def resume(folder: Path, data: Path | None = None, ranks: Ranks = ALONE) -> Run:
                 run.prior = DPTransitions.from_state(known)
             else:
                 _release_prior(run)
+            if values.get("ranks", 1) != ranks.size:
+                run.save()  # the checkpoint tells how many processes make the steps after it
             run.lead()
     return run
 

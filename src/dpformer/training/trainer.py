@@ -213,11 +213,13 @@ class Trainer:
     def _check_alike(self, said: list[list[Any]]) -> None:
         """All processes must be at the same step of the same training, before anything is charged."""
         for rank, other in enumerate(said):
-            for what, mine, theirs in zip(("step", "data or settings", "weights"), said[0], other, strict=False):
+            for what, mine, theirs in zip(
+                ("number of steps", "data or settings", "weights"), said[0], other, strict=False
+            ):
                 if mine != theirs:
                     raise RankError(
-                        f"rank {rank} has another {what} than rank 0, so this step was not made; nothing was spent on it. See "
-                        "that all machines have the same version of dpformer and torch, and the same data"
+                        f"rank {rank} has not the same {what} as rank 0, so this step was not made, and nothing was spent on it; "
+                        "see that all machines have the same versions of dpformer and torch, and sound memory"
                     )
 
     @property

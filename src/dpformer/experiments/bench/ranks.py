@@ -1,0 +1,177 @@
+"""What several processes gain on one machine: the same private steps by one process and by two, as `torchrun` would start them.
+
+The contenders take turns in fresh processes, so that a busy machine slows all of them alike; each is judged by its median, and what
+counts are the ratios. All make the same number of steps of the whole loop: draw, deal, clip, exchange, ledger, noise, Adam. Memory
+is the greatest resident size of any of the processes, and how much of it came with model and training, after imports and data.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from dpformer.experiments.bench.workloads import find, load
+
+# name: processes, threads of each
+CONTENDERS = {"1 process": (1, 1), "2 processes": (2, 1), "1 process, 2 threads": (1, 2)}
+BASE = "1 process"
+USERS = 1024
+
+
+def run(quick: bool, say: Any = lambda line: None) -> dict[str, Any]:
+    """Users a second, memory, and their ratios to one process with one thread."""
+    sets = ("ml-1m",) if quick else ("ml-1m", "games")
+    steps, rounds = (3, 3) if quick else (6, 5)
+    return {name: _measure(name, steps, rounds, say) for name in sets}
+
+
+def _measure(name: str, steps: int, rounds: int, say: Any) -> dict[str, Any]:
+    workload = find(name)
+    seen: dict[str, list[dict[str, Any]]] = {contender: [] for contender in CONTENDERS}
+    with tempfile.TemporaryDirectory(prefix="dpformer-bench-") as folder:
+        path = Path(folder) / "workload.npz"
+        workload.save(path)
+        for number in range(rounds):
+            for contender, (size, threads) in CONTENDERS.items():
+                say(f"{name}: {contender}, round {number + 1} of {rounds}")
+                seen[contender].append(_start(path, size, threads, steps))
+    rows = {contender: _row(found) for contender, found in seen.items()}
+    base = [found["seconds"] for found in seen[BASE]]
+    for contender, found in seen.items():
+        # Round by round: neighbours in time had the same machine.
+        ratios = [one / other["seconds"] for one, other in zip(base, found, strict=True)]
+        rows[contender] |= {
+            "speed_relative_to_1": statistics.median(ratios),
+            "speed_ratios": ratios,
+            "peak_relative_to_1": rows[contender]["peak_mb"] / rows[BASE]["peak_mb"],
+            "added_relative_to_1": rows[contender]["added_mb"] / max(rows[BASE]["added_mb"], 1e-9),
+        }
+    return {"workload": workload.describe(), "batch": USERS, "steps": steps, "rounds": rounds, "contenders": rows}
+
+
+def _row(found: list[dict[str, Any]]) -> dict[str, Any]:
+    middle = {
+        key: statistics.median(one[key] for one in found) for key in ("seconds", "peak_mb", "added_mb", "waiting")
+    }
+    return {**middle, "users_per_second": USERS / middle["seconds"], "bytes_a_step": found[0]["bytes_a_step"]}
+
+
+def _start(path: Path, size: int, threads: int, steps: int) -> dict[str, Any]:
+    """All processes of a contender; the slowest and the largest count."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    place = {
+        "WORLD_SIZE": str(size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "OMP_NUM_THREADS": str(threads),
+    }
+    command = [sys.executable, "-m", __name__, json.dumps({"path": str(path), "steps": steps, "threads": threads})]
+    children = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, **place, "RANK": str(rank)})
+        for rank in range(size)
+    ]
+    said = [child.communicate()[0] for child in children]
+    if any(child.returncode for child in children):
+        raise RuntimeError(f"a process of the benchmark ended with {[child.returncode for child in children]}")
+    found = [json.loads(text.splitlines()[-1]) for text in said]
+    return {key: max(one[key] for one in found) for key in found[0]}
+
+
+def work(path: str, steps: int, threads: int) -> dict[str, Any]:
+    """One process: steps of the paper's model, the first of them not counted."""
+    import resource
+    import time
+
+    import torch
+
+    from dpformer.data import PoissonSampler
+    from dpformer.experiments.bench.child import resident_mb
+    from dpformer.models.transformer import Transformer
+    from dpformer.privacy import create_ledger, make_plan, noise_source
+    from dpformer.training.ranks import Ranks, join
+    from dpformer.training.trainer import Optimisation, Trainer
+
+    torch.set_num_threads(threads)
+    workload = load(path)
+    users = len(workload.sequences)
+    plan = make_plan(users, 8.0, 1e-6, batch_size=USERS, epochs=(steps + 1.5) * USERS / users, shares={})
+    waiting: list[float] = []
+    with join(600.0) as ranks, tempfile.TemporaryDirectory() as folder:
+        before = resident_mb()
+        torch.manual_seed(0)
+        model = Transformer(workload.items, workload.L, d=64, heads=1, blocks=2, dropout=0.0)
+        how = Optimisation(max_length=workload.L)
+        rank_0: dict[str, Any] = {"sampler": None}
+        if ranks.first:
+            rank_0 = {"sampler": PoissonSampler(users, plan.rate, 0), "noise": noise_source("seeded", 0)}
+            rank_0["ledger"] = create_ledger(folder, plan)
+        trainer = Trainer(model, workload.sequences, plan, how, **rank_0, ranks=ranks)
+        hear = Ranks.hear
+
+        def timed(self: Ranks, value: Any = None) -> list[Any]:
+            began = time.perf_counter()
+            found = hear(self, value)
+            waiting.append(time.perf_counter() - began)
+            return found
+
+        Ranks.hear = timed  # type: ignore[method-assign]
+        trainer.make_step()
+        waiting.clear()
+        began = time.perf_counter()
+        for _ in range(steps):
+            trainer.make_step()
+        seconds = (time.perf_counter() - began) / steps
+        parameters = sum(p.numel() for p in model.parameters())
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
+    return {
+        "seconds": seconds,
+        "waiting": sum(waiting) / steps,
+        "peak_mb": peak,
+        "added_mb": peak - before,
+        "bytes_a_step": 4 * parameters if ranks.size > 1 else 0,
+    }
+
+
+def show(figures: dict[str, Any]) -> Table:
+    """The figures as a table."""
+    columns = (
+        "data",
+        "",
+        "users/s",
+        "speed / 1 process",
+        "MB a process",
+        "/ 1 process",
+        "MB added",
+        "/ 1 process ",
+        "waiting",
+    )
+    table = Table(*columns, title=f"private steps of {USERS:,} users expected")
+    for name, found in figures.items():
+        for contender, row in found["contenders"].items():
+            table.add_row(
+                name,
+                contender,
+                f"{row['users_per_second']:,.0f}",
+                f"{row['speed_relative_to_1']:.2f}",
+                f"{row['peak_mb']:,.0f}",
+                f"{row['peak_relative_to_1']:.2f}",
+                f"{row['added_mb']:,.0f}",
+                f"{row['added_relative_to_1']:.2f}",
+                f"{row['waiting'] / row['seconds']:.0%}",
+            )
+    return table
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(work(**json.loads(sys.argv[1]))) + "\n")

@@ -1,0 +1,248 @@
+"""A process that is lost, hangs or differs ends the run with its name; the ledger never says less than was released."""
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from dpformer.errors import DPFormerError, PrivacyError
+from dpformer.privacy import noise_source, read_ledger
+from dpformer.training import together
+from dpformer.training.ranks import Ranks
+from dpformer.training.run import resume
+from dpformer.training.session import begin
+from dpformer.training.together import follow
+from dpformer.training.trainer import Trainer
+from tests.distributed.conftest import begun, copied, fork_ranks, small_recipe, train_on
+
+
+def steps_seen(folder: Path) -> int:
+    return len((folder / "events.jsonl").read_text().splitlines())
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, data) -> Path:
+    """Two processes, uninterrupted."""
+    folder = begun(tmp_path_factory.mktemp("whole") / "whole", data, small_recipe(dropout=0.2))
+    return folder
+
+
+@pytest.fixture
+def same_bits(whole, loaded, tmp_path):
+    """Trains an untouched copy by two processes, and compares."""
+
+    def compare(folder: Path) -> None:
+        expected = copied(whole, f"{whole.name}-{os.urandom(4).hex()}")
+        ended = fork_ranks(tmp_path / "ends", 2, train_on(folder)) + fork_ranks(
+            tmp_path / "ends", 2, train_on(expected)
+        )
+        assert [end.error for end in ended] == [""] * 4
+        assert (folder / "model.safetensors").read_bytes() == (expected / "model.safetensors").read_bytes()
+        assert read_ledger(folder).entries == read_ledger(expected).entries
+
+    return compare
+
+
+def kill_at(step: int, rank: int, place: str):
+    """Make one rank kill itself in a step: while it clips, or when the noise has been added and nobody has it yet."""
+    name = "_add_gradients" if place == "clipping" else "_update"
+    plain, share = Trainer._add_gradients, Ranks.share_
+
+    def clip(self, batch):
+        if self.ranks.rank == rank and self.step == step - 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return plain(self, batch)
+
+    calls = []
+
+    def shared(self, tensors):
+        calls.append(0)
+        if self.rank == rank and len(calls) == step:
+            os.kill(os.getpid(), signal.SIGKILL)
+        share(self, tensors)
+
+    return (Trainer, name, clip) if place == "clipping" else (Ranks, "share_", shared)
+
+
+@pytest.mark.parametrize(("rank", "place"), [(1, "clipping"), (0, "noise"), (1, "noise")])
+def test_a_rank_killed_in_a_step(rank, place, tmp_path, whole, loaded, monkeypatch, same_bits):
+    folder = copied(whole, f"killed-{rank}-{place}")
+    with monkeypatch.context() as patched:
+        patched.setattr(*kill_at(4, rank, place))
+        ended = fork_ranks(tmp_path / "ends", 2, train_on(folder))
+    assert ended[rank].code == -signal.SIGKILL
+    other = ended[1 - rank]
+    assert other.code == 1
+    assert other.error.startswith("RankError: ")
+    assert f"rank {rank}" in other.error
+    assert "has ended" in other.error
+    if rank == 1:
+        assert f"dpformer resume {folder}" in other.error
+        assert "Go on with as many processes (2)" in other.error
+    charged = read_ledger(folder).steps_charged
+    assert charged == (3 if place == "clipping" else 4)
+    assert charged >= steps_seen(folder) == 3
+    # The checkpoint is older than the ledger: another number of processes would round otherwise, with the same noise.
+    with pytest.raises(
+        DPFormerError, match=rf"{charged} steps .* by as many processes as made them, 2, and now there are 1"
+    ):
+        resume(folder)
+    same_bits(folder)
+
+
+def test_another_sum_with_the_same_noise_is_refused(tmp_path, whole, loaded, monkeypatch):
+    """As many processes that round otherwise (another machine): the ledger compares the sum itself before any noise."""
+    folder = copied(whole, "rounded")
+    with monkeypatch.context() as patched:
+        patched.setattr(*kill_at(2, 1, "noise"))
+        fork_ranks(tmp_path / "ends", 2, train_on(folder))
+    assert read_ledger(folder).steps_charged == 2
+    plain = Ranks.sum_to_first_
+
+    def rounded(self, tensors):
+        plain(self, tensors)
+        if self.first:
+            tensors[0].view(-1)[3] += 1e-6
+
+    monkeypatch.setattr(Ranks, "sum_to_first_", rounded)
+    ended = fork_ranks(tmp_path / "ends", 2, train_on(folder))
+    assert "PrivacyError: the noise of step 1 would be used again for a different sum" in ended[0].error
+    assert read_ledger(folder).steps_charged == 2
+
+
+def test_a_hung_rank_ends_the_run_by_the_timeout(tmp_path, whole, loaded, monkeypatch):
+    folder = copied(whole, "hung")
+    plain = Trainer._add_gradients
+
+    def hang(self, batch):
+        if self.ranks.rank == 1 and self.step == 2:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return plain(self, batch)
+
+    monkeypatch.setattr(Trainer, "_add_gradients", hang)
+
+    def kill_the_stopped(children: list[int]) -> None:
+        began = time.monotonic()
+        os.waitid(os.P_PID, children[0], os.WEXITED | os.WNOWAIT)
+        assert time.monotonic() - began < 20
+        os.kill(children[1], signal.SIGKILL)
+
+    ended = fork_ranks(tmp_path / "ends", 3, train_on(folder), 2.0, kill_the_stopped)
+    assert "rank 0 waited for rank 1 of 3, which has not answered in time (--timeout 2 s)" in ended[0].error
+    assert ended[2].code == 1
+    assert "rank 0" in ended[2].error  # it says who ended; rank 0 says why
+    assert read_ledger(folder).steps_charged == 2 == steps_seen(folder)
+
+
+def test_other_weights_are_detected_before_the_charge(tmp_path, whole, loaded):
+    folder = copied(whole, "weights")
+
+    def work(ranks: Ranks) -> None:
+        if ranks.first:
+            resume(folder, ranks=ranks).train()
+            return
+        trainer = follow(ranks).trainer
+        trainer.make_step()
+        ranks.agree(False)
+        with torch.no_grad():
+            weight = trainer.model.embedding.weight
+            weight[2, 1] = torch.nextafter(weight[2, 1], torch.tensor(10.0))
+        trainer.make_step()
+
+    ended = fork_ranks(tmp_path / "ends", 2, work)
+    assert "rank 1 has not the same weights as rank 0" in ended[0].error
+    assert read_ledger(folder).steps_charged == 1
+
+
+def test_other_data_is_detected_before_the_start(tmp_path, whole, loaded, monkeypatch):
+    folder = copied(whole, "data")
+    sound = together.load(loaded)
+
+    def work(ranks: Ranks) -> None:
+        if ranks.first:
+            train_on(folder)(ranks)
+            return
+        items = sound.sequences.items.copy()
+        items[5] = items[5] % 20 + 1
+        changed = type(sound.sequences)(sound.sequences.users, items, sound.sequences.offsets)
+        together.load = lambda folder: type(sound)(**{**vars(sound), "sequences": changed})
+        follow(ranks)
+
+    ended = fork_ranks(tmp_path / "ends", 2, work)
+    assert "DPFormerError: rank 1:" in ended[0].error
+    assert "is not the data that rank 0 has" in ended[0].error
+    assert ended[1].error.startswith("LeaderError")  # which the command line keeps to itself
+
+    def missing(ranks: Ranks) -> None:
+        if ranks.first:
+            train_on(folder)(ranks)
+            return
+
+        def load(folder):
+            raise DPFormerError("no such folder")
+
+        together.load = load
+        follow(ranks)
+
+    ended = fork_ranks(tmp_path / "ends", 2, missing)
+    assert "rank 1: no such folder; every machine needs the data" in ended[0].error
+    assert read_ledger(folder).steps_charged == 0
+
+
+def test_nobody_but_rank_0_has_noise(loaded, whole):
+    run = resume(copied(whole, "noise"))
+    trainer = run.trainer
+    others = Ranks(rank=1, size=2)
+    for given in ({"sampler": trainer.sampler}, {"noise": noise_source()}, {"ledger": trainer.ledger}):
+        with pytest.raises(PrivacyError, match="rank 0 has the sampler, the noise and the ledger, and nobody else"):
+            Trainer(trainer.model, trainer.train, trainer.plan, trainer.how, **{"sampler": None, **given}, ranks=others)
+    run.close()
+
+
+def test_only_a_restart_of_the_same_job_goes_on(tmp_path, loaded):
+    folder, recipe = tmp_path / "run", small_recipe()
+    run = begin(folder, loaded, recipe, Ranks(job="a"))
+    run.trainer.make_step()
+    run.save()
+    run.close()
+    for ranks in (Ranks(), Ranks(job="a"), Ranks(job="b", restarts=1), Ranks(job=None, restarts=1)):
+        with pytest.raises(DPFormerError, match="exists already"):
+            begin(folder, loaded, recipe, ranks)
+    again = begin(folder, loaded, recipe, Ranks(job="a", restarts=1))
+    assert again.step == 1
+    assert again.train()
+    assert json.loads((folder / "privacy.json").read_text())["steps"]["charged"] == again.plan.steps
+    assert b'"a"' not in b"".join(path.read_bytes() for path in folder.iterdir() if path.suffix == ".json")
+
+
+def test_what_processes_say_to_one_another(tmp_path):
+    def work(ranks: Ranks) -> list[object]:
+        values = [torch.full((2, 3), float(ranks.rank)), torch.full((1,), 10.0 * ranks.rank)]
+        ranks.sum_(values)
+        total = [value.sum().item() for value in values]
+        ranks.share_(values)
+        own = ranks.deal([np.arange(k) for k in range(4)] if ranks.first else ()).tolist()
+        ranks.barrier()
+        told = ranks.tell({"a": None} if ranks.first else 3)
+        return [
+            total,
+            own,
+            ranks.hear(ranks.rank),
+            told,
+            ranks.agree(ranks.rank == 2),
+            ranks.agree(False),
+            ranks.tell_bytes(b""),
+        ]
+
+    def jsonable(ranks: Ranks) -> list[object]:
+        return [value.decode() if isinstance(value, bytes) else value for value in work(ranks)]
+
+    ended = fork_ranks(tmp_path, 4, jsonable)
+    for rank, end in enumerate(ended):
+        heard = [0, 1, 2, 3] if rank == 0 else []
+        assert end.value == [[36.0, 60.0], list(range(rank)), heard, {"a": None}, True, False, ""], end.error
