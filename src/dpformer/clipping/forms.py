@@ -43,8 +43,8 @@ class Outer:
         """Add the gradients of `samples` to `out` `[b, R, C]`."""
         out.baddbmm_(self.rows[samples].transpose(1, 2), self.cols[samples])
 
-    def form_transposed_into(self, out: Tensor, samples: Tensor) -> None:
-        """Add the gradients of `samples` `[b]` to `out` `[b, C, R]`."""
+    def form_transposed_into(self, out: Tensor, samples: Tensor | slice) -> None:
+        """Add the gradients of `samples` to `out` `[b, C, R]`."""
         out.baddbmm_(self.cols[samples].transpose(1, 2), self.rows[samples])
 
     def add_weighted(self, weights: Tensor, out: Tensor) -> None:
@@ -81,8 +81,8 @@ class Sparse:
         offsets = torch.arange(b, device=index.device)[:, None] * R
         out.view(b * R, C).index_add_(0, (index + offsets).flatten(), values.flatten(0, 1))
 
-    def form_transposed_into(self, out: Tensor, samples: Tensor) -> None:
-        """Add the gradients of `samples` `[b]` to `out` `[b, C, R]`."""
+    def form_transposed_into(self, out: Tensor, samples: Tensor | slice) -> None:
+        """Add the gradients of `samples` to `out` `[b, C, R]`."""
         index, values = self.index[samples], self.values[samples].transpose(1, 2)
         out.scatter_add_(2, index[:, None].expand_as(values), values)
 
@@ -117,8 +117,8 @@ class Dense:
         """Add the gradients of `samples` to `out` `[b, R, C]`."""
         out.add_(self.gradient[samples])
 
-    def form_transposed_into(self, out: Tensor, samples: Tensor) -> None:
-        """Add the gradients of `samples` `[b]` to `out` `[b, C, R]`."""
+    def form_transposed_into(self, out: Tensor, samples: Tensor | slice) -> None:
+        """Add the gradients of `samples` to `out` `[b, C, R]`."""
         out.add_(self.gradient[samples].transpose(1, 2))
 
     def add_weighted(self, weights: Tensor, out: Tensor) -> None:

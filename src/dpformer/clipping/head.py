@@ -97,7 +97,7 @@ class Tile:
     """Some samples' tokens: H `[b, T, d]` and D `[b, T, M]`, of which `D'H` is the gradient at E.
 
     A factor that belongs to a token, such as its weight, is in its row of H and not of D. A sample too long for one tile comes in
-    several.
+    several. `at` is the place of the first of its samples in `HeadPass.order`, where the others follow it.
     """
 
     samples: Tensor
@@ -105,6 +105,7 @@ class Tile:
     D: Tensor
     first: bool
     last: bool
+    at: int
 
     @property
     def whole(self) -> bool:
@@ -159,16 +160,19 @@ class HeadPass:
         )
         self.gradient = self.gradient.view(self.shape)
 
-    def tiles(self) -> Iterator[Tile]:
-        """All samples with at least one weighted token, D and all."""
+    def tiles(self, H: Tensor | None = None) -> Iterator[Tile]:
+        """All samples with at least one weighted token, D and all; H `[tokens, d]` in place of the head's own, if given."""
+        H = self.rH if H is None else H
+        at = 0
         for group in self.groups:
             b = len(group.samples)
             step = group.T if b > 1 else self.group
             for t in range(0, group.T, step):
                 T = min(step, group.T - t)
                 places = slice(group.start + t, group.start + t + b * T)
-                H, D = self.rH[places].view(b, T, -1), self._again(places).view(b, T, -1)
-                yield Tile(group.samples, H, D, first=t == 0, last=t + T == group.T)
+                D = self._again(places).view(b, T, -1)
+                yield Tile(group.samples, H[places].view(b, T, -1), D, t == 0, t + T == group.T, at)
+            at += b
 
     def _make_groups(self, weights: Tensor) -> Tensor:
         """Cut the samples into groups; returns the positions `[tokens]` of all groups' tokens in the flattened `[B * L]`."""
@@ -196,7 +200,9 @@ class HeadPass:
             padding.append(~used[samples].gather(1, columns).flatten())
             start += n * T
             k += n
-        self.empty = order[k:]  # samples without a single weighted token
+        self.order, self.empty = order[:k], order[k:]  # samples in the order of the groups; those without a weighted token
+        lengths = [torch.full((len(g.samples),), g.T) for g in self.groups]
+        self.owners = self.order.repeat_interleave(torch.cat([*lengths, counts.new_zeros(0).cpu()]).to(order.device))
         self.padding = torch.cat(padding)
         return torch.cat(positions)
 
@@ -228,11 +234,8 @@ class HeadPass:
         # Sum of the norms of the terms of each sample's gradient at E: see `Clip`. |D_t| <= sqrt(2) w (1 - p_y): the other
         # probabilities are at most 1 - p_y together.
         size = (2**0.5) * self.w * (1 - torch.exp(-loss)) * torch.linalg.vector_norm(self.H, dim=1)
-        samples = [g.samples.repeat_interleave(g.T) for g in self.groups] or [self.y]
         sums = self.H.new_zeros(self.shape[0], 2)
-        sums.index_add_(
-            0, torch.cat(samples), torch.stack([self.w * loss, size], 1).masked_fill(self.padding[:, None], 0)
-        )
+        sums.index_add_(0, self.owners, torch.stack([self.w * loss, size], 1).masked_fill(self.padding[:, None], 0))
         return sums[:, 0].clone(), sums[:, 1], gradient
 
     def _logits(self, places: slice) -> Tensor:
@@ -280,8 +283,7 @@ class _Plain(torch.autograd.Function):
         at_table = None
         if ctx.needs_input_grad[1]:
             total = head.workspace.take("sum", head.E.shape[1], head.E.shape[0], head.E).zero_()
-            for tile in head.tiles():
-                H = tile.H * upstream[tile.samples, None, None]
-                total.addmm_(H.flatten(0, 1).T, tile.D.flatten(0, 1))
+            for tile in head.tiles(head.rH * upstream[head.owners, None]):
+                total.addmm_(tile.H.flatten(0, 1).T, tile.D.flatten(0, 1))
             at_table = total.T.contiguous()
         return at_hidden, at_table, None

@@ -181,7 +181,7 @@ class PhantomClipping:
             squared += s
             bound += b
         if streamed:
-            s, b = streamed[0].clip(weigh and (lambda i, s, b: weigh(i, squared[i] + s, bound[i] + b)))
+            s, b = streamed[0].clip(weigh, rest=(squared, bound))
             squared += s
             bound += b
         if weigh is not None:
