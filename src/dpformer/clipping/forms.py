@@ -25,19 +25,25 @@ from dpformer.errors import ClippingError
 
 @dataclass
 class Outer:
-    """`G_i = sum_t rows[i,t] (x) cols[i,t]`; rows `[B, T, R]`, cols `[B, T, C]`."""
+    """`G_i = sum_t rows[i,t] (x) cols[i,t]`; rows `[B, T, R]`, cols `[B, T, C]`; sizes: their norms by sample, if known."""
 
     rows: Tensor
     cols: Tensor
+    sizes: tuple[Tensor, Tensor] | None = None
 
     def bound(self) -> Tensor:
         """`sqrt(sum_t |rows_t|^2 sum_t |cols_t|^2)` `[B]`: no less than `sum_t |rows_t| |cols_t|`, the sizes of all terms."""
-        return _lengths(self.rows.flatten(1)) * _lengths(self.cols.flatten(1))
+        rows, cols = self.sizes or (lengths(self.rows.flatten(1)), lengths(self.cols.flatten(1)))
+        return rows * cols
 
     def hidden(self) -> Tensor:
         """The size, `[B]`, of the terms whose inner products are too small for their type, though the terms may not be."""
-        r, c, tiny = _lengths(self.rows), _lengths(self.cols), _tiny(self.rows)
+        r, c, tiny = lengths(self.rows), lengths(self.cols), _tiny(self.rows)
         return torch.where((r.square() < tiny) | (c.square() < tiny), r * c, 0.0).sum(1)
+
+    def form(self, out: Tensor, samples: slice) -> None:
+        """Write the gradients of `samples` to `out` `[b, R, C]`."""
+        torch.bmm(self.rows[samples].transpose(1, 2), self.cols[samples], out=out)
 
     def form_into(self, out: Tensor, samples: slice) -> None:
         """Add the gradients of `samples` to `out` `[b, R, C]`."""
@@ -72,7 +78,7 @@ class Sparse:
 
     def bound(self) -> Tensor:
         """`sum_t |values_t|` `[B]`."""
-        return _lengths(self.values).sum(1)
+        return lengths(self.values).sum(1)
 
     def form_into(self, out: Tensor, samples: slice) -> None:
         """Add the gradients of `samples` to `out` `[b, R, C]`."""
@@ -243,7 +249,7 @@ def _cat(tensors: Iterable[Tensor]) -> Tensor:
     return torch.cat(list(tensors), dim=1)
 
 
-def _lengths(x: Tensor) -> Tensor:
+def lengths(x: Tensor) -> Tensor:
     """Norms over the last dimension, float64; where squares may underflow, computed in float64 too."""
     lengths = torch.linalg.vector_norm(x, dim=-1).double()
     small = lengths.square() < _tiny(x)

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import handle_torch_function, has_torch_function
 
+from dpformer.clipping.workspace import Workspace
 from dpformer.errors import ClippingError
 
 # Tokens in a tile of logits. So many keep a tile of a few thousand items in a processor's own cache, and are enough for the
@@ -75,21 +76,6 @@ def tied_cross_entropy(
         return handle_torch_function(tied_cross_entropy, (hidden, table), *arguments)
     head = HeadPass(hidden.detach(), table.detach(), targets, weights, bias, workspace)
     return _Plain.apply(hidden, table, head)
-
-
-class Workspace:
-    """Memory for tiles, made once and used again: fresh memory of this size costs more than the arithmetic on it."""
-
-    def __init__(self) -> None:
-        self._memory: dict[str, Tensor] = {}
-        self.held_by: object = None
-
-    def take(self, name: str, rows: int, cols: int, like: Tensor) -> Tensor:
-        """Uninitialised `[rows, cols]`, valid until the same name is taken again."""
-        memory = self._memory.get(name)
-        if memory is None or memory.numel() < rows * cols or memory.dtype != like.dtype or memory.device != like.device:
-            memory = self._memory[name] = torch.empty(rows * cols, dtype=like.dtype, device=like.device)
-        return memory[: rows * cols].view(rows, cols)
 
 
 @dataclass(frozen=True)
@@ -200,7 +186,10 @@ class HeadPass:
             padding.append(~used[samples].gather(1, columns).flatten())
             start += n * T
             k += n
-        self.order, self.empty = order[:k], order[k:]  # samples in the order of the groups; those without a weighted token
+        self.order, self.empty = (
+            order[:k],
+            order[k:],
+        )  # samples in the order of the groups; those without a weighted token
         lengths = [torch.full((len(g.samples),), g.T) for g in self.groups]
         self.owners = self.order.repeat_interleave(torch.cat([*lengths, counts.new_zeros(0).cpu()]).to(order.device))
         self.padding = torch.cat(padding)

@@ -11,14 +11,15 @@ from torch import Tensor, nn
 
 from dpformer.clipping import rules  # noqa: F401  (fills the registry)
 from dpformer.clipping.clip import Clip, Rule
-from dpformer.clipping.forms import Dense, Form, merge
-from dpformer.clipping.gradient import DenseGradients, ParameterGradient, Route
+from dpformer.clipping.forms import Dense, Form, Outer, merge
+from dpformer.clipping.gradient import DenseGradients, OuterGradients, ParameterGradient, Route
 from dpformer.clipping.stream import Head, StreamedGradient, Weigh
 from dpformer.clipping.tape import Tape, Use
+from dpformer.clipping.workspace import Workspace
 from dpformer.errors import ClippingError
 
 Losses = Callable[[], Tensor]
-Gradient = ParameterGradient | DenseGradients | StreamedGradient
+Gradient = ParameterGradient | OuterGradients | DenseGradients | StreamedGradient
 # How often a batch of a known structure is checked for mixed samples all the same: one in so many.
 CHECK_EVERY = 100
 # How many different weights that check uses; two samples with the same one are not told apart.
@@ -66,6 +67,7 @@ class PhantomClipping:
         # Samples whose gradient was not finite, since this object was made.
         self.nonfinite = 0
         self._seen: set[tuple[Any, ...]] = set()
+        self._workspace = Workspace()
         self._check_parameters()
 
     @property
@@ -208,6 +210,7 @@ class PhantomClipping:
             use.gradient = None
         found: list[Gradient] = []
         small: dict[torch.dtype, list[tuple[nn.Parameter, Dense]]] = {}
+        formed: dict[tuple[Any, ...], list[ParameterGradient]] = {}
         for p, plain, heads in forms.values():
             if heads:
                 found.append(StreamedGradient(p, heads[0], plain, batch, self.route))
@@ -216,7 +219,12 @@ class PhantomClipping:
                 assert isinstance(form, Dense)
                 small.setdefault(p.dtype, []).append((p, form))
             else:
-                found.append(ParameterGradient(p, plain, batch, self.route))
+                one = ParameterGradient(p, plain, batch, self.route)
+                if len(one.forms) == 1 and isinstance(one.forms[0], Outer) and one.replaces:
+                    formed.setdefault((one.shape, p.dtype, p.device), []).append(one)
+                else:
+                    found.append(one)
+        found += [OuterGradients(alike, self._workspace) for alike in formed.values()]
         found += [DenseGradients([p for p, _ in pairs], [form for _, form in pairs]) for pairs in small.values()]
         return found
 
