@@ -49,11 +49,15 @@ class ParameterGradient:
 
     def measure(self) -> tuple[Tensor, Tensor]:
         """`|G_i|^2` and the square of the bound `K_i` on it (the sum of the sizes of all terms), each `[B]`, float64."""
+        bound = self.bound()
+        return (self._formed(bound) if self.route == "formed" else self._gram()), bound.square()
+
+    def bound(self) -> Tensor:
+        """`K_i`, the sum of the sizes of all terms, `[B]`, float64."""
         bound = torch.zeros(self.batch, dtype=torch.float64, device=self.parameter.device)
         for form in self.forms:
             bound += form.bound()
-        squared = self._formed(bound) if self.route == "formed" else self._gram()
-        return squared, bound.square()
+        return bound
 
     def add_weighted_sum(self, weights: Tensor) -> None:
         """Add `sum_i weights[i] G_i` to the parameter's `.grad`."""

@@ -70,15 +70,16 @@ class StreamedGradient:
 
         rest: the same of the samples' other gradients, to be added for `weigh`.
         """
-        others, bound = self.others.measure()
-        bound = (bound.sqrt() + self.head.bound.double() * self.upstream.abs().double()).square()
-        squared = others.clone()
-        known = (torch.zeros_like(others), bound) if rest is None else (rest[0], rest[1] + bound)
+        bound = (self.others.bound() + self.head.bound.double() * self.upstream.abs().double()).square()
+        # Of the other uses alone, for samples that are not formed: theirs come with the head's.
+        all_formed = not len(self.head.empty) and not any(self._by_gram(len(g.samples), g.T) for g in self.head.groups)
+        squared = torch.zeros_like(bound) if all_formed else self.others.measure()[0]
+        known = (torch.zeros_like(bound), bound) if rest is None else (rest[0], rest[1] + bound)
         # What is looked up for each tile lies in its order, so that a tile takes a slice.
         order = self.head.order
-        pass_ = _Pass(self, weigh, order, others[order], known[0][order], known[1][order])
+        pass_ = _Pass(self, weigh, order, squared[order], known[0][order], known[1][order])
         for tile in self.head.tiles(self.head.rH * self.upstream[self.head.owners, None]):
-            if self.route != "formed" and tile.whole and pass_.simple and (self.route or _gram_is_cheaper(tile)):
+            if self._by_gram(*tile.H.shape[:2]) and tile.whole:
                 pass_.gram(tile)
             else:
                 pass_.formed(tile)
@@ -86,8 +87,10 @@ class StreamedGradient:
         if weigh is not None and pass_.total is not None:
             assert self.parameter.grad is not None
             self.parameter.grad.add_(pass_.total.T)
+            if all_formed:
+                return squared, bound
             # The other uses' forms are added here, but for those that went into a formed gradient.
-            pending = torch.zeros_like(others)
+            pending = torch.zeros_like(squared)
             pending[order] = pass_.pending
             empty = self.head.empty
             pending[empty] = weigh(empty, known[0][empty] + squared[empty], known[1][empty]).double()
@@ -95,6 +98,17 @@ class StreamedGradient:
                 self.others.forget(lost)
             self.others.add_weighted_sum(pending)
         return squared, bound
+
+    def _by_gram(self, samples: int, T: int) -> bool:
+        """Whether some samples of T tokens each are measured by pairs of tokens.
+
+        Both routes need D'H. Gram also needs D D', T products an element of D; formed, a few passes over d / T elements for it.
+        Measured, these passes cost about as much as 18 such products.
+        """
+        forms, d = self.others.forms, self.parameter.shape[1]
+        simple = not forms or (len(forms) == 1 and isinstance(forms[0], Sparse))
+        whole = samples > 1 or self.head.group >= T
+        return simple and whole and (18 * d > T**2 if self.route is None else self.route == "gram")
 
 
 class _Pass:
@@ -117,7 +131,6 @@ class _Pass:
         self.sparse: Sparse | None = None
         if len(self.forms) == 1 and isinstance(form := self.forms[0], Sparse):
             self.sparse = Sparse(form.index[order], form.values[order])
-        self.simple = self.sparse is not None or not self.forms
         self.total = self._take("sum", 1)[0].zero_() if weigh is not None else None
 
     def gram(self, tile: Tile) -> None:
@@ -199,12 +212,3 @@ def _products(D: Tensor, H: Tensor) -> Tensor:
 def _all_finite(x: Tensor) -> bool:
     # Of numbers that are not negative; one infinity or NaN makes the sum one.
     return math.isfinite(float(x.sum()))
-
-
-def _gram_is_cheaper(tile: Tile) -> bool:
-    """Both routes need D'H. Gram also needs D D', T products an element of D; formed, a few passes over d / T elements for it.
-
-    Measured, these passes cost about as much as 18 such products.
-    """
-    _, length, width = tile.H.shape
-    return length**2 < 18 * width
