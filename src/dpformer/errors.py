@@ -15,3 +15,7 @@ class ClippingError(DPFormerError):
 
 class PrivacyError(DPFormerError):
     """A privacy parameter is out of range, a budget would be overspent, or a record of it is not sound."""
+
+
+class RankError(DPFormerError):
+    """Another process of this training was lost or hangs, or is not in step."""

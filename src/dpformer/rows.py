@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from dpformer.errors import DPFormerError
+from dpformer.errors import DPFormerError, RankError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -63,14 +63,20 @@ class Rows:
 
     def sum_(self, x: Tensor) -> Tensor:
         """The sum of all ranks' x, in place, the same bits on all of them."""
-        import torch.distributed as dist
-
-        dist.all_reduce(x, group=self.group)
-        return x
+        return self._reduce(x, "SUM")
 
     def max_(self, x: Tensor) -> Tensor:
         """The largest of all ranks' x, element by element, in place."""
+        return self._reduce(x, "MAX")
+
+    def _reduce(self, x: Tensor, how: str) -> Tensor:
         import torch.distributed as dist
 
-        dist.all_reduce(x, op=dist.ReduceOp.MAX, group=self.group)
+        try:
+            dist.all_reduce(x, op=getattr(dist.ReduceOp, how), group=self.group)
+        except RuntimeError as error:
+            raise RankError(
+                f"rank {self.rank} was summing with the other {self.size - 1}, one of which has ended or hangs "
+                f"({' '.join(str(error).split())[:200]})"
+            ) from None
         return x

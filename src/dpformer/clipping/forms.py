@@ -25,26 +25,32 @@ from dpformer.errors import ClippingError
 
 @dataclass
 class Outer:
-    """`G_i = sum_t rows[i,t] (x) cols[i,t]`; rows `[B, T, R]`, cols `[B, T, C]`."""
+    """`G_i = sum_t rows[i,t] (x) cols[i,t]`; rows `[B, T, R]`, cols `[B, T, C]`; sizes: their norms by sample, if known."""
 
     rows: Tensor
     cols: Tensor
+    sizes: tuple[Tensor, Tensor] | None = None
 
     def bound(self) -> Tensor:
         """`sqrt(sum_t |rows_t|^2 sum_t |cols_t|^2)` `[B]`: no less than `sum_t |rows_t| |cols_t|`, the sizes of all terms."""
-        return _lengths(self.rows.flatten(1)) * _lengths(self.cols.flatten(1))
+        rows, cols = self.sizes or (lengths(self.rows.flatten(1)), lengths(self.cols.flatten(1)))
+        return rows * cols
 
     def hidden(self) -> Tensor:
         """The size, `[B]`, of the terms whose inner products are too small for their type, though the terms may not be."""
-        r, c, tiny = _lengths(self.rows), _lengths(self.cols), _tiny(self.rows)
+        r, c, tiny = lengths(self.rows), lengths(self.cols), _tiny(self.rows)
         return torch.where((r.square() < tiny) | (c.square() < tiny), r * c, 0.0).sum(1)
+
+    def form(self, out: Tensor, samples: slice) -> None:
+        """Write the gradients of `samples` to `out` `[b, R, C]`."""
+        torch.bmm(self.rows[samples].transpose(1, 2), self.cols[samples], out=out)
 
     def form_into(self, out: Tensor, samples: slice) -> None:
         """Add the gradients of `samples` to `out` `[b, R, C]`."""
         out.baddbmm_(self.rows[samples].transpose(1, 2), self.cols[samples])
 
-    def form_transposed_into(self, out: Tensor, samples: Tensor) -> None:
-        """Add the gradients of `samples` `[b]` to `out` `[b, C, R]`."""
+    def form_transposed_into(self, out: Tensor, samples: Tensor | slice) -> None:
+        """Add the gradients of `samples` to `out` `[b, C, R]`."""
         out.baddbmm_(self.cols[samples].transpose(1, 2), self.rows[samples])
 
     def add_weighted(self, weights: Tensor, out: Tensor) -> None:
@@ -72,7 +78,7 @@ class Sparse:
 
     def bound(self) -> Tensor:
         """`sum_t |values_t|` `[B]`."""
-        return _lengths(self.values).sum(1)
+        return lengths(self.values).sum(1)
 
     def form_into(self, out: Tensor, samples: slice) -> None:
         """Add the gradients of `samples` to `out` `[b, R, C]`."""
@@ -81,8 +87,8 @@ class Sparse:
         offsets = torch.arange(b, device=index.device)[:, None] * R
         out.view(b * R, C).index_add_(0, (index + offsets).flatten(), values.flatten(0, 1))
 
-    def form_transposed_into(self, out: Tensor, samples: Tensor) -> None:
-        """Add the gradients of `samples` `[b]` to `out` `[b, C, R]`."""
+    def form_transposed_into(self, out: Tensor, samples: Tensor | slice) -> None:
+        """Add the gradients of `samples` to `out` `[b, C, R]`."""
         index, values = self.index[samples], self.values[samples].transpose(1, 2)
         out.scatter_add_(2, index[:, None].expand_as(values), values)
 
@@ -117,8 +123,8 @@ class Dense:
         """Add the gradients of `samples` to `out` `[b, R, C]`."""
         out.add_(self.gradient[samples])
 
-    def form_transposed_into(self, out: Tensor, samples: Tensor) -> None:
-        """Add the gradients of `samples` `[b]` to `out` `[b, C, R]`."""
+    def form_transposed_into(self, out: Tensor, samples: Tensor | slice) -> None:
+        """Add the gradients of `samples` to `out` `[b, C, R]`."""
         out.add_(self.gradient[samples].transpose(1, 2))
 
     def add_weighted(self, weights: Tensor, out: Tensor) -> None:
@@ -203,6 +209,11 @@ def add_up(form: Sparse, R: int) -> Summed:
     tensor([34.], dtype=torch.float64)
     """
     sample = torch.arange(len(form.index), device=form.index.device)[:, None]
+    if len(form.index) > 1 and form.index.stride(0) == 0 and len(form.index[0].unique()) == form.index.shape[1]:
+        # The same rows for all samples, each once (positions): nothing to add up.
+        return Summed(
+            sample.expand_as(form.index).flatten(), form.index.flatten(), form.values.flatten(0, 1), form.bound()
+        )
     keys, place = torch.unique(form.index + sample * R, return_inverse=True)
     values = form.values.new_zeros(len(keys), form.values.shape[-1])
     values.index_add_(0, place.flatten(), form.values.flatten(0, 1))
@@ -243,7 +254,7 @@ def _cat(tensors: Iterable[Tensor]) -> Tensor:
     return torch.cat(list(tensors), dim=1)
 
 
-def _lengths(x: Tensor) -> Tensor:
+def lengths(x: Tensor) -> Tensor:
     """Norms over the last dimension, float64; where squares may underflow, computed in float64 too."""
     lengths = torch.linalg.vector_norm(x, dim=-1).double()
     small = lengths.square() < _tiny(x)

@@ -3,7 +3,8 @@
     gram     the pairs of terms: sum_{t,u} <rows_t, rows_u> <cols_t, cols_u> + ...; work 2 B T^2 (R + C)
     formed   G_i itself, a few samples at a time, then its norm;                    work 2 B T R C
 
-Short sequences want the first, long ones the second; the switch is about at T = R C / (R + C).
+By their work alone, short sequences want the first and long ones the second, from about T = R C / (R + C) on. But products of
+T x T are slow to start: for layers of a few thousand weights the second is quicker for short sequences too.
 """
 
 from __future__ import annotations
@@ -14,11 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from dpformer.clipping.forms import Dense, Form, Outer, Sparse, Summed, add_up, inner, merge, squared_norms
+from dpformer.clipping.workspace import Workspace
 
 Route = Literal["gram", "formed"]
 
 # Elements of per-sample gradients that are formed at once (16 MB of float32).
 FORMED_ELEMENTS = 2**22
+# What starting one small matrix product costs, in operations of a large one, and how much slower products of tokens are.
+START, SLOWER = 200_000, 4
 
 
 def matrix_shape(shape: torch.Size) -> tuple[int, int]:
@@ -45,11 +49,15 @@ class ParameterGradient:
 
     def measure(self) -> tuple[Tensor, Tensor]:
         """`|G_i|^2` and the square of the bound `K_i` on it (the sum of the sizes of all terms), each `[B]`, float64."""
+        bound = self.bound()
+        return (self._formed(bound) if self.route == "formed" else self._gram()), bound.square()
+
+    def bound(self) -> Tensor:
+        """`K_i`, the sum of the sizes of all terms, `[B]`, float64."""
         bound = torch.zeros(self.batch, dtype=torch.float64, device=self.parameter.device)
         for form in self.forms:
             bound += form.bound()
-        squared = self._formed(bound) if self.route == "formed" else self._gram()
-        return squared, bound.square()
+        return bound
 
     def add_weighted_sum(self, weights: Tensor) -> None:
         """Add `sum_i weights[i] G_i` to the parameter's `.grad`."""
@@ -66,6 +74,12 @@ class ParameterGradient:
         if self.summed is not None:
             self.summed.forget(samples)
 
+    @property
+    def replaces(self) -> bool:
+        """Whether the formed gradients replace the forms: where they are no larger, and the weighted sum is then one product."""
+        factors = sum(f.rows.numel() + f.cols.numel() for f in self.forms if isinstance(f, Outer))
+        return self.route == "formed" and self.batch * self.parameter.numel() <= max(factors, FORMED_ELEMENTS // 4)
+
     def _cheaper_route(self) -> Route:
         R, C = self.shape
         gram = formed = 0
@@ -74,8 +88,8 @@ class ParameterGradient:
             match form:
                 case Outer():
                     t = T[Outer]
-                    gram += 2 * t * t * (R + C)
-                    formed += 2 * t * R * C + 2 * R * C
+                    gram += 2 * START + SLOWER * 2 * t * t * (R + C)
+                    formed += START + 2 * t * R * C + 2 * R * C
                 case Sparse():
                     t = form.index.shape[1]
                     gram += 2 * t * C + 2 * t * T.get(Outer, 0) * C
@@ -102,22 +116,56 @@ class ParameterGradient:
 
     def _formed(self, bound: Tensor) -> Tensor:
         R, C = self.shape
-        # Where all samples' gradients are no larger than the factors they come from, they replace the factors:
-        # no more memory, and the weighted sum is then one matrix-vector product.
-        factors = sum(f.rows.numel() + f.cols.numel() for f in self.forms if isinstance(f, Outer))
-        replace = self.batch * R * C <= max(factors, FORMED_ELEMENTS // 4)
+        replace = self.replaces
         chunk = self.batch if replace else min(self.batch, max(1, FORMED_ELEMENTS // (R * C)))
         buffer = self.parameter.new_empty(chunk, R, C, requires_grad=False)
         squares = []
         for start in range(0, self.batch, chunk):
             stop = min(start + chunk, self.batch)
-            part = buffer[: stop - start].zero_()
-            for form in self.forms:
-                form.form_into(part, slice(start, stop))
+            part = buffer[: stop - start]
+            if len(self.forms) == 1 and isinstance(form := self.forms[0], Outer):
+                form.form(part, slice(start, stop))
+            else:
+                part.zero_()
+                for form in self.forms:
+                    form.form_into(part, slice(start, stop))
             squares.append(squared_norms(part))
         if replace:
             self.forms = [Dense(buffer, bound)]
         return torch.cat(squares)
+
+
+class OuterGradients:
+    """The gradients of several parameters of one shape with a linear use each, formed in one place: fewer, larger operations."""
+
+    def __init__(self, parameters: list[ParameterGradient], workspace: Workspace) -> None:
+        self.parameters = [found.parameter for found in parameters]
+        forms = [form for found in parameters for form in found.forms if isinstance(form, Outer)]
+        self.bound = torch.stack([form.bound() for form in forms]).square().sum(0)
+        R, C = parameters[0].shape
+        batch = parameters[0].batch
+        # [parameters, B, R C]; valid until the next backward pass.
+        memory = workspace.take(f"formed {R} {C}", len(forms) * batch, R * C, forms[0].rows)
+        self.gradients = memory.view(len(forms), batch, R * C)
+        for form, out in zip(forms, self.gradients, strict=True):
+            form.form(out.view(batch, R, C), slice(None))
+        self.shape = R, C
+
+    def measure(self) -> tuple[Tensor, Tensor]:
+        """As `ParameterGradient.measure`."""
+        rows = torch.linalg.vector_norm(self.gradients.unflatten(-1, self.shape), dim=-1)
+        return rows.double().square().sum((0, 2)), self.bound
+
+    def add_weighted_sum(self, weights: Tensor) -> None:
+        """As `ParameterGradient.add_weighted_sum`."""
+        sums = weights.to(self.gradients.dtype).expand(len(self.gradients), 1, -1) @ self.gradients
+        for p, total in zip(self.parameters, sums, strict=True):
+            assert p.grad is not None
+            p.grad.add_(total.view(p.shape))
+
+    def forget(self, samples: Tensor) -> None:
+        """As `ParameterGradient.forget`."""
+        self.gradients.masked_fill_(samples[:, None], 0)
 
 
 class DenseGradients:

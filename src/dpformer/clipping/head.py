@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import handle_torch_function, has_torch_function
 
+from dpformer.clipping.workspace import Workspace
 from dpformer.errors import ClippingError
 
 # Tokens in a tile of logits. So many keep a tile of a few thousand items in a processor's own cache, and are enough for the
@@ -82,27 +83,12 @@ def tied_cross_entropy(
     return Plain.apply(hidden, table, head)
 
 
-class Workspace:
-    """Memory for tiles, made once and used again: fresh memory of this size costs more than the arithmetic on it."""
-
-    def __init__(self) -> None:
-        self._memory: dict[str, Tensor] = {}
-        self.held_by: object = None
-
-    def take(self, name: str, rows: int, cols: int, like: Tensor) -> Tensor:
-        """Uninitialised `[rows, cols]`, valid until the same name is taken again."""
-        memory = self._memory.get(name)
-        if memory is None or memory.numel() < rows * cols or memory.dtype != like.dtype or memory.device != like.device:
-            memory = self._memory[name] = torch.empty(rows * cols, dtype=like.dtype, device=like.device)
-        return memory[: rows * cols].view(rows, cols)
-
-
 @dataclass(frozen=True)
 class Tile:
     """Some samples' tokens: H `[b, T, d]` and D `[b, T, M]`, of which `D'H` is the gradient at E.
 
     A factor that belongs to a token, such as its weight, is in its row of H and not of D. A sample too long for one tile comes in
-    several.
+    several. `at` is the place of the first of its samples in `HeadPass.order`, where the others follow it.
     """
 
     samples: Tensor
@@ -110,6 +96,7 @@ class Tile:
     D: Tensor
     first: bool
     last: bool
+    at: int
 
     @property
     def whole(self) -> bool:
@@ -141,7 +128,7 @@ class HeadPass:
     ) -> None:
         self.shape = hidden.shape
         self.E = table
-        self.bias = None if bias is None else bias.to(table.dtype)
+        self.bias, self.out = _split(None if bias is None else bias.to(table.dtype))
         self.workspace = workspace
         positions = self._make_groups(weights)
         self.w = torch.where(self.padding, 0, weights.flatten()[positions]).to(table.dtype)
@@ -164,21 +151,24 @@ class HeadPass:
         )
         self.gradient = self.gradient.view(self.shape)
 
-    def tiles(self) -> Iterator[Tile]:
-        """All samples with at least one weighted token, D and all."""
+    def tiles(self, H: Tensor | None = None) -> Iterator[Tile]:
+        """All samples with at least one weighted token, D and all; H `[tokens, d]` in place of the head's own, if given."""
+        H = self.rH if H is None else H
+        at = 0
         for group in self.groups:
             b = len(group.samples)
             step = group.T if b > 1 else self.group
             for t in range(0, group.T, step):
                 T = min(step, group.T - t)
                 places = slice(group.start + t, group.start + t + b * T)
-                H, D = self.rH[places].view(b, T, -1), self._again(places).view(b, T, -1)
-                yield Tile(group.samples, H, D, first=t == 0, last=t + T == group.T)
+                D = self._again(places).view(b, T, -1)
+                yield Tile(group.samples, H[places].view(b, T, -1), D, t == 0, t + T == group.T, at)
+            at += b
 
     def _make_groups(self, weights: Tensor) -> Tensor:
         """Cut the samples into groups; returns the positions `[tokens]` of all groups' tokens in the flattened `[B * L]`."""
         B, L = weights.shape
-        self.group = max(TILE_TOKENS, GROUP_ELEMENTS // len(self.E))
+        self.group = max(TILE_TOKENS, GROUP_ELEMENTS // self._width())
         used = weights != 0
         counts = used.sum(1)
         order = torch.argsort(counts, descending=True, stable=True)
@@ -201,9 +191,18 @@ class HeadPass:
             padding.append(~used[samples].gather(1, columns).flatten())
             start += n * T
             k += n
-        self.empty = order[k:]  # samples without a single weighted token
+        self.order, self.empty = (
+            order[:k],
+            order[k:],
+        )  # samples in the order of the groups; those without a weighted token
+        lengths = [torch.full((len(g.samples),), g.T) for g in self.groups]
+        self.owners = self.order.repeat_interleave(torch.cat([*lengths, counts.new_zeros(0).cpu()]).to(order.device))
         self.padding = torch.cat(padding)
         return torch.cat(positions)
+
+    def _width(self) -> int:
+        """Items whose logits a token has here."""
+        return len(self.E)
 
     def _make_shift(self) -> Tensor | None:
         """Where to keep the largest logit of each token, `[tokens, 1]`; None if it is not needed."""
@@ -238,17 +237,17 @@ class HeadPass:
 
     def _per_sample(self, *values: Tensor) -> tuple[Tensor, ...]:
         """Sums of tokens' values, each `[tokens]`, over the tokens of each sample, each `[B]`."""
-        samples = [g.samples.repeat_interleave(g.T) for g in self.groups] or [self.y]
         sums = self.H.new_zeros(self.shape[0], len(values))
-        sums.index_add_(0, torch.cat(samples), torch.stack(values, 1).masked_fill(self.padding[:, None], 0))
+        sums.index_add_(0, self.owners, torch.stack(values, 1).masked_fill(self.padding[:, None], 0))
         return tuple(part.clone() for part in sums.unbind(1))
 
     def _logits(self, places: slice) -> Tensor:
         H = self.H[places]
         z = self.held[places] if self.held is not None else self.workspace.take("tile", len(H), len(self.E), H)
-        if self.bias is None:
-            return torch.mm(H, self.E.T, out=z)
-        return torch.addmm(self.bias, H, self.E.T, out=z)
+        if self.bias is not None:
+            return torch.addmm(self.bias, H, self.E.T, out=z)
+        torch.mm(H, self.E.T, out=z)
+        return z if self.out is None else z.index_fill_(1, self.out, -torch.inf)
 
     def _again(self, places: slice) -> Tensor:
         """`U - total onehot y` of some tokens."""
@@ -260,6 +259,16 @@ class HeadPass:
         if self.shift is not None:
             z.sub_(self.shift[places])
         return z.exp_().scatter_add_(1, self.y[places, None], -self.total[places, None])
+
+
+def _split(bias: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    """A bias to be added; or, if it only takes items out, those items: writing a few logits is quicker than adding to all."""
+    if bias is None:
+        return None, None
+    out = bias == -torch.inf
+    if bool((out | (bias == 0)).all()):
+        return None, out.nonzero()[:, 0]
+    return bias, None
 
 
 class Plain(torch.autograd.Function):
@@ -277,8 +286,7 @@ class Plain(torch.autograd.Function):
         at_table = None
         if ctx.needs_input_grad[1]:
             total = head.workspace.take("sum", head.E.shape[1], head.E.shape[0], head.E).zero_()
-            for tile in head.tiles():
-                H = tile.H * upstream[tile.samples, None, None]
-                total.addmm_(H.flatten(0, 1).T, tile.D.flatten(0, 1))
+            for tile in head.tiles(head.rH * upstream[head.owners, None]):
+                total.addmm_(tile.H.flatten(0, 1).T, tile.D.flatten(0, 1))
             at_table = total.T.contiguous()
         return at_hidden, at_table, None

@@ -11,15 +11,16 @@ from torch import Tensor, nn
 
 from dpformer.clipping import rules  # noqa: F401  (fills the registry)
 from dpformer.clipping.clip import Clip, Rule
-from dpformer.clipping.forms import Dense, Form, merge
-from dpformer.clipping.gradient import DenseGradients, ParameterGradient, Route
+from dpformer.clipping.forms import Dense, Form, Outer, merge
+from dpformer.clipping.gradient import DenseGradients, OuterGradients, ParameterGradient, Route
 from dpformer.clipping.rows import RowGradient, RowHeadPass, clip_rows, split_parameters
 from dpformer.clipping.stream import Head, StreamedGradient, Weigh
 from dpformer.clipping.tape import Tape, Use
+from dpformer.clipping.workspace import Workspace
 from dpformer.errors import ClippingError
 
 Losses = Callable[[], Tensor]
-Gradient = ParameterGradient | DenseGradients | StreamedGradient
+Gradient = ParameterGradient | OuterGradients | DenseGradients | StreamedGradient
 # How often a batch of a known structure is checked for mixed samples all the same: one in so many.
 CHECK_EVERY = 100
 # How many different weights that check uses; two samples with the same one are not told apart.
@@ -67,6 +68,7 @@ class PhantomClipping:
         # Samples whose gradient was not finite, since this object was made.
         self.nonfinite = 0
         self._seen: set[tuple[Any, ...]] = set()
+        self._workspace = Workspace()
         self._check_parameters()
 
     @property
@@ -187,7 +189,7 @@ class PhantomClipping:
             squared += s
             bound += b
         if streamed:
-            s, b = streamed[0].clip(weigh and (lambda i, s, b: weigh(i, squared[i] + s, bound[i] + b)))
+            s, b = streamed[0].clip(weigh, rest=(squared, bound))
             squared += s
             bound += b
         if weigh is not None:
@@ -214,6 +216,7 @@ class PhantomClipping:
             use.gradient = None
         found: list[Gradient] = []
         small: dict[torch.dtype, list[tuple[nn.Parameter, Dense]]] = {}
+        formed: dict[tuple[Any, ...], list[ParameterGradient]] = {}
         for p, plain, heads in forms.values():
             if heads:
                 if isinstance(heads[0].head, RowHeadPass) != (id(p) in split):
@@ -228,7 +231,12 @@ class PhantomClipping:
                 assert isinstance(form, Dense)
                 small.setdefault(p.dtype, []).append((p, form))
             else:
-                found.append(ParameterGradient(p, plain, batch, self.route))
+                one = ParameterGradient(p, plain, batch, self.route)
+                if id(p) not in split and len(one.forms) == 1 and isinstance(one.forms[0], Outer) and one.replaces:
+                    formed.setdefault((one.shape, p.dtype, p.device), []).append(one)
+                else:
+                    found.append(one)
+        found += [OuterGradients(alike, self._workspace) for alike in formed.values()]
         found += [DenseGradients([p for p, _ in pairs], [form for _, form in pairs]) for pairs in small.values()]
         return found
 

@@ -21,13 +21,14 @@ from torch import Tensor, nn
 from torch.overrides import handle_torch_function, has_torch_function
 
 from dpformer.clipping import head as tiles
-from dpformer.clipping.head import HeadPass, Plain, TiedCrossEntropy, Workspace
+from dpformer.clipping.head import HeadPass, Plain, TiedCrossEntropy
 from dpformer.clipping.stream import StreamedGradient
+from dpformer.clipping.workspace import Workspace
 from dpformer.errors import ClippingError
 from dpformer.rows import Rows
 
 if TYPE_CHECKING:
-    from dpformer.clipping.gradient import DenseGradients, ParameterGradient
+    from dpformer.clipping.gradient import DenseGradients, OuterGradients, ParameterGradient
     from dpformer.clipping.stream import Weigh
 
 
@@ -87,12 +88,17 @@ class RowHeadPass(HeadPass):
     def _make_shift(self) -> Tensor | None:
         if not len(self.H):
             return None
-        sizes = [torch.linalg.vector_norm(x, dim=1).amax() for x in (self.E, self.H)]
+        sizes = self.H.new_zeros(3)
+        sizes[0], sizes[1] = (torch.linalg.vector_norm(x, dim=1).amax() for x in (self.E, self.H))
         if self.bias is not None:
-            sizes.append(torch.where(self.bias == -torch.inf, 0, self.bias).abs().amax())
+            sizes[2] = torch.where(self.bias == -torch.inf, 0, self.bias).abs().amax()
         # One decision for all ranks. NaN has no place in a maximum over ranks: with it a shift is as good as none.
-        E, H, *b = self.rows.max_(torch.nan_to_num(torch.stack(sizes), nan=torch.inf)).unbind()
-        return None if bool(E * H + sum(b) < tiles.LIMIT) else self.H.new_empty(len(self.H), 1)
+        E, H, b = self.rows.max_(torch.nan_to_num(sizes, nan=torch.inf)).unbind()
+        return None if bool(E * H + b < tiles.LIMIT) else self.H.new_empty(len(self.H), 1)
+
+    def _width(self) -> int:
+        # The same on all ranks, of which some have a row more: their tokens must lie in the same order.
+        return -(-self.rows.count // self.rows.size)
 
     def _forward(self) -> tuple[Tensor, Tensor, Tensor]:
         gradient = torch.empty_like(self.H)
@@ -152,14 +158,17 @@ class RowGradient(StreamedGradient):
     def add_weighted_sum(self, weights: Tensor) -> None:
         """Add `sum_i weights[i] G_i` to the `.grad` of this rank's rows."""
         assert self.parameter.grad is not None
-        factors = weights.to(self.upstream.dtype) * self.upstream
-        total = self._take("sum", 1)[0].zero_()
-        for tile in self.head.tiles():
-            f = factors[tile.samples, None, None]
-            H, D = tile.H * f, tile.D
-            if bool((lost := f == 0).any()):
-                H, D = H.masked_fill(lost, 0), D.masked_fill(lost, 0)
-            total.addmm_(H.flatten(0, 1).T, D.flatten(0, 1))
+        head, factors = self.head, weights.to(self.upstream.dtype) * self.upstream
+        none = factors == 0
+        # Whoever is not finite has the factor 0, which alone would not take NaN away.
+        H = (head.rH * factors[head.owners, None]).masked_fill_(none[head.owners, None], 0)
+        M, d = self.parameter.shape
+        total = head.workspace.take("sum", d, M, head.H).zero_()
+        for tile in head.tiles(H):
+            D = tile.D
+            if bool((lost := none[tile.samples]).any()):
+                D = D.masked_fill(lost[:, None, None], 0)
+            total.addmm_(tile.H.flatten(0, 1).T, D.flatten(0, 1))
         self.parameter.grad.add_(total.T)
         self.others.add_weighted_sum(weights)
 
@@ -176,7 +185,7 @@ def split_parameters(module: nn.Module) -> tuple[Rows | None, set[int]]:
 
 
 def clip_rows(
-    gradients: Iterable[ParameterGradient | DenseGradients | StreamedGradient],
+    gradients: Iterable[ParameterGradient | OuterGradients | DenseGradients | StreamedGradient],
     split: set[int],
     rows: Rows,
     losses: Tensor,

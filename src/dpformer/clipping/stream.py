@@ -12,6 +12,7 @@ formed and summed transposed, `[d, M]`: H'D runs over D in the order it lies in 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -24,10 +25,12 @@ from dpformer.clipping.head import HeadPass, Tile
 
 # From samples, their squared norms and squared bounds, each [b], to their weights in the sum, [b].
 Weigh = Callable[[Tensor, Tensor, Tensor], Tensor]
-Settle = Callable[[Tensor, Tensor], Tensor | None]
 
-# Elements of gradients that are formed at once: 4 MB of float32, or one sample's.
-FORMED_ELEMENTS = 2**20
+# Elements of gradients that are formed at once: 8 MB of float32, or one sample's.
+FORMED_ELEMENTS = 2**21
+# Tokens at a time in products of D with itself. Products of a few rows, thousands of numbers long, run several times as fast
+# as those of 16 or more.
+PIECE = 8
 
 
 @dataclass
@@ -62,91 +65,150 @@ class StreamedGradient:
         self.upstream = self.upstream.masked_fill(samples, 0)
         self.others.forget(samples)
 
-    def clip(self, weigh: Weigh | None) -> tuple[Tensor, Tensor]:
-        """Squared norms and squared bounds `[B]`; and, if `weigh` is given, the weighted sum in the same pass over D."""
-        others, bound = self.others.measure()
-        bound = (bound.sqrt() + self.head.bound.double() * self.upstream.abs().double()).square()
-        squared = others.clone()
-        # Weights of the other uses' forms, which are added at the end; 0 where they went into a formed gradient.
-        pending = torch.zeros_like(others)
+    def clip(self, weigh: Weigh | None, rest: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, Tensor]:
+        """Squared norms and squared bounds `[B]`; and, if `weigh` is given, the weighted sum in the same pass over D.
 
-        def settle(samples: Tensor, found: Tensor) -> Tensor | None:
-            squared[samples] = found
-            if weigh is None:
-                return None
-            return torch.where(found.isfinite(), weigh(samples, found, bound[samples]), 0.0)
-
-        forms = self.others.forms
-        sparse = forms[0] if len(forms) == 1 and isinstance(forms[0], Sparse) else None
-        total = self._take("sum", 1)[0].zero_() if weigh is not None else None
-        for tile in self.head.tiles():
-            if (
-                self.route != "formed"
-                and tile.whole
-                and (sparse or not forms)
-                and (self.route or _gram_is_cheaper(tile))
-            ):
-                self._gram(tile, sparse, others, settle, pending, total)
+        rest: the same of the samples' other gradients, to be added for `weigh`.
+        """
+        bound = (self.others.bound() + self.head.bound.double() * self.upstream.abs().double()).square()
+        # Of the other uses alone, for samples that are not formed: theirs come with the head's.
+        all_formed = not len(self.head.empty) and not any(self._by_gram(len(g.samples), g.T) for g in self.head.groups)
+        squared = torch.zeros_like(bound) if all_formed else self.others.measure()[0]
+        known = (torch.zeros_like(bound), bound) if rest is None else (rest[0], rest[1] + bound)
+        # What is looked up for each tile lies in its order, so that a tile takes a slice.
+        order = self.head.order
+        pass_ = _Pass(self, weigh, order, squared[order], known[0][order], known[1][order])
+        for tile in self.head.tiles(self.head.rH * self.upstream[self.head.owners, None]):
+            if self._by_gram(*tile.H.shape[:2]) and tile.whole:
+                pass_.gram(tile)
             else:
-                self._formed(tile, settle, total)
-        if total is not None and weigh is not None:
+                pass_.formed(tile)
+        squared[order] = pass_.squared
+        if weigh is not None and pass_.total is not None:
             assert self.parameter.grad is not None
-            self.parameter.grad.add_(total.T)
-            pending[self.head.empty] = weigh(self.head.empty, squared[self.head.empty], bound[self.head.empty]).double()
+            self.parameter.grad.add_(pass_.total.T)
+            if all_formed:
+                return squared, bound
+            # The other uses' forms are added here, but for those that went into a formed gradient.
+            pending = torch.zeros_like(squared)
+            pending[order] = pass_.pending
+            empty = self.head.empty
+            pending[empty] = weigh(empty, known[0][empty] + squared[empty], known[1][empty]).double()
             if (lost := ~squared.isfinite()).any():
                 self.others.forget(lost)
             self.others.add_weighted_sum(pending)
         return squared, bound
 
-    def _take(self, name: str, samples: int) -> Tensor:
-        """Memory for transposed gradients, `[samples, d, M]`."""
-        M, d = self.parameter.shape
-        return self.head.workspace.take(name, samples * d, M, self.head.H).view(samples, d, M)
+    def _by_gram(self, samples: int, T: int) -> bool:
+        """Whether some samples of T tokens each are measured by pairs of tokens.
 
-    def _gram(
-        self, tile: Tile, sparse: Sparse | None, others: Tensor, settle: Settle, pending: Tensor, total: Tensor | None
+        Both routes need D'H. Gram also needs D D', T products an element of D; formed, a few passes over d / T elements for it.
+        Measured, these passes cost about as much as 18 such products.
+        """
+        forms, d = self.others.forms, self.parameter.shape[1]
+        simple = not forms or (len(forms) == 1 and isinstance(forms[0], Sparse))
+        whole = samples > 1 or self.head.group >= T
+        return simple and whole and (18 * d > T**2 if self.route is None else self.route == "gram")
+
+
+class _Pass:
+    """One pass over D. Everything by sample is in the order of the tiles: `squared` is first of the other uses, then of all."""
+
+    def __init__(
+        self,
+        gradient: StreamedGradient,
+        weigh: Weigh | None,
+        order: Tensor,
+        squared: Tensor,
+        known: Tensor,
+        bound: Tensor,
     ) -> None:
-        samples = tile.samples
-        own = Outer(tile.D, tile.H * self.upstream[samples, None, None])
-        squared = others[samples] + inner(own, own)
-        if sparse is not None:
-            squared += 2 * inner(own, Sparse(sparse.index[samples], sparse.values[samples]))
-        weights = settle(samples, squared)
-        if weights is not None and total is not None:
-            if (lost := ~squared.isfinite()).any():
-                own.forget(lost)
-            H = own.cols * weights.to(own.cols.dtype)[:, None, None]
-            total.addmm_(H.flatten(0, 1).T, own.rows.flatten(0, 1))
-            pending[samples] = weights.double()
+        self.head, self.weigh, self.order = gradient.head, weigh, order
+        self.shape = gradient.parameter.shape
+        self.squared, self.known, self.bound = squared, known, bound
+        self.pending = torch.zeros_like(squared)
+        self.forms = gradient.others.forms
+        self.sparse: Sparse | None = None
+        if len(self.forms) == 1 and isinstance(form := self.forms[0], Sparse):
+            self.sparse = Sparse(form.index[order], form.values[order])
+        self.total = self._take("sum", 1)[0].zero_() if weigh is not None else None
 
-    def _formed(self, tile: Tile, settle: Settle, total: Tensor | None) -> None:
-        M, d = self.parameter.shape
-        # A sample in several tiles is alone in them; its gradient stays in memory from the first to the last.
-        step = max(1, FORMED_ELEMENTS // (M * d))
-        for k in range(0, len(tile.samples), step):
-            samples = tile.samples[k : k + step]
-            D, H = tile.D[k : k + step], tile.H[k : k + step] * self.upstream[samples, None, None]
-            buffer = self._take("formed", len(samples))
+    def gram(self, tile: Tile) -> None:
+        """Samples by their pairs of tokens."""
+        part = slice(tile.at, tile.at + len(tile.samples))
+        own = Outer(tile.D, tile.H)
+        squared = self.squared[part] + _products(tile.D, tile.H)
+        if self.sparse is not None:
+            squared += 2 * inner(own, Sparse(self.sparse.index[part], self.sparse.values[part]))
+        weights = self._settle(part, squared)
+        if weights is not None and self.total is not None:
+            if not _all_finite(squared):
+                own.forget(~squared.isfinite())
+            H = own.cols * weights.to(own.cols.dtype)[:, None, None]
+            self.total.addmm_(H.flatten(0, 1).T, own.rows.flatten(0, 1))
+            self.pending[part] = weights
+
+    def formed(self, tile: Tile) -> None:
+        """Samples by their gradients themselves, a few at a time."""
+        M, d = self.shape
+        b = len(tile.samples)
+        pieces = -(-b // max(1, FORMED_ELEMENTS // (M * d)))
+        step = -(-b // pieces)
+        for k in range(0, b, step):
+            n = min(step, b - k)
+            part = slice(tile.at + k, tile.at + k + n)
+            # A sample in several tiles is alone in them; its gradient stays in memory from the first to the last.
+            buffer = self._take("formed", n)
+            H, D = tile.H[k : k + n].transpose(1, 2), tile.D[k : k + n]
             if tile.first:
-                torch.bmm(H.transpose(1, 2), D, out=buffer)
+                torch.bmm(H, D, out=buffer)
             else:
-                buffer.baddbmm_(H.transpose(1, 2), D)
+                buffer.baddbmm_(H, D)
             if not tile.last:
                 continue
-            for form in self.others.forms:
-                form.form_transposed_into(buffer, samples)
-            squared = squared_norms(buffer.view(len(samples), M, d))  # in any order, a few numbers at a time
-            weights = settle(samples, squared)
-            if weights is not None and total is not None:
-                if not bool(squared.isfinite().all()):
+            if self.sparse is not None:
+                self.sparse.form_transposed_into(buffer, part)
+            else:
+                for form in self.forms:
+                    form.form_transposed_into(buffer, self.order[part])
+            squared = squared_norms(buffer.view(n, M, d))  # in any order, a few numbers at a time
+            weights = self._settle(part, squared)
+            if weights is not None and self.total is not None:
+                if not _all_finite(squared):
                     buffer.masked_fill_(~squared.isfinite()[:, None, None], 0)
-                total.view(-1).addmv_(buffer.view(len(samples), -1).T, weights.to(buffer.dtype))
+                self.total.view(-1).addmv_(buffer.view(n, -1).T, weights.to(buffer.dtype))
+
+    def _settle(self, part: slice, squared: Tensor) -> Tensor | None:
+        """Note squared norms `[b]`; returns the weights in the sum, `[b]`, 0 for what is not finite."""
+        self.squared[part] = squared
+        if self.weigh is None:
+            return None
+        weights = self.weigh(self.order[part], self.known[part] + squared, self.bound[part])
+        return weights if _all_finite(squared) else torch.where(squared.isfinite(), weights, 0.0)
+
+    def _take(self, name: str, samples: int) -> Tensor:
+        """Memory for transposed gradients, `[samples, d, M]`."""
+        M, d = self.shape
+        return self.head.workspace.take(name, samples * d, M, self.head.H).view(samples, d, M)
 
 
-def _gram_is_cheaper(tile: Tile) -> bool:
-    """Both routes need D'H. Gram also needs D D', T products an element of D; formed, a few passes over d / T elements for it.
+def _products(D: Tensor, H: Tensor) -> Tensor:
+    """`<H H', D D'>` `[b]`, float64, for D `[b, T, M]` and H `[b, T, d]`.
 
-    Measured, a pass over a gradient costs about as much as a dozen of these short products.
+    Both matrices are symmetric: from `PIECE` tokens with those up to them, pairs before the piece count twice.
     """
-    _, length, width = tile.H.shape
-    return length**2 < 12 * width
+    T = D.shape[1]
+    total = torch.zeros(len(D), dtype=torch.float64, device=D.device)
+    step = T if T < 2 * PIECE - 2 else PIECE
+    for t in range(0, T, step):
+        a, u = slice(t, t + step), slice(0, t + step)
+        pairs = (D[:, a] @ D[:, u].transpose(1, 2)) * (H[:, a] @ H[:, u].transpose(1, 2))
+        total += pairs.sum((1, 2), dtype=torch.float64)
+        if t:
+            total += pairs[..., :t].sum((1, 2), dtype=torch.float64)
+    return total
+
+
+def _all_finite(x: Tensor) -> bool:
+    # Of numbers that are not negative; one infinity or NaN makes the sum one.
+    return math.isfinite(float(x.sum()))

@@ -103,12 +103,13 @@ class View:
             values = values.masked_fill(index // C == self.padding, 0)
         return Dense(gradient.new_zeros(batch, R * C).scatter_add_(1, index, values).view(batch, R, C), bound)
 
-    def from_outer(self, rows: Tensor, cols: Tensor) -> Form:
-        """The form of `sum_t rows_t (x) cols_t` as a gradient at this (two-dimensional) view."""
+    def from_outer(self, rows: Tensor, cols: Tensor, sizes: tuple[Tensor, Tensor] | None = None) -> Form:
+        """The form of `sum_t rows_t (x) cols_t` as a gradient at this (two-dimensional) view; sizes: see `Outer`."""
         if self.transposed:
-            return replace(self, transposed=False, value=self.value.T).from_outer(cols, rows)
+            swapped = sizes and (sizes[1], sizes[0])
+            return replace(self, transposed=False, value=self.value.T).from_outer(cols, rows, swapped)
         if self.layout == "whole":
-            return Outer(rows, cols)
+            return Outer(rows, cols, sizes)
         if self.layout == "rows" and self.padding is None:
             # The rows that are not in the view have no part: as large as what came in, not as the parameter per sample.
             R, _ = matrix_shape(self.parameter.shape)

@@ -28,17 +28,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dpformer.errors import DPFormerError
+from dpformer.errors import RankError
 
 # torch's own limit; loading data and the first releases of rank 0 must fit in.
 SECONDS = 1800.0
 _JOB = "dpformer/job"
 _STOPPED = -1
 _CPU = torch.device("cpu")
-
-
-class RankError(DPFormerError):
-    """Another process of this training was lost or hangs, or is not in step."""
 
 
 class LeaderError(RankError):

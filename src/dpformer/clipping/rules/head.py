@@ -19,11 +19,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dpformer.clipping.head import HeadPass, Workspace, tied_cross_entropy
+from dpformer.clipping.head import HeadPass, tied_cross_entropy
 from dpformer.clipping.rows import RowHeadPass, row_cross_entropy
 from dpformer.clipping.stream import Head
 from dpformer.clipping.tape import Tape, register_rule
 from dpformer.clipping.views import View
+from dpformer.clipping.workspace import Workspace
 from dpformer.rows import Rows
 
 

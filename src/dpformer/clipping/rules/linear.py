@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dpformer.clipping.forms import Form
-from dpformer.clipping.rules.shapes import from_broadcast, per_sample
+from dpformer.clipping.rules.shapes import from_broadcast, per_sample, sizes_of
 from dpformer.clipping.tape import Tape, register_rule
 from dpformer.clipping.views import View
 
@@ -34,16 +34,19 @@ def linear(tape: Tape, function: Any, input: Tensor, weight: Tensor, bias: Tenso
     shape = torch.Size((*input.shape[:-1], weight.shape[0])) if input.dim() > 2 and weight.dim() == 2 else None
     flat = input if shape is None else input.flatten(0, -2)
     output = F.linear(flat, tape.value(weight), tape.value(bias))
-    w, b = tape.view(weight), tape.view(bias)
+    w, b, sizes = tape.view(weight), tape.view(bias), tape.sizes
     if w is not None and w.value.dim() != 2:
         raise tape.refuse(function, w, "takes it as a vector; give the weight two dimensions")
 
     def derive(gradient: Tensor, batch: int) -> Iterator[tuple[View, Form]]:
+        size = sizes_of(gradient, batch)
         if w is not None:
-            g = per_sample(gradient, batch, w.parameter.dtype)
-            yield w, w.from_outer(g, per_sample(input, batch, w.parameter.dtype))
+            if id(input) not in sizes:
+                sizes[id(input)] = input, sizes_of(input, batch)
+            g, x = (per_sample(value, batch, w.parameter.dtype) for value in (gradient, input))
+            yield w, w.from_outer(g, x, (size, sizes[id(input)][1]))
         if b is not None:
-            yield b, from_broadcast(b, gradient, batch)
+            yield b, from_broadcast(b, gradient, batch, size)
 
     recorded = tape.record(function, output, [w, b], derive, like=input, saved=[input], shape=shape)
     return recorded if shape is None else recorded.view(shape)

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -35,9 +36,12 @@ def layer_norm(
     eps: float = 1e-5,
 ) -> Tensor:
     """F.layer_norm with a trainable weight, bias or both."""
-    output = F.layer_norm(input, normalized_shape, tape.value(weight), tape.value(bias), eps)
+    output, mean, scale = torch.native_layer_norm(
+        input, list(normalized_shape), tape.value(weight), tape.value(bias), eps
+    )
+    mean, scale = mean.detach(), scale.detach()
     # xhat is computed again when it is needed: cheap, where keeping it would cost as much memory as the input.
-    return _record(tape, function, output, input, weight, bias, lambda x: F.layer_norm(x, normalized_shape, eps=eps))
+    return _record(tape, function, output, input, weight, bias, lambda x: (x - mean).mul_(scale))
 
 
 @register_rule(F.rms_norm)
@@ -69,7 +73,7 @@ def _record(
 
     def derive(gradient: Tensor, batch: int) -> Iterator[tuple[View, Form]]:
         if w is not None:
-            yield w, from_broadcast(w, gradient * normalise(input.detach()), batch)
+            yield w, from_broadcast(w, normalise(input.detach()).mul_(gradient), batch)
         if b is not None:
             yield b, from_broadcast(b, gradient, batch)
 

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from dpformer.clipping.forms import Form
+from dpformer.clipping.forms import Form, lengths
 from dpformer.clipping.views import View
 
 
@@ -17,10 +17,17 @@ def per_sample(x: Tensor, batch: int, dtype: torch.dtype) -> Tensor:
     return x.detach().reshape(batch, T, x.shape[-1]).to(dtype)
 
 
-def from_broadcast(view: View, terms: Tensor, batch: int) -> Form:
+def sizes_of(x: Tensor, batch: int) -> Tensor:
+    """The norms of the samples' parts of x, `[B]`, float64."""
+    wide = x.detach().to(torch.promote_types(x.dtype, torch.float32))  # autocast may have used a narrow type
+    return lengths(wide.reshape(batch, -1))
+
+
+def from_broadcast(view: View, terms: Tensor, batch: int, size: Tensor | None = None) -> Form:
     """The form of a view that was broadcast against the batch, from the gradient `terms` `[B, ...]` at the broadcast.
 
-    Every element of the view gets the sum of the terms it was copied to, apart for each sample.
+    Every element of the view gets the sum of the terms it was copied to, apart for each sample. size: the norms `[B]` of the
+    samples' terms, if they are known.
 
     >>> from torch import nn
     >>> bias = nn.Parameter(torch.zeros(2))
@@ -37,9 +44,9 @@ def from_broadcast(view: View, terms: Tensor, batch: int) -> Form:
     summed = _sum_to(apart, (batch, k if own_rows else 1, *aligned[1:]))
     # Cauchy-Schwarz: n terms added into each element have norms that sum to at most sqrt(n)
     # times their root sum of squares.
-    bound = torch.linalg.vector_norm(apart.reshape(batch, -1), dim=1) * math.sqrt(
-        apart.numel() / max(1, summed.numel())
-    )
+    if size is None:
+        size = sizes_of(terms, batch)
+    bound = size * math.sqrt(apart.numel() / max(1, summed.numel()))
     return view.from_gradient(summed, batch, bound, own_rows)
 
 

@@ -32,11 +32,12 @@ def run(
     budget_minutes: float | None = None,
     workers: int | None = None,
     method: Sequence[str] = (),
+    epsilon: Sequence[float] = (),
     data: Mapping[str, Path] | None = None,
     watch: Watch | None = None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> dict[str, Any]:
-    """Run (or find) all cells of a table. method: run these rows only; the others show what was run before."""
+    """Run (or find) all cells of a table. method, epsilon: run these rows only; the others show what was run before."""
     unknown = set(method) - {one.name for one in METHODS}
     if unknown:
         known = "; ".join(one.name for one in METHODS)
@@ -46,7 +47,7 @@ def run(
     return measure(
         name, SETS[name], METHODS, folders, cells, seeds,
         budget_minutes=budget_minutes, workers=workers, watch=watch, stopped=stopped,
-        wanted=lambda cell: not method or cell.method in method,
+        wanted=lambda cell: (not method or cell.method in method) and (not epsilon or cell.epsilon in epsilon),
     )  # fmt: skip
 
 
