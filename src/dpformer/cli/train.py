@@ -97,8 +97,8 @@ def resume(
 @contextmanager
 def _joined(timeout: float) -> Iterator[Ranks]:
     """This process among those that torchrun started; an error says whose it is, and is told once."""
-    from dpformer.errors import DPFormerError
-    from dpformer.training.ranks import LeaderError, RankError, join
+    from dpformer.errors import DPFormerError, RankError
+    from dpformer.training.ranks import LeaderError, join
 
     with join(timeout) as ranks:
         try:

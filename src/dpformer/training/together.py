@@ -24,9 +24,9 @@ from safetensors.torch import load as from_safetensors
 from safetensors.torch import save as to_safetensors
 
 from dpformer.data import Dataset, load
-from dpformer.errors import DPFormerError
+from dpformer.errors import DPFormerError, RankError
 from dpformer.privacy.ledger import plan_from_json, plan_to_json
-from dpformer.training.ranks import LeaderError, RankError, Ranks
+from dpformer.training.ranks import LeaderError, Ranks
 from dpformer.training.recipe import Recipe
 from dpformer.training.trainer import Trainer, digest
 

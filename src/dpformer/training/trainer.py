@@ -26,10 +26,10 @@ from torch import Tensor
 from dpformer.clipping import PhantomClipping, TiedCrossEntropy
 from dpformer.clipping.head import HOLD_ELEMENTS, TILE_TOKENS
 from dpformer.data import MicroBatch, PoissonSampler, Sequences, deal, micro_batches
-from dpformer.errors import PrivacyError
+from dpformer.errors import PrivacyError, RankError
 from dpformer.models.base import SequenceModel
 from dpformer.privacy import Ledger, NoiseSource, PrivacyPlan, fingerprint
-from dpformer.training.ranks import ALONE, RankError, Ranks
+from dpformer.training.ranks import ALONE, Ranks
 from dpformer.training.rows import RankLedger
 
 Averaging = Literal["none", "ema", "tail"]

@@ -9,5 +9,6 @@ BENCHMARKS: dict[str, str] = {
     "prepare": "dpformer.experiments.bench.prepare",
     "noise": "dpformer.experiments.bench.noise",
     "ranks": "dpformer.experiments.bench.ranks",
+    "rows": "dpformer.experiments.bench.rows",
 }
 DEFAULT = "training"

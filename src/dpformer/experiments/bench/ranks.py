@@ -1,8 +1,8 @@
 """What several processes gain on one machine: the same private steps by one process and by two, as `torchrun` would start them.
 
-The contenders take turns in fresh processes, so that a busy machine slows all of them alike; each is judged by its median, and what
-counts are the ratios. All make the same number of steps of the whole loop: draw, deal, clip, exchange, ledger, noise, Adam. Memory
-is the greatest resident size of any of the processes, and how much of it came with model and training, after imports and data.
+The contenders take turns in fresh processes, so that a busy machine slows all of them alike; each is judged by its median, and
+what counts are the ratios. All make the same number of steps of the whole loop: draw, deal, clip, exchange, ledger, noise, Adam. Memory is
+the greatest resident size of any of the processes, and how much of it came with model and training, after imports and data.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ def _measure(name: str, steps: int, rounds: int, say: Any) -> dict[str, Any]:
         for number in range(rounds):
             for contender, (size, threads) in CONTENDERS.items():
                 say(f"{name}: {contender}, round {number + 1} of {rounds}")
-                seen[contender].append(_start(path, size, threads, steps))
+                arguments = {"path": str(path), "steps": steps, "threads": threads}
+                seen[contender].append(start(__name__, arguments, size, threads))
     rows = {contender: _row(found) for contender, found in seen.items()}
     base = [found["seconds"] for found in seen[BASE]]
     for contender, found in seen.items():
@@ -65,8 +66,8 @@ def _row(found: list[dict[str, Any]]) -> dict[str, Any]:
     return {**middle, "users_per_second": USERS / middle["seconds"], "bytes_a_step": found[0]["bytes_a_step"]}
 
 
-def _start(path: Path, size: int, threads: int, steps: int) -> dict[str, Any]:
-    """All processes of a contender; the slowest and the largest count."""
+def start(module: str, arguments: dict[str, Any], size: int, threads: int) -> dict[str, Any]:
+    """All processes of a contender, each `python -m module`; the slowest and the largest count."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -76,7 +77,7 @@ def _start(path: Path, size: int, threads: int, steps: int) -> dict[str, Any]:
         "MASTER_PORT": str(port),
         "OMP_NUM_THREADS": str(threads),
     }
-    command = [sys.executable, "-m", __name__, json.dumps({"path": str(path), "steps": steps, "threads": threads})]
+    command = [sys.executable, "-m", module, json.dumps(arguments)]
     children = [
         subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, **place, "RANK": str(rank)})
         for rank in range(size)

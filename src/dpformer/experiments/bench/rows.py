@@ -1,0 +1,124 @@
+"""What a rank needs when the item tables are split over ranks by rows: memory, what travels, time; against one process with all.
+
+Every contender makes the same private steps (the paper's model, the same users) in fresh processes. Memory is the greatest resident size
+of any rank, less what it had before there was a model: imports, data, process group. Whoever shares a machine's cores with the
+other ranks is no faster for being one of several; the time is given for the price of the exchange.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from dpformer.experiments.bench.ranks import start
+from dpformer.experiments.bench.workloads import load
+
+ITEMS, D, USERS, STEPS = 400_000, 64, 64, 2
+
+
+def run(quick: bool, say: Any = lambda line: None) -> dict[str, Any]:
+    """Memory, bytes and seconds of a rank, for 1, 2 and 4 of them, and the ratios to one."""
+    from dpformer.experiments.bench.growth import with_catalogue
+
+    items, sizes = (50_000, (1, 2)) if quick else (ITEMS, (1, 2, 4))
+    rows: dict[str, dict[str, Any]] = {}
+    with tempfile.TemporaryDirectory(prefix="dpformer-bench-") as folder:
+        path = Path(folder) / "workload.npz"
+        with_catalogue(items).save(path)
+        for size in sizes:
+            say(f"{items:,} items over {size} rank{'s' * (size > 1)}")
+            rows[str(size)] = start(__name__, {"path": str(path)}, size, 1)
+    one = rows["1"]
+    for row in rows.values():
+        row |= {
+            "added_relative_to_1": row["added_mb"] / one["added_mb"],
+            "seconds_relative_to_1": row["seconds"] / one["seconds"],
+        }
+    return {"items": items, "d": D, "batch": USERS, "steps": STEPS, "ranks": rows}
+
+
+def work(path: str) -> dict[str, Any]:
+    """One rank: steps of its rows; alone, of the whole table as ever."""
+    import resource
+    import time
+    from functools import partial
+
+    import torch
+    import torch.distributed as dist
+
+    from dpformer.data import PoissonSampler
+    from dpformer.experiments.bench.child import resident_mb
+    from dpformer.models.transformer import Transformer
+    from dpformer.privacy import create_ledger, make_plan, noise_source
+    from dpformer.rows import Rows
+    from dpformer.training.ranks import join
+    from dpformer.training.row_trainer import RowTrainer
+    from dpformer.training.rows import seed_of
+    from dpformer.training.trainer import Optimisation, Trainer
+
+    torch.set_num_threads(1)
+    workload = load(path)
+    users = len(workload.sequences)
+    plan = make_plan(users, 8.0, 1e-6, batch_size=USERS, steps=STEPS + 1, shares={})
+    sent: list[int] = []
+    real = dist.all_reduce
+
+    def count(x: torch.Tensor, *arguments: Any, **options: Any) -> Any:
+        sent.append(x.numel() * x.element_size())
+        return real(x, *arguments, **options)
+
+    with join(600.0) as ranks, tempfile.TemporaryDirectory() as folder:
+        before = resident_mb()
+        torch.manual_seed(0)
+        split = partial(Rows, rank=ranks.rank, size=ranks.size) if ranks.size > 1 else None
+        model = Transformer(workload.items, workload.L, d=D, heads=1, blocks=2, split=split)
+        how = Optimisation(max_length=workload.L, averaging="ema")
+        sampler, noise = PoissonSampler(users, plan.rate, 0), noise_source("seeded", seed_of(0, ranks.rank))
+        ledger = create_ledger(folder, plan) if ranks.first else None
+        common = (model, workload.sequences, plan, how, sampler, noise, ledger)
+        trainer = Trainer(*common) if split is None else RowTrainer(*common, ranks)
+        trainer.make_step()
+        dist.all_reduce = count
+        began = time.perf_counter()
+        drawn = [trainer.make_step().users for _ in range(STEPS)]
+        seconds = (time.perf_counter() - began) / STEPS
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
+        # Parameters, gradients, two moments and the average.
+        state = 5 * 4 * sum(p.numel() for p in model.parameters()) / 2**20
+    return {
+        "seconds": seconds,
+        "users": sum(drawn) / STEPS,
+        "peak_mb": peak,
+        "added_mb": peak - before,
+        "state_mb": state,
+        "bytes_a_step": sum(sent) / STEPS,
+        "largest_message_bytes": max(sent, default=0),
+    }
+
+
+def show(figures: dict[str, Any]) -> Table:
+    """The figures as a table."""
+    title = f"private steps of {figures['batch']} users expected, {figures['items']:,} items, d = {figures['d']}"
+    table = Table(
+        "ranks", "MB added a rank", "/ 1 rank", "of it state", "MB summed a step", "s a step", "/ 1 rank", title=title
+    )
+    for size, row in figures["ranks"].items():
+        table.add_row(
+            size,
+            f"{row['added_mb']:,.0f}",
+            f"{row['added_relative_to_1']:.2f}",
+            f"{row['state_mb']:,.0f}",
+            f"{row['bytes_a_step'] / 2**20:.2f}",
+            f"{row['seconds']:.2f}",
+            f"{row['seconds_relative_to_1']:.2f}",
+        )
+    return table
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(work(**json.loads(sys.argv[1]))) + "\n")
