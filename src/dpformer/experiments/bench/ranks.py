@@ -1,8 +1,9 @@
 """What several processes gain on one machine: the same private steps by one process and by two, as `torchrun` would start them.
 
-The contenders take turns in fresh processes, so that a busy machine slows all of them alike; each is judged by its median, and what
-counts are the ratios. All make the same number of steps of the whole loop: draw, deal, clip, exchange, ledger, noise, Adam. Memory
-is the greatest resident size of any of the processes, and how much of it came with model and training, after imports and data.
+The contenders take turns in fresh processes, so that a busy machine slows all of them alike; each is judged by its median, and
+what counts are the ratios. All make the same number of steps of the whole loop: draw, deal, clip, exchange, ledger, noise, Adam.
+Memory is the greatest resident size of any of the processes, and how much of it came with model and training, after imports and
+data.
 """
 
 from __future__ import annotations
