@@ -169,6 +169,7 @@ class Run:
     def release(self) -> None:
         """Write the released model and its papers, then remove the private state."""
         averaging = self.trainer.finish()
+        self.trainer.move(torch.device("cpu"))
         model = self.trainer.model
         _set_errors(model, self.trainer.plan, self.frequencies, self.recipe, averaging)
         tensors = {f"model.{name}": value.contiguous() for name, value in model.state_dict().items()}

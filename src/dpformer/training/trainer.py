@@ -140,6 +140,12 @@ class Trainer:
         known = self.model.chosen is not None
         self._sequences = self.train.renumbered(self.model.places().numpy()) if known else self.train
 
+    def move(self, device: torch.device) -> None:
+        """Go on on another device, between two steps."""
+        self.model.to(device)
+        self.average = {name: value.to(device) for name, value in self.average.items()}
+        self.optimizer.load_state_dict(self.optimizer.state_dict())  # puts its state where the parameters are
+
     def run(self) -> Iterator[StepReport]:
         """The steps that are left."""
         while self.step < self.plan.steps:
