@@ -60,12 +60,12 @@ def fit(
 
     flags = {"epsilon": epsilon, "delta": delta, "model": model, "noise": noise, "seed": seed}
     options = {key: value for key, value in flags.items() if value is not None} | _settings(setting or [])
-    recipe = make_recipe(preset, config, **options)
     with _joined(timeout) as ranks:
         if not ranks.first:
             _follow(ranks, data)
             return
-        trackers = _trackers(tensorboard)
+        with ranks.leading():
+            recipe, trackers = make_recipe(preset, config, **options), _trackers(tensorboard)
         _train(begin(run, data, recipe, ranks), trackers, quiet, as_json)
 
 
@@ -84,13 +84,16 @@ def resume(
         if not ranks.first:
             _follow(ranks, data)
             return
-        trackers = _trackers(tensorboard)
+        with ranks.leading():
+            trackers = _trackers(tensorboard)
         _train(go_on(run, data, ranks), trackers, quiet, as_json)
 
 
 @contextmanager
 def _joined(timeout: float) -> Iterator[Ranks]:
     """This process among those that torchrun started; an error says whose it is, and is told once."""
+    import signal
+
     from dpformer.errors import DPFormerError
     from dpformer.training.ranks import LeaderError, RankError, join
 
@@ -100,6 +103,8 @@ def _joined(timeout: float) -> Iterator[Ranks]:
         except LeaderError:
             sys.exit(2)
         except DPFormerError as error:
+            if isinstance(error, RankError):  # torchrun ends whoever is left: not before it has been said why
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)
             if ranks.first or isinstance(error, RankError):
                 raise
             raise type(error)(f"rank {ranks.rank}: {error}") from None

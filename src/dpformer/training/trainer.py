@@ -211,7 +211,7 @@ class Trainer:
             yield
             return
         state = torch.get_rng_state().numpy().tobytes()  # the same everywhere, and in every step
-        with torch.random.fork_rng():
+        with torch.random.fork_rng([self.ranks.device] if self.ranks.device.type == "cuda" else []):
             torch.manual_seed(int(fingerprint(state, str(step), str(self.ranks.rank))[:16], 16) >> 1)
             yield
 
