@@ -66,12 +66,12 @@ def fit(
 
     flags = {"epsilon": epsilon, "delta": delta, "model": model, "noise": noise, "seed": seed}
     options = {key: value for key, value in flags.items() if value is not None} | _settings(setting or [])
-    recipe = make_recipe(preset, config, **options)
     with _joined(timeout) as ranks:
         if not ranks.first:
             _follow(ranks, data)
             return
-        trackers = _trackers(tensorboard)
+        with ranks.leading():
+            recipe, trackers = make_recipe(preset, config, **options), _trackers(tensorboard)
         _train(begin(run, data, recipe, ranks, split_items), trackers, quiet, as_json)
 
 
@@ -90,13 +90,16 @@ def resume(
         if not ranks.first:
             _follow(ranks, data)
             return
-        trackers = _trackers(tensorboard)
+        with ranks.leading():
+            trackers = _trackers(tensorboard)
         _train(go_on(run, data, ranks), trackers, quiet, as_json)
 
 
 @contextmanager
 def _joined(timeout: float) -> Iterator[Ranks]:
     """This process among those that torchrun started; an error says whose it is, and is told once."""
+    import signal
+
     from dpformer.errors import DPFormerError, RankError
     from dpformer.training.ranks import LeaderError, join
 
@@ -106,6 +109,8 @@ def _joined(timeout: float) -> Iterator[Ranks]:
         except LeaderError:
             sys.exit(2)
         except DPFormerError as error:
+            if isinstance(error, RankError):  # torchrun ends whoever is left: not before it has been said why
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)
             if ranks.first or isinstance(error, RankError):
                 raise
             raise type(error)(f"rank {ranks.rank}: {error}") from None

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -232,10 +233,15 @@ def join(seconds: float = SECONDS, environment: Mapping[str, str] = os.environ) 
             f"rank {rank} of {size} did not meet the others at {where} ({_short(error)}); check that all machines were "
             "started, reach that address, and have the same --nnodes"
         ) from None
+    sound = True
     try:
         yield Ranks(rank, size, device, seconds, tensors, words, _job(environment, seconds), restarts)
+    except RankError:
+        sound = False  # taking leave of somebody who is gone may wait for ever
+        raise
     finally:
-        dist.destroy_process_group()
+        if sound:
+            dist.destroy_process_group()
 
 
 def _job(environment: Mapping[str, str], seconds: float) -> str | None:
@@ -266,4 +272,5 @@ def _flat(tensors: Sequence[Tensor]) -> Iterator[Tensor]:
 
 
 def _short(error: Exception) -> str:
-    return " ".join(str(error).split())[:200]
+    """What the library says, in a line and without its own file names."""
+    return re.sub(r"^\[[^\]]*\] *", "", " ".join(str(error).split())).split(". ")[0][:200]

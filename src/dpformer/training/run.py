@@ -185,6 +185,7 @@ class Run:
     def release(self) -> None:
         """Write the released model and its papers, then remove the private state."""
         averaging = self.trainer.finish()
+        self.trainer.move(torch.device("cpu"))
         model = self.trainer.model
         set_errors(model, self.trainer.plan, self.frequencies, self.recipe, averaging)
         tensors = {f"model.{name}": value.contiguous() for name, value in self._weights().items()}

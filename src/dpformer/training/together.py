@@ -61,6 +61,7 @@ def lead(trainer: Trainer, recipe: Recipe) -> None:
     about = {"plan": plan_to_json(trainer.plan), "recipe": recipe.settings(), "threads": torch.get_num_threads()}
     trainer.ranks.tell({**about, "step": values["step"]})
     trainer.ranks.tell_bytes(to_safetensors({name: value.contiguous().cpu() for name, value in tensors.items()}))
+    trainer.move(trainer.ranks.device)
 
 
 class Follower:
@@ -108,6 +109,7 @@ def follow(ranks: Ranks, data: Path | None = None) -> Follower | None:
         ranks=ranks,
     )
     trainer.restore(from_safetensors(ranks.tell_bytes()), {"step": about["step"], "nonfinite": 0})
+    trainer.move(ranks.device)
     return Follower(trainer)
 
 

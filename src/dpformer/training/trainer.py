@@ -141,6 +141,12 @@ class Trainer:
         known = self.model.chosen is not None
         self._sequences = self.train.renumbered(self.model.places().numpy()) if known else self.train
 
+    def move(self, device: torch.device) -> None:
+        """Go on on another device, between two steps."""
+        self.model.to(device)
+        self.average = {name: value.to(device) for name, value in self.average.items()}
+        self.optimizer.load_state_dict(self.optimizer.state_dict())  # puts its state where the parameters are
+
     def run(self) -> Iterator[StepReport]:
         """The steps that are left."""
         while self.step < self.plan.steps:
@@ -206,7 +212,7 @@ class Trainer:
             yield
             return
         state = torch.get_rng_state().numpy().tobytes()  # the same everywhere, and in every step
-        with torch.random.fork_rng():
+        with torch.random.fork_rng([self.ranks.device] if self.ranks.device.type == "cuda" else []):
             torch.manual_seed(int(fingerprint(state, str(step), str(self.ranks.rank))[:16], 16) >> 1)
             yield
 
