@@ -43,7 +43,7 @@ def _enter(folder: str, rank: int, size: int, function: Callable[..., Any], argu
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=size, timeout=timedelta(seconds=30)
+        "gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=size, timeout=timedelta(seconds=300)
     )
     try:
         torch.save(function(rank, size, *arguments), f"{folder}/{rank}.pt")
