@@ -76,6 +76,7 @@ class Case:
         rows = self.vocabulary or self.items
         tokens = torch.randint(1, (self.highest or rows) + 1, (USERS, LENGTH + 1), generator=generator)
         tokens[2, 4:] = 0
+        tokens[4, 7:] = 0
         tokens[5, 1:] = 0  # a single item: nothing to predict
         s, y = tokens[:, :-1], tokens[:, 1:]
         w = (y > 0) / (y > 0).sum(1, keepdim=True).clamp_min(1)

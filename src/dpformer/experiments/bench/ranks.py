@@ -25,17 +25,18 @@ from dpformer.experiments.bench.workloads import find, load
 # name: processes, threads of each
 CONTENDERS = {"1 process": (1, 1), "2 processes": (2, 1), "1 process, 2 threads": (1, 2)}
 BASE = "1 process"
-USERS = 1024
+# Expected in a batch; fewer where it should be quick.
+USERS, FEW = 1024, 256
 
 
 def run(quick: bool, say: Any = lambda line: None) -> dict[str, Any]:
     """Users a second, memory, and their ratios to one process with one thread."""
     sets = ("ml-1m",) if quick else ("ml-1m", "games")
-    steps, rounds = (3, 3) if quick else (6, 5)
-    return {name: _measure(name, steps, rounds, say) for name in sets}
+    users, steps, rounds = (FEW, 3, 3) if quick else (USERS, 6, 5)
+    return {name: _measure(name, users, steps, rounds, say) for name in sets}
 
 
-def _measure(name: str, steps: int, rounds: int, say: Any) -> dict[str, Any]:
+def _measure(name: str, users: int, steps: int, rounds: int, say: Any) -> dict[str, Any]:
     workload = find(name)
     seen: dict[str, list[dict[str, Any]]] = {contender: [] for contender in CONTENDERS}
     with tempfile.TemporaryDirectory(prefix="dpformer-bench-") as folder:
@@ -44,9 +45,9 @@ def _measure(name: str, steps: int, rounds: int, say: Any) -> dict[str, Any]:
         for number in range(rounds):
             for contender, (size, threads) in CONTENDERS.items():
                 say(f"{name}: {contender}, round {number + 1} of {rounds}")
-                arguments = {"path": str(path), "steps": steps, "threads": threads}
+                arguments = {"path": str(path), "users": users, "steps": steps, "threads": threads}
                 seen[contender].append(start(__name__, arguments, size, threads))
-    rows = {contender: _row(found) for contender, found in seen.items()}
+    rows = {contender: _row(found, users) for contender, found in seen.items()}
     base = [found["seconds"] for found in seen[BASE]]
     for contender, found in seen.items():
         # Round by round: neighbours in time had the same machine.
@@ -57,14 +58,14 @@ def _measure(name: str, steps: int, rounds: int, say: Any) -> dict[str, Any]:
             "peak_relative_to_1": rows[contender]["peak_mb"] / rows[BASE]["peak_mb"],
             "added_relative_to_1": rows[contender]["added_mb"] / max(rows[BASE]["added_mb"], 1e-9),
         }
-    return {"workload": workload.describe(), "batch": USERS, "steps": steps, "rounds": rounds, "contenders": rows}
+    return {"workload": workload.describe(), "batch": users, "steps": steps, "rounds": rounds, "contenders": rows}
 
 
-def _row(found: list[dict[str, Any]]) -> dict[str, Any]:
+def _row(found: list[dict[str, Any]], users: int) -> dict[str, Any]:
     middle = {
         key: statistics.median(one[key] for one in found) for key in ("seconds", "peak_mb", "added_mb", "waiting")
     }
-    return {**middle, "users_per_second": USERS / middle["seconds"], "bytes_a_step": found[0]["bytes_a_step"]}
+    return {**middle, "users_per_second": users / middle["seconds"], "bytes_a_step": found[0]["bytes_a_step"]}
 
 
 def start(module: str, arguments: dict[str, Any], size: int, threads: int) -> dict[str, Any]:
@@ -90,7 +91,7 @@ def start(module: str, arguments: dict[str, Any], size: int, threads: int) -> di
     return {key: max(one[key] for one in found) for key in found[0]}
 
 
-def work(path: str, steps: int, threads: int) -> dict[str, Any]:
+def work(path: str, users: int, steps: int, threads: int) -> dict[str, Any]:
     """One process: steps of the paper's model, the first of them not counted."""
     import resource
     import time
@@ -106,8 +107,8 @@ def work(path: str, steps: int, threads: int) -> dict[str, Any]:
 
     torch.set_num_threads(threads)
     workload = load(path)
-    users = len(workload.sequences)
-    plan = make_plan(users, 8.0, 1e-6, batch_size=USERS, epochs=(steps + 1.5) * USERS / users, shares={})
+    everybody = len(workload.sequences)
+    plan = make_plan(everybody, 8.0, 1e-6, batch_size=users, epochs=(steps + 1.5) * users / everybody, shares={})
     waiting: list[float] = []
     with join(600.0) as ranks, tempfile.TemporaryDirectory() as folder:
         before = resident_mb()
@@ -116,7 +117,7 @@ def work(path: str, steps: int, threads: int) -> dict[str, Any]:
         how = Optimisation(max_length=workload.L)
         rank_0: dict[str, Any] = {"sampler": None}
         if ranks.first:
-            rank_0 = {"sampler": PoissonSampler(users, plan.rate, 0), "noise": noise_source("seeded", 0)}
+            rank_0 = {"sampler": PoissonSampler(everybody, plan.rate, 0), "noise": noise_source("seeded", 0)}
             rank_0["ledger"] = create_ledger(folder, plan)
         trainer = Trainer(model, workload.sequences, plan, how, **rank_0, ranks=ranks)
         hear = Ranks.hear
@@ -158,7 +159,7 @@ def show(figures: dict[str, Any]) -> Table:
         "/ 1 process ",
         "waiting",
     )
-    table = Table(*columns, title=f"private steps of {USERS:,} users expected")
+    table = Table(*columns, title="private steps, by processes and threads")
     for name, found in figures.items():
         for contender, row in found["contenders"].items():
             table.add_row(
