@@ -198,3 +198,11 @@ def test_committed_tables_are_what_their_figures_say():
     merged = json.loads((DOCS / "results.json").read_text())["records"]
     assert merged == results.run(out=DOCS)["rows"]
     assert page == results.render((DOCS / "results" / results.PROSE).read_text(), results.run(out=DOCS)["tables"], DOCS)
+
+
+def test_a_row_that_is_not_there_is_refused(dpformer):
+    for option, value, wanted in (("--epsilon", "7", "5, 8, 10, inf"), ("--method", "GUR", "GRU")):
+        done = dpformer("reproduce", "table-1", option, value)
+        assert done.code != 0
+        assert value in done.err
+        assert wanted in done.err

@@ -182,7 +182,7 @@ def plot(figures: dict[str, Any], folder: Path) -> None:
 
     count = len(figures["workloads"])
     with mpl.rc_context({"svg.hashsalt": "dpformer", "svg.fonttype": "none"}):  # the same figures give the same file
-        memory = Figure(figsize=(5 * count, 3.6), layout="constrained")
+        memory = Figure(figsize=(5 * count, 4.1), layout="constrained")
         speed = Figure(figsize=(5.5 * count, 3.6), layout="constrained")
         panels = zip(figures["workloads"].items(), memory.subplots(1, count), speed.subplots(1, count), strict=True)
         for (key, w), left, right in panels:
@@ -196,7 +196,6 @@ def plot(figures: dict[str, Any], folder: Path) -> None:
                     users, [max(base, a) for a in above], "--", label=f"{LABELS[name]}, in one piece (above base)"
                 )
             left.set(xscale="log", yscale="log", title=key, xlabel="users of a step", ylabel="peak memory, MB")
-            left.legend(fontsize=7)
             names = list(reversed(w["contenders"]))
             colours = ["C0" if name in ("private", "re-attention") else "0.6" for name in names]
             bars = right.barh(
@@ -208,6 +207,8 @@ def plot(figures: dict[str, Any], folder: Path) -> None:
             right.set(title=key, xlabel=f"users a second, steps of {w['batch']:,}")
             right.margins(x=0.12)
             right.tick_params(axis="y", labelsize=7)
+        # One for both panels, beside and not over the curves.
+        memory.legend(*memory.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize=7)
         memory.savefig(folder / MEMORY_PLOT, metadata={"Date": None})
         speed.savefig(folder / SPEED_PLOT, metadata={"Date": None})
 

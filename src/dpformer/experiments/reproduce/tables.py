@@ -42,6 +42,9 @@ def run(
     if unknown:
         known = "; ".join(one.name for one in METHODS)
         raise DPFormerError(f"no method is called {min(unknown)!r}; there are: {known}")
+    budgets = sorted({cell.epsilon for one in METHODS for cell in one.cells(SETS[name], 1)})
+    if absent := set(epsilon) - set(budgets):
+        raise DPFormerError(f"no row has epsilon {min(absent):g}; there are: {', '.join(f'{e:g}' for e in budgets)}")
     check_seeds(seeds)
     folders = prepare_sets([SETS[name]], data or {}, cells)
     return measure(
