@@ -89,9 +89,10 @@ class Case:
 EXACT = {
     "plain": Case(),
     "even": Case(items=39),
-    # 15 rows: a part of 7 would take two users in a group where one of 8 takes one, and pad the second.
-    "groups": Case(items=14, group=8 * 18 - 1, tile=1),
-    "groups, recomputed": Case(items=13, group=4 * 18 - 1, tile=1, hold=0),
+    # Parts of 7 and 8 rows (or, of 4 ranks, of 3 and 4): the smaller would take two users in a group where the larger takes one,
+    # and pad the second. All ranks must lay their tokens alike.
+    "groups": Case(items=14, group=90, tile=1),
+    "groups, recomputed": Case(items=13, group=45, tile=1, hold=0),
     "gram": Case(route="gram"),
     "formed": Case(route="formed"),
     "small logits": Case(scale=1.0, bias=True),
