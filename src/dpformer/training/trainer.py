@@ -136,6 +136,11 @@ class Trainer:
         self.model.choose(frequencies, bias)
         self._to_vocabulary()
 
+    def take(self, weights: dict[str, Tensor]) -> None:
+        """Go on with these weights, and the vocabulary that is theirs."""
+        self.model.load_state_dict(weights)
+        self._to_vocabulary()
+
     def _to_vocabulary(self) -> None:
         """Each user's items that the model knows, by their rows: a matter of each user alone."""
         known = self.model.chosen is not None
@@ -310,9 +315,7 @@ class Trainer:
 
     def restore(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
         """Go on from a state."""
-        part = _part(tensors, "model")
-        self.model.load_state_dict(part)
-        self._to_vocabulary()
+        self.take(_part(tensors, "model"))
         self.average = _part(tensors, "average")
         found: dict[int, dict[str, Tensor]] = {}
         for name, value in _part(tensors, "optimizer").items():

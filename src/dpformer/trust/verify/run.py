@@ -60,7 +60,7 @@ def _check_network(found: Verification, model: Released, place: Path, prepared: 
     recipe, few = model.recipe, load(prepared)
     run = start(place / "steps", prepared, small(recipe, len(few.sequences)))
     try:
-        sequences = (tokens_of(run.trainer),)
+        sequences = (tokens_of(run.trainer, network),)
         subject = Subject(network, losses_of(run.trainer), sequences, definition, recipe.max_norm, recipe.rule)
         if check_clipping(found, subject, may_freeze=False):
             weights: dict[str, Tensor] = dict(network.state_dict())

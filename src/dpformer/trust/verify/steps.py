@@ -11,7 +11,7 @@ import torch
 from scipy.stats import chi2
 from torch import Tensor, nn
 
-from dpformer.data import collate
+from dpformer.models.base import SequenceModel
 from dpformer.privacy import noise_source
 from dpformer.training.recipe import Recipe
 from dpformer.training.run import Run
@@ -49,9 +49,19 @@ def definition(module: nn.Module, tokens: Tensor) -> Tensor:
     return nn.functional.cross_entropy(logits, tokens[0, 1:] - 1).reshape(1)
 
 
-def tokens_of(trainer: Trainer) -> Tensor:
-    """All users of a (small) trainer, `[N, L + 1]`."""
-    return collate(trainer.train, np.arange(trainer.plan.users), trainer.how.max_length + 1).tokens
+def tokens_of(trainer: Trainer, model: SequenceModel) -> Tensor:
+    """All users of a (small) trainer, `[N, L + 1]`: rows of the model's vocabulary, other items left out."""
+    places = model.places().numpy()
+    rows = [
+        [int(places[i]) for i in one if places[i] > 0]
+        for one in np.split(trainer.train.items, trainer.train.offsets[1:-1])
+    ]
+    L = trainer.how.max_length + 1
+    tokens = torch.zeros(len(rows), max(1, *(min(L, len(one)) for one in rows)), dtype=torch.int64)
+    for k, one in enumerate(rows):
+        last = one[-L:]
+        tokens[k, : len(last)] = torch.tensor(last, dtype=torch.int64)
+    return tokens
 
 
 def check_steps(found: Verification, run: Run, recipe: Recipe, weights: dict[str, Tensor]) -> None:
@@ -60,7 +70,7 @@ def check_steps(found: Verification, run: Run, recipe: Recipe, weights: dict[str
     Looked at: each sum before noise, after it, and as the optimiser got it.
     """
     trainer = run.trainer
-    trainer.model.load_state_dict(weights)
+    trainer.take(weights)
     trainer.model.double()
     # The source of noise that the run itself used; a seed is for runs that are insecure anyway.
     noise = trainer.noise = Recorded(noise_source(recipe.noise, recipe.seed))
@@ -100,7 +110,7 @@ def _look(found: Verification, run: Run, noise: Recorded, sampler: Chosen) -> No
 
 def _every_user(trainer: Trainer, noise: Recorded, step: Step, everybody: np.ndarray) -> Found:
     """The sum before noise against the loop, with each user's own norm as the clipping measures it alone."""
-    losses, samples, how = losses_of(trainer), (tokens_of(trainer),), trainer.how
+    losses, samples, how = losses_of(trainer), (tokens_of(trainer, trainer.model),), trainer.how
     worst = 0.0
     for users in (everybody, everybody[1::2]):
         # The weights change from step to step, so the loop is made anew.
