@@ -20,6 +20,7 @@ BUILT_IN: dict[str, dict[str, Any]] = {
     "transformer": {},
     "transformer, Re-Attention": {"reattention": "logits", "blocks": 2, "heads": 2},
     "transformer, untied, post-norm, flat": {"tied": False, "norm": "post", "rule": "flat", "max_norm": 0.3},
+    "transformer, small vocabulary": {"vocabulary": 40, "popularity_bias": True, "recency": 1.0, "identity": True},
     "gru": {"model": "gru"},
     "lstm": {"model": "lstm"},
     "transitions": {"model": "transitions"},
