@@ -1,6 +1,7 @@
 """A batch dealt to processes, and the benchmark of processes on a workload of a moment."""
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,6 +21,7 @@ def test_everybody_is_dealt_once_and_tokens_are_balanced(lengths, parts):
     assert max(map(len, dealt)) - min(map(len, dealt)) <= 2
 
 
+@pytest.mark.slow
 def test_the_benchmark_of_processes(monkeypatch):
     monkeypatch.setattr(ranks, "find", lambda name: uniform(40, 6, 30, 8))
     monkeypatch.setattr(ranks, "CONTENDERS", {name: ranks.CONTENDERS[name] for name in ("1 process", "2 processes")})

@@ -224,7 +224,11 @@ def join(seconds: float = SECONDS, environment: Mapping[str, str] = os.environ) 
     # Whoever waits for rank 0 gives it the time to find out whom it waits for itself.
     limit = timedelta(seconds=seconds if rank == 0 else 2 * seconds)
     try:
-        dist.init_process_group("nccl" if gpu else "gloo", rank=rank, world_size=size, timeout=limit)
+        store = _store(environment, limit)
+        if store is not None:
+            # torchrun's store outlives the processes: after a restart it still has the addresses of those that are gone.
+            store = dist.PrefixStore(f"dpformer/{restarts}/{size}", store)  # type: ignore[attr-defined]
+        dist.init_process_group("nccl" if gpu else "gloo", store=store, rank=rank, world_size=size, timeout=limit)
         tensors = dist.group.WORLD
         words = dist.new_group(backend="gloo", timeout=limit) if gpu else tensors
     except (RuntimeError, ValueError) as error:
@@ -244,17 +248,20 @@ def join(seconds: float = SECONDS, environment: Mapping[str, str] = os.environ) 
             dist.destroy_process_group()
 
 
-def _job(environment: Mapping[str, str], seconds: float) -> str | None:
-    """A text that all restarts of one torchrun share: kept in its own store, which ends with it."""
+def _store(environment: Mapping[str, str], limit: timedelta) -> Any:
+    """The store of torchrun itself, which lasts as long as torchrun; None if there is none."""
     if environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return None
+    address, port = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
+    return dist.TCPStore(address, port, is_master=False, timeout=limit)  # type: ignore[attr-defined]
+
+
+def _job(environment: Mapping[str, str], seconds: float) -> str | None:
+    """A text that all restarts of one torchrun share, kept in its store."""
     try:
-        address, port = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
-        store = dist.TCPStore(  # type: ignore[attr-defined]
-            address, port, is_master=False, timeout=timedelta(seconds=seconds)
-        )
+        store = _store(environment, timedelta(seconds=seconds))
         # Sets it if nobody has, and gives what is there.
-        return store.compare_set(_JOB, "", secrets.token_hex(16)).decode()
+        return None if store is None else str(store.compare_set(_JOB, "", secrets.token_hex(16)).decode())
     except RuntimeError as error:
         raise RankError(f"torchrun's store cannot be reached ({_short(error)}); start it again") from None
 
