@@ -36,6 +36,7 @@ from safetensors.torch import save as to_safetensors
 from dpformer import __version__
 from dpformer.data import Dataset, PoissonSampler, load
 from dpformer.data.hashing import sha256_of
+from dpformer.data.store import sequence_files
 from dpformer.errors import DPFormerError
 from dpformer.models.base import SequenceModel
 from dpformer.models.statistics.transitions import DPTransitions
@@ -507,4 +508,4 @@ def _private(path: str, flags: int) -> int:
 
 
 def _hash(data: Path) -> str:
-    return sha256_of([data / "sequences.parquet"])
+    return sha256_of(sequence_files(data))
