@@ -144,13 +144,13 @@ def _sort(users: Coded, items: Coded, times: pl.Series | None) -> Sequences:
 
 
 def _titles(log: Log, notes: list[str]) -> pl.DataFrame | None:
-    return judged_titles(log, log.collect(title_spread(log, log.frame).sort(ITEM)), notes)
+    return judged_titles(log, log.collect(title_spread(id_expression(log, ITEM), log.frame).sort(ITEM)), notes)
 
 
-def title_spread(log: Log, frame: pl.LazyFrame) -> pl.LazyFrame:
-    """The first and the `last` title of each item of `frame`, events of `log`."""
+def title_spread(item: pl.Expr, frame: pl.LazyFrame) -> pl.LazyFrame:
+    """The first and the `last` title of each item (`item` reads its id) in events."""
     return (
-        frame.select(id_expression(log, ITEM).cast(pl.String).alias(ITEM), pl.col(TITLE).cast(pl.String))
+        frame.select(item.cast(pl.String).alias(ITEM), pl.col(TITLE).cast(pl.String))
         .filter(pl.col(TITLE) != "")
         .group_by(ITEM)
         .agg(pl.col(TITLE).min(), last=pl.col(TITLE).max())

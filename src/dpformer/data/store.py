@@ -73,7 +73,7 @@ def load(folder: Path | str) -> Dataset:
         if not isinstance(known, dict) or sha256_of([file]) != known.get(file.relative_to(folder).as_posix()):
             raise DataError(f"{file}: is not what the manifest says (sha256 differs); {_AGAIN}")
     try:
-        catalogue = pl.read_parquet(folder / ITEMS)
+        catalogue = pl.read_parquet(folder / ITEMS, glob=False, hive_partitioning=False)
         _check_catalogue(catalogue)
         sequences = Sequences.from_frames(_checked(file, catalogue) for file in files)
     except (*READ_ERRORS, ValueError) as error:
