@@ -29,7 +29,7 @@ def session() -> "SparkSession":
     if active is not None:
         return active
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    settings = {
+    settings: dict[str, bool | float | int | str | None] = {
         "spark.app.name": "dpformer prepare",
         "spark.ui.showConsoleProgress": "false",
         "spark.executorEnv.POLARS_MAX_THREADS": "1",

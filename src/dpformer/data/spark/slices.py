@@ -129,7 +129,7 @@ def to_arrow(frame: pl.DataFrame) -> pa.Table:
     """The rows as Spark takes them: long, double and string."""
     import pyarrow as pa
 
-    types = {pl.Int64: pa.int64(), pl.Float64: pa.float64(), pl.String: pa.string()}
+    types: dict[Any, Any] = {pl.Int64: pa.int64(), pl.Float64: pa.float64(), pl.String: pa.string()}
     return frame.to_arrow().cast(pa.schema([(name, types[dtype]) for name, dtype in frame.schema.items()]))
 
 
@@ -140,8 +140,8 @@ def _row(values: dict[str, Any], schema: str) -> pa.Table:
 
 
 _LOOK = (
-    "fault string, rows long, no_user long, first_no_user long, no_item long, first_no_item long, text_user long, text_item long, "
-    "large long, bad_s long, bad_ms long, bad_ns long, low string, high string"
+    "fault string, rows long, no_user long, first_no_user long, no_item long, first_no_item long, "
+    "text_user long, text_item long, large long, bad_s long, bad_ms long, bad_ns long, low string, high string"
 )
 _KINDS = ((USER, "user"), (ITEM, "item"))
 

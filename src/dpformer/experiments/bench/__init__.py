@@ -8,5 +8,6 @@ BENCHMARKS: dict[str, str] = {
     "training": "dpformer.experiments.bench.training",
     "prepare": "dpformer.experiments.bench.prepare",
     "noise": "dpformer.experiments.bench.noise",
+    "spark": "dpformer.experiments.bench.spark",
 }
 DEFAULT = "training"
