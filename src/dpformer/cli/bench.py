@@ -7,7 +7,7 @@ import typer
 
 
 def bench(
-    name: Annotated[str, typer.Argument(help="Which benchmark: training, prepare, noise or spark.")] = "training",
+    name: Annotated[str, typer.Argument(help="Which benchmark: training, prepare, noise, spark or cost.")] = "training",
     quick: Annotated[bool, typer.Option("--quick", help="Fewer and smaller measurements.")] = False,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Folder for the report: figures as JSON, a page, plots.")

@@ -9,5 +9,6 @@ BENCHMARKS: dict[str, str] = {
     "prepare": "dpformer.experiments.bench.prepare",
     "noise": "dpformer.experiments.bench.noise",
     "spark": "dpformer.experiments.bench.spark",
+    "cost": "dpformer.experiments.bench.cost",
 }
 DEFAULT = "training"

@@ -6,7 +6,9 @@ earlier contender took.
 
 import importlib
 import json
+import os
 import resource
+import socket
 import subprocess
 import sys
 import time
@@ -23,6 +25,24 @@ def run_child(target: str, **arguments: Any) -> dict[str, Any]:
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return result
+
+
+def run_ranks(target: str, size: int, **arguments: Any) -> list[dict[str, Any]]:
+    """`run_child` in `size` processes at once, which find one another as under torchrun; what each returns, by rank."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    started = []
+    for rank in range(size):
+        environment = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
+        environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        command = [sys.executable, "-m", "dpformer.experiments.bench.child", target, json.dumps(arguments)]
+        variables = {**os.environ, **{name: str(value) for name, value in environment.items()}}
+        started.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=variables))
+    outputs = [process.communicate()[0] for process in started]
+    if any(process.returncode for process in started):
+        raise RuntimeError(f"{target} failed on a rank of {size}")
+    return [json.loads(output.splitlines()[-1]) for output in outputs]
 
 
 def resident_mb() -> float:

@@ -1,0 +1,236 @@
+"""The cost model of `dpformer.training.cost`: measure, fit, predict, compare.
+
+Fitted to: steps of one process on generated sequences of many shapes; noise alone; sums between 2 and 4 processes that do nothing
+else; and how much slower a process is with another beside it. Compared with: training steps of 2 and 4 processes on this machine,
+which no coefficient has seen. Every process has one thread. Times are medians; shapes are taken in turns, so that what else
+the machine does is spread over all of them.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.table import Table
+
+from dpformer.data import PoissonSampler
+from dpformer.experiments.bench import workloads
+from dpformer.experiments.bench.child import run_child, run_ranks
+from dpformer.models.transformer import Transformer
+from dpformer.privacy import PrivacyPlan, create_ledger, noise_source
+from dpformer.training.cost import COMPUTE, MEMORY, Coefficients, Layout, Step, fit, predict, work
+from dpformer.training.ranks import ALONE, Ranks, join
+from dpformer.training.speed import gemm_speed
+from dpformer.training.trainer import Optimisation, Trainer
+
+SIGMA, SEED, MB = 20.0, 0, 2**20
+# Users of a batch, and the shape of the model and its data.
+SHAPES: list[tuple[int, Step]] = [
+    (users, Step(users * length, length, items, d, blocks, d, budget))
+    for users, length, items, d, blocks, budget in (
+        (64, 50, 3_000, 64, 2, 16384),
+        (128, 50, 300, 64, 2, 16384),
+        (32, 50, 30_000, 64, 2, 16384),
+        (64, 20, 100_000, 32, 1, 16384),
+        (8, 10, 300_000, 32, 1, 16384),
+        (256, 10, 3_000, 64, 2, 16384),
+        (24, 200, 3_000, 64, 2, 16384),
+        (16, 50, 10_000, 128, 2, 16384),
+        (256, 20, 1_000, 16, 1, 16384),
+        (256, 20, 1_000, 16, 1, 400),
+        (8, 10, 100, 16, 1, 16384),
+    )
+]
+# What 2 and 4 ranks are asked to do: shapes between those, so that the model has to be right and not only the fit.
+ASKED: list[tuple[int, Step]] = [
+    (users, Step(users * length, length, items, d, blocks, d))
+    for users, length, items, d, blocks in ((256, 50, 3_416, 64, 2), (512, 20, 10_000, 32, 1), (64, 30, 50_000, 64, 1))
+]
+NUMBERS = (10_000, 1_000_000, 6_000_000)
+RANKS = (2, 4)
+
+
+def run(quick: bool, say: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
+    """Everything; with `quick` fewer shapes and turns, and no claim to precision."""
+    shapes, asked = (SHAPES[-3:], ASKED[1:2]) if quick else (SHAPES, ASKED)
+    sizes, turns = (RANKS[:1], 1) if quick else (RANKS, 3)
+    seen: dict[str, list[dict[str, Any]]] = {}
+    for turn in range(turns):
+        say(f"one process, turn {turn + 1} of {turns}")
+        for place, shape in enumerate(shapes):
+            seen.setdefault(f"shape {place}", []).append(run_child(f"{__name__}:alone", **_arguments(*shape)))
+        say("noise, sums, and two processes side by side")
+        seen.setdefault("noise", []).append(run_child(f"{__name__}:noise"))
+        for size in sizes:
+            seen.setdefault(f"sums {size}", []).append(run_ranks(f"{__name__}:sums", size, numbers=NUMBERS)[0])
+        seen.setdefault("alone", []).append(run_child(f"{__name__}:alone", **_arguments(*asked[0])))
+        seen.setdefault("beside", []).extend(run_ranks(f"{__name__}:beside", 2, **_arguments(*asked[0])))
+        for size in sizes:
+            say(f"{size} ranks, turn {turn + 1} of {turns}")
+            for place, shape in enumerate(asked):
+                found = run_ranks(f"{__name__}:together", size, **_arguments(*shape))
+                seen.setdefault(f"ranks {size} {place}", []).append(_of_all(found))
+    measured = {name: _medians(turns_of) for name, turns_of in seen.items()}
+    cores = os.cpu_count() or 1
+    fitted = _fitted([step for _, step in shapes], measured, sizes)
+    return {
+        "machine": f"{cores} cores, {platform.machine()}, torch {torch.__version__}, one thread a process",
+        "cores": cores,
+        "gemm": gemm_speed(*_GEMM),
+        "coefficients": asdict(fitted),
+        "shapes": [_compared(step, Layout(), fitted, measured[f"shape {k}"]) for k, (_, step) in enumerate(shapes)],
+        "predictions": [
+            _compared(step, Layout(size, "data", size, cores), fitted, measured[f"ranks {size} {k}"])
+            for size in sizes
+            for k, (_, step) in enumerate(asked)
+        ],
+        "measured": measured,
+    }
+
+
+_GEMM = (4096, 64)
+_NOBODY = np.zeros(0, dtype=np.int64)
+
+
+def _arguments(users: int, step: Step) -> dict[str, Any]:
+    return {"users": users, "step": asdict(step)}
+
+
+def _medians(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
+    return {name: statistics.median(row[name] for row in rows) for name in rows[0]}
+
+
+def _of_all(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Of the ranks of one run: the longest step, and the most memory."""
+    return {name: max(row[name] for row in rows) for name in ("step_seconds", "peak_mb")}
+
+
+def make(users: int, step: dict[str, Any], ranks: Ranks, folder: Path) -> Trainer:
+    """A trainer whose expected batch is `users` of four times as many, everybody with the same number of items."""
+    s = Step(**step)
+    torch.set_num_threads(1)
+    torch.manual_seed(SEED)
+    data = workloads.uniform(4 * users, int(s.length), s.items, L=int(s.length)).sequences
+    model = Transformer(s.items, int(s.length), d=s.dim, blocks=s.blocks, feed_forward=s.feed_forward)
+    plan = PrivacyPlan(4 * users, users, 100, 8.0, 1e-9, SIGMA)
+    how = Optimisation(max_length=int(s.length), token_budget=s.token_budget, averaging="none")
+    given: tuple[Any, ...] = (None, None, None)
+    if ranks.first:
+        given = (PoissonSampler(plan.users, plan.rate, SEED), noise_source("seeded", SEED), create_ledger(folder, plan))
+    return Trainer(model, data, plan, how, *given, ranks=ranks)
+
+
+def _steps(users: int, step: dict[str, Any], ranks: Ranks, before: Callable[[], Any] = lambda: None) -> dict[str, Any]:
+    """Median seconds a user of some steps, times the expected users; the first step, which warms up, is not counted."""
+    with tempfile.TemporaryDirectory(prefix="dpformer-bench-") as folder:
+        trainer = make(users, step, ranks, Path(folder))
+        trainer.make_step()
+        seconds: list[float] = []
+        while len(seconds) < 5:
+            before()
+            start = time.perf_counter()
+            trainer.make_step()
+            seconds.append(time.perf_counter() - start)
+    return {"step_seconds": statistics.median(seconds)}
+
+
+def alone(users: int, step: dict[str, Any]) -> dict[str, Any]:
+    """Steps of one process."""
+    return _steps(users, step, ALONE)
+
+
+def beside(users: int, step: dict[str, Any]) -> dict[str, Any]:
+    """Steps of one process while others do the same, each for itself."""
+    with join() as ranks:
+        return _steps(users, step, ALONE, ranks.barrier)
+
+
+def together(users: int, step: dict[str, Any]) -> dict[str, Any]:
+    """Steps that several processes make together."""
+    with join() as ranks:
+        return _steps(users, step, ranks, ranks.barrier)
+
+
+def noise() -> dict[str, Any]:
+    """Seconds for a parameter's noise."""
+    torch.set_num_threads(1)
+    source, gradient = noise_source("seeded", SEED), torch.zeros(3_000_000)
+    seconds = []
+    for _ in range(5):
+        start = time.perf_counter()
+        source.add_noise_([("table", gradient)], SIGMA)
+        seconds.append(time.perf_counter() - start)
+    return {"seconds": statistics.median(seconds) / gradient.numel()}
+
+
+def sums(numbers: Sequence[int]) -> dict[str, Any]:
+    """Seconds for the sum of so many numbers to rank 0 and back, as in a step, and for nothing."""
+    torch.set_num_threads(1)
+    found = {}
+    with join() as ranks:
+        for count in (0, *numbers):
+            values, seconds = [torch.ones(count)], []
+            for _ in range(9):
+                ranks.barrier()
+                start = time.perf_counter()
+                ranks.deal([_NOBODY] * ranks.size if ranks.first else ())
+                ranks.hear([0])
+                if count:
+                    ranks.sum_to_first_(values)
+                    ranks.share_(values)
+                seconds.append(time.perf_counter() - start)
+            found[str(count)] = statistics.median(seconds)
+    return found
+
+
+def _fitted(steps: list[Step], measured: dict[str, dict[str, float]], sizes: Sequence[int]) -> Coefficients:
+    per_noise = measured["noise"]["seconds"]
+    done = [work(step, Layout()) for step in steps]
+    seen = [measured[f"shape {k}"] for k in range(len(steps))]
+    times = [one["step_seconds"] - row["noise"] * per_noise for one, row in zip(seen, done, strict=True)]
+    memory = [one["peak_mb"] * MB for one in seen]
+    wire, seconds = [], []
+    for size in sizes:
+        for count, value in measured[f"sums {size}"].items():
+            wire.append({"wire_byte": 8.0 * int(count) * (size - 1), "message": 6.0})
+            seconds.append(value)
+    found = {
+        **fit(done, times, (*COMPUTE, "parameter")),
+        **fit(done, memory, MEMORY),
+        **fit(wire, seconds, ("wire_byte", "message")),
+    }
+    busy = measured["beside"]["step_seconds"] / measured["alone"]["step_seconds"]
+    return Coefficients(noise=per_noise, busy=max(1.0, busy), **found)
+
+
+def _compared(step: Step, layout: Layout, c: Coefficients, measured: dict[str, float]) -> dict[str, Any]:
+    cost = predict(step, layout, c)
+    mb = cost.memory_bytes / MB
+    return {
+        **asdict(step),
+        **{"ranks": layout.ranks, "mode": layout.mode},
+        **{"seconds": measured["step_seconds"], "predicted_seconds": cost.seconds},
+        **{"error": cost.seconds / measured["step_seconds"] - 1},
+        **{"memory_mb": measured["peak_mb"], "predicted_memory_mb": mb, "memory_error": mb / measured["peak_mb"] - 1},
+    }
+
+
+def show(figures: dict[str, Any]) -> Table:
+    """Measured and predicted."""
+    table = Table("ranks", "tokens", "length", "items", "d", "blocks", "seconds", "predicted", "error", "MB", "error")
+    for row in (*figures["shapes"], *figures["predictions"]):
+        table.add_row(
+            *(f"{row[name]:,g}" for name in ("ranks", "tokens", "length", "items", "dim", "blocks")),
+            *(f"{row['seconds']:.3g}", f"{row['predicted_seconds']:.3g}", f"{row['error']:+.0%}"),
+            *(f"{row['memory_mb']:,.0f}", f"{row['memory_error']:+.0%}"),
+        )
+    return table
