@@ -15,9 +15,10 @@ from dpformer.data import save as save_data
 from dpformer.errors import DPFormerError
 from dpformer.evaluation import Evaluation, evaluate, held_out
 from dpformer.privacy import PrivacyStatement
+from dpformer.training.folder import EVENTS, LOCAL
 from dpformer.training.recipe import make_recipe
 from dpformer.training.released import Released, load_model
-from dpformer.training.run import EVENTS, LOCAL, Progress
+from dpformer.training.run import Progress
 from dpformer.training.session import begin
 from dpformer.training.trackers import Tracker
 

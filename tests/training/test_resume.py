@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from dpformer.errors import DPFormerError, PrivacyError
 from dpformer.privacy import parse_statement, read_ledger
 from dpformer.training import checkpoint, files
+from dpformer.training import folder as folder_module
 from dpformer.training import run as run_module
 from dpformer.training.recipe import Recipe
 from dpformer.training.released import load_model
@@ -208,8 +209,8 @@ def test_a_second_death_during_the_resume(tmp_path, data, monkeypatch, whole):
 
 def test_kill_9_at_random_moments(tmp_path, data, monkeypatch, whole):
     """Real processes, killed while they resume, train, write checkpoints and release."""
-    dataset = run_module.load(data)
-    monkeypatch.setattr(run_module, "load", lambda folder: dataset)  # polars does not survive a fork
+    dataset = folder_module.load(data)
+    monkeypatch.setattr(folder_module, "load", lambda folder: dataset)  # polars does not survive a fork
     dice = random.Random(1)
     first = tmp_path / "first"
     start(first, data, small_recipe()).close()

@@ -20,7 +20,7 @@ from unittest import mock
 import faults
 from faulty import Stage
 from dpformer.privacy import chain
-from dpformer.training import checkpoint, released, run
+from dpformer.training import checkpoint, folder, released, run
 
 def forgetful(self, fields):
     self.position = chain.Position(self.position.entries + 1, chain._line(fields)[1])
@@ -28,7 +28,7 @@ def forgetful(self, fields):
 @contextlib.contextmanager
 def no_hashes():
     some = mock.patch.object(faults, "RELEASED", ("privacy.json", "model.safetensors"))
-    with some, mock.patch.object(released, "check_files"), mock.patch.object(run, "check_files"):
+    with some, mock.patch.object(released, "check_files"), mock.patch.object(folder, "check_files"):
         yield
 
 @contextlib.contextmanager

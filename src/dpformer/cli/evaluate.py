@@ -26,8 +26,8 @@ def evaluate(
     from dpformer.evaluation import evaluate as evaluate_model
     from dpformer.evaluation import held_out
     from dpformer.training.files import read_json, write_json
+    from dpformer.training.folder import LOCAL
     from dpformer.training.released import load_model
-    from dpformer.training.run import LOCAL
 
     if data is None:
         if not (run / LOCAL).exists():

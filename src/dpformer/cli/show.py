@@ -16,8 +16,8 @@ def show(
     from dpformer.cli.output import print_json, stdout
     from dpformer.privacy import epsilon, read_ledger
     from dpformer.training.files import read_json
+    from dpformer.training.folder import CONFIG, MODEL, check_files, read_recipe
     from dpformer.training.released import read_statement
-    from dpformer.training.run import CONFIG, MODEL, check_files, read_recipe
 
     recipe = read_recipe(run)
     if finished := (run / MODEL).is_file():

@@ -1,4 +1,4 @@
-"""`dpformer fit` and `dpformer resume`: private training that can be stopped at any time."""
+"""`dpformer fit` and `dpformer resume`: private training that can be stopped at any time, by one process or several."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
+    from dpformer.training.ranks import Ranks
     from dpformer.training.run import Progress
     from dpformer.training.session import AnyRun
     from dpformer.training.trackers import Tracker
@@ -20,11 +21,15 @@ AsJson = Annotated[bool, typer.Option("--json", help="The result as JSON on stdo
 Board = Annotated[
     Path | None, typer.Option("--tensorboard", help="Write a TensorBoard log to this folder; losses are not private.")
 ]
+Timeout = Annotated[
+    float,
+    typer.Option(min=1, help="Under torchrun: how many seconds rank 0 waits for another process before the run ends."),
+]
 
 
 def fit(
     data: Annotated[Path, typer.Argument(help="A folder made by `dpformer prepare`.")],
-    run: Annotated[Path, typer.Option("--run", help="Folder of the run; must be new.")],
+    run: Annotated[Path, typer.Option("--run", "-o", help="Folder of the run; must be new. Under torchrun: -o.")],
     epsilon: Annotated[float | None, typer.Option(help="The budget; inf trains without privacy.")] = None,
     delta: Annotated[float | None, typer.Option(help="Must be below 1 / users.")] = None,
     model: Annotated[
@@ -41,32 +46,73 @@ def fit(
     ] = None,
     noise: Annotated[str | None, typer.Option(help="system, crypto or seeded.")] = None,
     seed: Annotated[int | None, typer.Option(help="With --noise seeded: research only, marked insecure.")] = None,
+    timeout: Timeout = 1800,
     tensorboard: Board = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Train a model with user-level differential privacy. Ctrl-C is safe: `dpformer resume` goes on."""
+    """Train a model with user-level differential privacy. Ctrl-C is safe: `dpformer resume` goes on.
+
+    On several processes or machines: torchrun --nproc-per-node 2 -m dpformer fit DATA -o RUN (torchrun takes --run for its own).
+    """
     from dpformer.training.recipe import make_recipe
     from dpformer.training.session import begin
 
     flags = {"epsilon": epsilon, "delta": delta, "model": model, "noise": noise, "seed": seed}
     options = {key: value for key, value in flags.items() if value is not None} | _settings(setting or [])
-    recipe, trackers = make_recipe(preset, config, **options), _trackers(tensorboard)
-    _train(begin(run, data, recipe), trackers, quiet, as_json)
+    recipe = make_recipe(preset, config, **options)
+    with _joined(timeout) as ranks:
+        if not ranks.first:
+            _follow(ranks, data)
+            return
+        trackers = _trackers(tensorboard)
+        _train(begin(run, data, recipe, ranks), trackers, quiet, as_json)
 
 
 def resume(
     run: Annotated[Path, typer.Argument(help="Folder of the run.")],
     data: Annotated[Path | None, typer.Option(help="Where the data is now, if it was moved.")] = None,
+    timeout: Timeout = 1800,
     tensorboard: Board = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Go on with a run that was interrupted, exactly where an uninterrupted one would be."""
+    """Go on with a run that was interrupted, exactly where an uninterrupted one would be. Also under torchrun, see `fit`."""
     from dpformer.training.session import go_on
 
-    trackers = _trackers(tensorboard)
-    _train(go_on(run, data), trackers, quiet, as_json)
+    with _joined(timeout) as ranks:
+        if not ranks.first:
+            _follow(ranks, data)
+            return
+        trackers = _trackers(tensorboard)
+        _train(go_on(run, data, ranks), trackers, quiet, as_json)
+
+
+@contextmanager
+def _joined(timeout: float) -> Iterator[Ranks]:
+    """This process among those that torchrun started; an error says whose it is, and is told once."""
+    from dpformer.errors import DPFormerError
+    from dpformer.training.ranks import LeaderError, RankError, join
+
+    with join(timeout) as ranks:
+        try:
+            yield ranks
+        except LeaderError:
+            sys.exit(2)
+        except DPFormerError as error:
+            if ranks.first or isinstance(error, RankError):
+                raise
+            raise type(error)(f"rank {ranks.rank}: {error}") from None
+
+
+def _follow(ranks: Ranks, data: Path | None) -> None:
+    """The part of a process that does not lead: it makes the steps, and says and writes nothing."""
+    from dpformer.training.together import follow
+
+    with stoppable() as asked:
+        follower = follow(ranks, data)
+        if follower is not None and not follower.train(lambda: bool(asked)):
+            sys.exit(130)
 
 
 def _trackers(tensorboard: Path | None) -> list[Tracker]:

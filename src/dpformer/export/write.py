@@ -23,8 +23,8 @@ from torch import Tensor
 from dpformer.errors import DPFormerError
 from dpformer.export.graphs import Graph, graph_of
 from dpformer.training.files import write_file
+from dpformer.training.folder import ITEMS, PRIVACY
 from dpformer.training.released import Released, load_model
-from dpformer.training.run import ITEMS, PRIVACY
 
 ONNX, PT2, TABLE = "model.onnx", "model.pt2", "table.safetensors"
 

@@ -24,9 +24,9 @@ from dpformer.models.transformer import Transformer
 from dpformer.privacy import epsilon, read_ledger, spending
 from dpformer.privacy.tradeoff import delta_curve, power
 from dpformer.training.files import read_json
+from dpformer.training.folder import EVENTS, ITEMS
 from dpformer.training.recipe import PRESETS, Recipe, make_recipe
 from dpformer.training.released import Released, load_model
-from dpformer.training.run import EVENTS, ITEMS
 
 # Model-written histories for the attention plot, and their length.
 HISTORIES, LENGTH = 256, 20

@@ -16,10 +16,7 @@ from dpformer.data import Dataset, load
 from dpformer.privacy import Ledger, NoiseSource, PrivacyPlan, PrivacyStatement, fingerprint, noise_source
 from dpformer.training.charged import charged
 from dpformer.training.checkpoint import Checkpoints
-from dpformer.training.memory import enough_memory
-from dpformer.training.recipe import STATISTICS, Recipe
-from dpformer.training.run import (
-    Progress,
+from dpformer.training.folder import (
     RunLock,
     closed_on_error,
     hold,
@@ -29,9 +26,11 @@ from dpformer.training.run import (
     read_recipe,
     refuse_used,
     reopen,
-    state_privacy,
     write_release,
 )
+from dpformer.training.memory import enough_memory
+from dpformer.training.recipe import STATISTICS, Recipe
+from dpformer.training.run import Progress, state_privacy
 from dpformer.training.trackers import Tracker, Trackers, ended, started
 from dpformer.training.trainer import digest
 
@@ -86,14 +85,14 @@ class OneShotRun:
         self.lock.close()
 
 
-def start_one_shot(folder: Path, data: Path, recipe: Recipe) -> OneShotRun:
+def start_one_shot(folder: Path, data: Path, recipe: Recipe, job: str | None = None) -> OneShotRun:
     """Begin a run of statistics in a new folder."""
     refuse_used(folder)
     dataset = load(data)
     plan = recipe.plan(len(dataset.sequences))
     lock = hold_new(folder)
     with closed_on_error(lock):
-        ledger = make_folder(folder, data, dataset, recipe, plan)
+        ledger = make_folder(folder, data, dataset, recipe, plan, job)
         assert ledger is not None  # `make_recipe` refuses statistics without privacy
         with closed_on_error(ledger):
             noise = noise_source(recipe.noise, recipe.seed)

@@ -22,8 +22,8 @@ from dpformer.models.statistics.popularity import DPPopularity
 from dpformer.models.statistics.transitions import DPTransitions
 from dpformer.privacy import PrivacyStatement, parse_statement
 from dpformer.training.files import read_small
+from dpformer.training.folder import ITEMS, MODEL, PRIVACY, check_catalogue, check_files, read_recipe
 from dpformer.training.recipe import STATISTICS, Recipe
-from dpformer.training.run import ITEMS, MODEL, PRIVACY, check_catalogue, check_files, read_recipe
 from dpformer.training.sizes import catalogue_rows, check_tensors, read_catalogue
 
 BATCH = 512

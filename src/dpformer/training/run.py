@@ -15,28 +15,18 @@ the last file written: a folder that has it has its statement too, and is finish
 
 from __future__ import annotations
 
-import io
 import json
 import math
-import os
-import platform
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import polars as pl
 import torch
-from pydantic import ValidationError
-from safetensors.torch import save as to_safetensors
 
-from dpformer import __version__
 from dpformer.data import Dataset, PoissonSampler, load
-from dpformer.data.hashing import sha256_of
-from dpformer.data.store import sequence_files
 from dpformer.errors import DPFormerError
 from dpformer.models.base import SequenceModel
 from dpformer.models.statistics.transitions import DPTransitions
@@ -44,37 +34,41 @@ from dpformer.models.transformer import Transformer
 from dpformer.privacy import (
     ItemFrequencies,
     Ledger,
-    Position,
     PrivacyPlan,
     PrivacyStatement,
     TuningPart,
     assume_public,
     build_statement,
-    create_ledger,
     fingerprint,
     noise_source,
     noisy_histogram,
-    open_ledger,
-    take_lock,
 )
-from dpformer.training.card import model_card
 from dpformer.training.charged import charged
-from dpformer.training.checkpoint import PRIVATE, Checkpoints
-from dpformer.training.files import read_json, sha256, write_file, write_json
+from dpformer.training.checkpoint import Checkpoints
+from dpformer.training.files import write_file
+from dpformer.training.folder import (
+    EVENTS,
+    RunLock,
+    closed_on_error,
+    data_of,
+    explained,
+    hold,
+    hold_new,
+    make_folder,
+    owner_only,
+    place_of,
+    read_recipe,
+    refuse_used,
+    reopen,
+    write_release,
+)
 from dpformer.training.memory import enough_memory
+from dpformer.training.ranks import ALONE, Ranks
 from dpformer.training.recipe import HISTOGRAM, PRIOR, STATISTICS, Recipe
-from dpformer.training.sizes import column_hashes
+from dpformer.training.together import compare_data, explained_loss, lead
 from dpformer.training.trackers import Tracker, Trackers, ended, started, stepped
 from dpformer.training.trainer import StepReport, Trainer, digest
 
-CONFIG, MODEL, ITEMS, PRIVACY, EVENTS, CARD = (
-    *("config.json", "model.safetensors", "items.parquet", "privacy.json", "events.jsonl", "README.md"),
-)
-# Where the data was, for `evaluate` on this machine; not part of the model, and without a hash, which would confirm a guess.
-LOCAL = "local.json"
-# Hashes of what is released, against damage; whoever forges the one forges the other.
-FILES = "files.json"
-LOCKED = "run.lock"
 CHECKPOINT_SECONDS = 60.0
 
 
@@ -92,6 +86,7 @@ class Run:
 
     def __init__(self, folder: Path, dataset: Dataset, recipe: Recipe, trainer: Trainer, lock: RunLock):
         self.folder, self.dataset, self.recipe, self.trainer, self.lock = folder, dataset, recipe, trainer, lock
+        self.ranks = trainer.ranks
         self.frequencies: ItemFrequencies | None = None
         self.prior: DPTransitions | None = None
         self.checkpoints = Checkpoints(folder)
@@ -117,8 +112,10 @@ class Run:
         self._forget_events()
         told = Trackers(trackers)
         told.on_event(started(self.step, self.plan.steps, self.recipe.settings()))
-        with enough_memory(self.folder):
-            return self._train(on_step, should_stop, checkpoint_seconds, told)
+        with enough_memory(self.folder), explained_loss(self.folder, self.ranks):
+            done = self._train(on_step, should_stop, checkpoint_seconds, told)
+            self.ranks.tell(done)
+            return done
 
     def _train(
         self,
@@ -132,12 +129,12 @@ class Run:
         for report in self.trainer.run():
             now = time.monotonic()
             event = stepped(report.step, self.trainer.how.rate_at(report.step, self.plan.steps), report.loss)
-            with _explained(self.folder), open(self.folder / EVENTS, "a", encoding="utf-8", opener=_private) as events:
+            with explained(self.folder), open(self.folder / EVENTS, "a", encoding="utf-8", opener=owner_only) as events:
                 events.write(json.dumps(event) + "\n")
             told.on_event(event)
             users += report.users
             on_step(Progress(report, self.trainer.plan, users / max(now - began, 1e-9)))
-            if should_stop():
+            if self.ranks.agree(should_stop()):
                 self.save()
                 told.on_event(ended(self.step, released=False))
                 return False
@@ -152,6 +149,7 @@ class Run:
         """A checkpoint of everything that the next steps depend on."""
         tensors, values = self.trainer.state()
         values["threads"] = torch.get_num_threads()  # sums are rounded in another order with more or fewer
+        values["ranks"] = self.ranks.size  # and so they are with more or fewer processes
         if self.frequencies is not None:
             tensors["frequencies"] = torch.from_numpy(self.frequencies.probability)
             values["frequencies"] = {"source": self.frequencies.source, "floor": self.frequencies.floor}
@@ -164,7 +162,7 @@ class Run:
     def _forget_events(self) -> None:
         """Drop events of steps that will be made again, and a torn last line."""
         path = self.folder / EVENTS
-        with _explained(self.folder):
+        with explained(self.folder):
             lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
         write_file(path, b"".join(line for line in lines[: self.trainer.step] if line.endswith(b"\n")), 0o600)
 
@@ -193,134 +191,22 @@ class Run:
         self.lock.close()
 
 
-class RunLock:
-    """A run folder, held against other processes: two of them would mix their settings and their checkpoints."""
-
-    def __init__(self, folder: Path) -> None:
-        self._descriptor: int | None = take_lock(folder / LOCKED)
-
-    def close(self) -> None:
-        """Let another process open the run."""
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
-
-
-def start(folder: Path, data: Path, recipe: Recipe) -> Run:
-    """Begin a run in a new folder, on data that `dpformer prepare` wrote."""
+def start(folder: Path, data: Path, recipe: Recipe, ranks: Ranks = ALONE) -> Run:
+    """Begin a run in a new folder, on data that `dpformer prepare` wrote. Rank 0 calls it, while the others `follow`."""
     refuse_used(folder)
     dataset = load(data)
+    compare_data(ranks, dataset, data)
     plan = recipe.plan(len(dataset.sequences))
     lock = hold_new(folder)
     with closed_on_error(lock):
-        ledger = make_folder(folder, data, dataset, recipe, plan)
-        with closed_on_error(ledger), _explained(folder):
-            run = _open(folder, dataset, recipe, plan, ledger, lock)
+        ledger = make_folder(folder, data, dataset, recipe, plan, ranks.job)
+        with closed_on_error(ledger), explained(folder):
+            run = _open(folder, dataset, recipe, plan, ledger, lock, ranks)
             run.save()
             _release_histogram(run)
             _release_prior(run)
+            lead(run.trainer, recipe)
     return run
-
-
-def refuse_used(folder: Path) -> None:
-    """A run begins in a new folder."""
-    with _explained(folder):
-        used = folder.exists() and (not folder.is_dir() or any(path.name != LOCKED for path in folder.iterdir()))
-    if used:
-        hint = f"continue it with: dpformer resume {folder}, or " if (folder / PRIVATE).is_dir() else ""
-        raise DPFormerError(f"{folder}: exists already; {hint}choose another folder with --run")
-
-
-def hold_new(folder: Path) -> RunLock:
-    """Make the folder of a new run and hold it. Of two processes that begin at once, one gets it."""
-    with _explained(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-    lock = RunLock(folder)
-    with closed_on_error(lock):
-        refuse_used(folder)
-    return lock
-
-
-def hold(folder: Path) -> RunLock:
-    """Hold the folder of a run that is there."""
-    read_recipe(folder)
-    return RunLock(folder)
-
-
-def make_folder(folder: Path, data: Path, dataset: Dataset, recipe: Recipe, plan: PrivacyPlan) -> Ledger | None:
-    """What every run folder has from the start: config, catalogue, ledger, and a private place."""
-    config = {
-        "format": "dpformer-run",
-        "version": 1,
-        "dpformer": __version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "recipe": recipe.settings(),
-        "items": len(dataset.catalogue),
-    }
-    write_json(folder / CONFIG, config)
-    items = io.BytesIO()
-    dataset.catalogue.write_parquet(items)
-    write_file(folder / ITEMS, items.getvalue())
-    ledger = create_ledger(folder, plan) if plan.private else None
-    with closed_on_error(ledger), _explained(folder):
-        Checkpoints(folder).make_folder()
-        write_json(folder / LOCAL, {"data": str(data.resolve())}, mode=0o600)
-        known = {name: sha256(folder / name) for name in (CONFIG, ITEMS)}
-        source = {"path": str(data.resolve()), "sha256": _hash(data), "files": known}
-        source |= {"columns": column_hashes(dataset.catalogue)}
-        write_json(folder / PRIVATE / "data.json", source, mode=0o600)
-    return ledger
-
-
-def place_of(ledger: Ledger) -> dict[str, Any]:
-    """Where a ledger stands, for the checkpoint that is to go on with it."""
-    position = ledger.position()
-    return {"run_id": ledger.run_id, "entries": position.entries, "hash": position.hash}
-
-
-def write_release(
-    folder: Path, recipe: Recipe, statement: PrivacyStatement, items: int, tensors: dict[str, torch.Tensor]
-) -> None:
-    """The released model and its papers; the model last, so that a folder with a model is whole."""
-    write_file(folder / PRIVACY, statement.to_json().encode())
-    write_file(folder / CARD, model_card(recipe, statement, items).encode())
-    model = to_safetensors(tensors)
-    known: dict[str, Any] = {name: sha256(folder / name) for name in (CONFIG, PRIVACY)}
-    known |= {MODEL: sha256(model), ITEMS: _read_source(folder)["columns"]}
-    write_json(folder / FILES, known)
-    write_file(folder / MODEL, model)
-
-
-def check_files(folder: Path) -> dict[str, Any]:
-    """A finished run's files must be those that were released: a flipped bit in a model or a statement is not used.
-
-    Gives the hashes of the catalogue's columns, for whoever reads it: `check_catalogue`.
-    """
-    known = read_json(folder / FILES)
-    if not isinstance(known, dict) or not {CONFIG, PRIVACY, MODEL} <= known.keys() or not _is_table(known.get(ITEMS)):
-        raise DPFormerError(f"{folder / FILES}: is damaged; copy the released folder again")
-    columns: dict[str, Any] = known.pop(ITEMS)
-    _compare(folder, known, "copy the released folder again")
-    return columns
-
-
-def check_catalogue(path: Path, catalogue: pl.DataFrame, known: dict[str, Any]) -> None:
-    """Ids and titles must be those that were released."""
-    found = column_hashes(catalogue)
-    for name, expected in known.items():
-        if found.get(name) != expected:
-            raise DPFormerError(f"{path}: column {name!r} is damaged or was changed; copy the released folder again")
-
-
-def _is_table(value: object) -> bool:
-    return isinstance(value, dict) and "item_id" in value
-
-
-def _compare(folder: Path, known: dict[str, Any], cure: str) -> None:
-    for name, expected in known.items():
-        if name in (CONFIG, ITEMS, PRIVACY, MODEL) and sha256(folder / name) != expected:
-            raise DPFormerError(f"{folder / name}: is damaged or was changed (sha256 differs); {cure}")
 
 
 def state_privacy(plan: PrivacyPlan, ledger: Ledger | None, recipe: Recipe) -> PrivacyStatement:
@@ -337,8 +223,8 @@ def state_privacy(plan: PrivacyPlan, ledger: Ledger | None, recipe: Recipe) -> P
     )
 
 
-def resume(folder: Path, data: Path | None = None) -> Run:
-    """Go on with a run that was interrupted, exactly where an uninterrupted one would be."""
+def resume(folder: Path, data: Path | None = None, ranks: Ranks = ALONE) -> Run:
+    """Go on with a run that was interrupted, exactly where an uninterrupted one would be. As `start` among several processes."""
     lock = hold(folder)
     with closed_on_error(lock):
         recipe = read_recipe(folder)
@@ -346,7 +232,9 @@ def resume(folder: Path, data: Path | None = None) -> Run:
         plan = ledger.plan if ledger is not None else recipe.plan(len(dataset.sequences))
         torch.set_num_threads(values["threads"])
         with closed_on_error(ledger):
-            run = _open(folder, dataset, recipe, plan, ledger, lock)
+            _refuse_other_ranks(folder, values, ledger, ranks)
+            compare_data(ranks, dataset, data or data_of(folder))
+            run = _open(folder, dataset, recipe, plan, ledger, lock, ranks)
             found = tensors.pop("frequencies", None)
             known = {name.removeprefix("prior."): value for name, value in tensors.items() if name.startswith("prior.")}
             run.trainer.restore(tensors, values)
@@ -359,54 +247,33 @@ def resume(folder: Path, data: Path | None = None) -> Run:
                 run.prior = DPTransitions.from_state(known)
             else:
                 _release_prior(run)
+            lead(run.trainer, recipe)
     return run
 
 
-def reopen(
-    folder: Path, data: Path | None = None
-) -> tuple[Dataset, Ledger | None, dict[str, torch.Tensor], dict[str, Any]]:
-    """What an unfinished run left: its data, its ledger, and the tensors and values of its last checkpoint."""
-    checkpoints = Checkpoints(folder)
-    if (folder / MODEL).exists():
-        checkpoints.remove()  # a crash may have come between the two
-        raise DPFormerError(f"{folder}: is finished; its model is released")
-    tensors, values = checkpoints.load()
-    source = _read_source(folder)
-    _compare(folder, source["files"], "put back the file that the run began with, or fit again in another folder")
-    data = data or Path(source["path"])
-    dataset = load(data)
-    if _hash(data) != source["sha256"]:
-        raise DPFormerError(f"{data}: is not the data that the run began with; give that with --data")
-    known = values.get("ledger")
-    ledger = None
-    if known is not None:
-        ledger = open_ledger(folder, Position(known["entries"], known["hash"]), known["run_id"])
-    return dataset, ledger, tensors, values
-
-
-def _read_source(folder: Path) -> dict[str, Any]:
-    path = folder / PRIVATE / "data.json"
-    source = read_json(path)
-    kinds = {"path": str, "sha256": str, "files": dict, "columns": dict}
-    if not isinstance(source, dict) or any(not isinstance(source.get(key), kind) for key, kind in kinds.items()):
-        raise DPFormerError(f"{path}: is damaged; fit again in another folder (what was spent stays in the ledger)")
-    return source
-
-
-def read_recipe(folder: Path) -> Recipe:
-    """The recipe of a run."""
-    config = read_json(folder / CONFIG)
-    if not isinstance(config, dict) or config.get("format") != "dpformer-run":
-        raise DPFormerError(f"{folder}: is not a run folder")
-    try:
-        return Recipe.model_validate(config["recipe"])
-    except (KeyError, ValidationError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise DPFormerError(f"{folder / CONFIG}: is damaged or of another version ({reason})") from None
+def _refuse_other_ranks(folder: Path, values: dict[str, Any], ledger: Ledger | None, ranks: Ranks) -> None:
+    """Steps that were charged and must be made again are the same bits only among as many processes."""
+    known, before = values.get("ledger"), values.get("ranks", 1)
+    if ledger is None or known is None or before == ranks.size:
+        return
+    again = [entry for entry in ledger.account().entries[known["entries"] :] if entry.kind == "step"]
+    if again:
+        how = "dpformer" if before == 1 else f"torchrun with {before} processes in all: torchrun ... -m dpformer"
+        raise DPFormerError(
+            f"{folder}: {len(again)} steps that were charged after the last checkpoint must be made again by as many processes "
+            f"as made them, {before}, and now there are {ranks.size}; go on by {how} resume {folder}. After a stop by Ctrl-C any "
+            "number can go on"
+        )
 
 
 def _open(
-    folder: Path, dataset: Dataset, recipe: Recipe, plan: PrivacyPlan, ledger: Ledger | None, lock: RunLock
+    folder: Path,
+    dataset: Dataset,
+    recipe: Recipe,
+    plan: PrivacyPlan,
+    ledger: Ledger | None,
+    lock: RunLock,
+    ranks: Ranks,
 ) -> Run:
     seed = recipe.seed
     torch.manual_seed(secrets.randbits(63) if seed is None else seed)  # initial weights and dropout; never the noise
@@ -422,6 +289,7 @@ def _open(
         noise,
         ledger,
         about=recipe.model_dump_json(),
+        ranks=ranks,
     )
     return Run(folder, dataset, recipe, trainer, lock)
 
@@ -478,34 +346,3 @@ def _set_errors(
     if isinstance(model, Transformer) and model.reattention is not None and frequencies is not None and plan.private:
         p = torch.from_numpy(frequencies.probability).float()
         model.set_errors(plan.noise_multiplier, plan.batch_size, p, torch.ones(recipe.max_length), averaging)
-
-
-@contextmanager
-def closed_on_error(held: Ledger | RunLock | None) -> Iterator[None]:
-    """Let go of a lock if what follows fails."""
-    try:
-        yield
-    except BaseException:
-        if held is not None:
-            held.close()
-        raise
-
-
-@contextmanager
-def _explained(folder: Path) -> Iterator[None]:
-    """Turn what the file system refuses into one line."""
-    try:
-        yield
-    except OSError as error:
-        raise DPFormerError(
-            f"{folder}: cannot be written ({error.strerror}); what was saved before is untouched"
-        ) from None
-
-
-def _private(path: str, flags: int) -> int:
-    """Opens a file that carries no noise: for its owner only."""
-    return os.open(path, flags, 0o600)
-
-
-def _hash(data: Path) -> str:
-    return sha256_of(sequence_files(data))

@@ -1,21 +1,42 @@
-"""One way in for every model: a run is begun or gone on with by its recipe."""
+"""One way in for every model: a run is begun or gone on with by its recipe.
+
+Among several processes rank 0 calls `begin` or `go_on`, and the others `follow` meanwhile.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from dpformer.training.folder import began_in, read_recipe
 from dpformer.training.one_shot import OneShotRun, resume_one_shot, start_one_shot
+from dpformer.training.ranks import ALONE, Ranks
 from dpformer.training.recipe import STATISTICS, Recipe
-from dpformer.training.run import Run, read_recipe, resume, start
+from dpformer.training.run import Run, resume, start
+from dpformer.training.together import alone
 
 AnyRun = Run | OneShotRun
 
 
-def begin(folder: Path, data: Path, recipe: Recipe) -> AnyRun:
-    """Begin a run in a new folder, on data that `dpformer prepare` wrote."""
-    return (start_one_shot if recipe.model in STATISTICS else start)(folder, data, recipe)
+def begin(folder: Path, data: Path, recipe: Recipe, ranks: Ranks = ALONE) -> AnyRun:
+    """Begin a run in a new folder, on data that `dpformer prepare` wrote.
+
+    When torchrun has restarted its processes, the run that they began goes on; anybody else's is refused as ever.
+    """
+    with ranks.leading():
+        if ranks.restarts and began_in(folder, ranks.job):
+            return _go_on(folder, data, ranks)
+        if recipe.model in STATISTICS:
+            return alone(ranks, start_one_shot(folder, data, recipe, ranks.job))
+        return start(folder, data, recipe, ranks)
 
 
-def go_on(folder: Path, data: Path | None = None) -> AnyRun:
+def go_on(folder: Path, data: Path | None = None, ranks: Ranks = ALONE) -> AnyRun:
     """Go on with a run that was interrupted."""
-    return (resume_one_shot if read_recipe(folder).model in STATISTICS else resume)(folder, data)
+    with ranks.leading():
+        return _go_on(folder, data, ranks)
+
+
+def _go_on(folder: Path, data: Path | None, ranks: Ranks) -> AnyRun:
+    if read_recipe(folder).model in STATISTICS:
+        return alone(ranks, resume_one_shot(folder, data))
+    return resume(folder, data, ranks)

@@ -4,12 +4,18 @@
 
 The order of things is the guarantee: the clipped sum is complete, then the ledger is charged and synced, then noise is added,
 and only then anything looks at the sum.
+
+With several processes (see `ranks`) rank 0 draws the batch and deals it out; each process clips its own users; the clipped sum
+goes to rank 0, which alone has ledger and noise, and comes back with noise: so the order is the same, and the other processes
+make their step from the noisy sum. Before each charge rank 0 compares what determines the step: a process with other data,
+settings or weights ends the run.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -19,10 +25,11 @@ from torch import Tensor
 
 from dpformer.clipping import PhantomClipping, TiedCrossEntropy
 from dpformer.clipping.head import HOLD_ELEMENTS, TILE_TOKENS
-from dpformer.data import MicroBatch, PoissonSampler, Sequences, micro_batches
+from dpformer.data import MicroBatch, PoissonSampler, Sequences, deal, micro_batches
 from dpformer.errors import PrivacyError
 from dpformer.models.base import SequenceModel
 from dpformer.privacy import Ledger, NoiseSource, PrivacyPlan, fingerprint
+from dpformer.training.ranks import ALONE, RankError, Ranks
 
 Averaging = Literal["none", "ema", "tail"]
 
@@ -76,6 +83,7 @@ class Trainer:
 
     A plan with epsilon inf is trained by the same loop without clipping and noise, and needs neither noise nor ledger. `about`
     names whatever else determines the steps (the recipe, released frequencies), so that a replayed step is known from another.
+    Among several processes rank 0 alone has sampler, noise and ledger.
     """
 
     def __init__(
@@ -84,20 +92,23 @@ class Trainer:
         train: Sequences,
         plan: PrivacyPlan,
         how: Optimisation,
-        sampler: PoissonSampler,
+        sampler: PoissonSampler | None,
         noise: NoiseSource | None = None,
         ledger: Ledger | None = None,
         about: str = "",
+        ranks: Ranks = ALONE,
     ) -> None:
         if len(train) != plan.users:
             raise PrivacyError(f"the plan is for {plan.users} users, and the data has {len(train)}; make the plan anew")
-        if plan.private and (noise is None or ledger is None):
+        if plan.private and ranks.first and (noise is None or ledger is None):
             raise PrivacyError("a private plan needs a noise source and a ledger")
+        if ranks.first != (sampler is not None) or (not ranks.first and (noise or ledger)):
+            raise PrivacyError("rank 0 has the sampler, the noise and the ledger, and nobody else")
         if ledger is not None and ledger.plan != plan:
             raise PrivacyError("the ledger is of another plan; use the plan that it was made with")
         self.model, self.train, self.plan, self.how = model, train, plan, how
-        self.noise, self.ledger = noise, ledger
-        self.sampler = self._checked(sampler)
+        self.noise, self.ledger, self.ranks = noise, ledger, ranks
+        self.sampler = None if sampler is None else self._checked(sampler)
         self.step = 0
         self.clipping = PhantomClipping(model, how.max_norm, how.rule)
         self.optimizer = torch.optim.Adam(
@@ -139,28 +150,74 @@ class Trainer:
         step = self.step + 1
         self.model.train()
         tensors = [value.detach().cpu().numpy() for value in (*self.model.state_dict().values(), torch.get_rng_state())]
-        inputs = fingerprint(self._about, str(step), digest(*tensors))
-        users = self.sampler.draw() if self.plan.sampler == "poisson" else np.arange(self.plan.users)
+        weights = digest(*tensors)
+        inputs = fingerprint(self._about, str(step), weights)
+        users, own = self._draw()
         for p in self.model.parameters():
             p.grad = torch.zeros_like(p) if p.grad is None else p.grad.zero_()
         lost, loss = self.clipping.nonfinite, 0.0
-        # Somebody with less than a pair of items adds nothing, and is in the batch all the same.
-        paired = users[self._sequences.lengths[users] > 1]
         # With a large catalogue, no more tokens than the head can keep the logits of.
         budget = min(self.how.token_budget, max(TILE_TOKENS, HOLD_ELEMENTS // len(self.model.table)))
-        batches = micro_batches(self._sequences, paired, max_length=self.how.max_length + 1, token_budget=budget)
-        for batch in batches:
-            loss += self._add_gradients(batch)
-        if self.plan.private:
+        batches = micro_batches(self._sequences, own, max_length=self.how.max_length + 1, token_budget=budget)
+        with self._own_dropout(step):
+            for batch in batches:
+                loss += self._add_gradients(batch)
+        # Here rank 0 waits for the slowest; then all parts of the sum are complete.
+        said = self.ranks.hear([step, self._about, weights, loss, self.clipping.nonfinite - lost])
+        self._check_alike(said)
+        for other in said[1:]:
+            loss += other[3]
+            self.clipping.nonfinite += other[4]
+        gradients = [(name, p.grad) for name, p in self._parameters.items() if p.grad is not None]
+        sums = [gradient for _, gradient in gradients]
+        self.ranks.sum_to_first_(sums)
+        if self.plan.private and self.ranks.first:
             assert self.noise is not None
             assert self.ledger is not None
             # The noise goes into both: a bare hash of the data would tell whoever has a guess whether it is right.
-            noise = self.noise.state()
-            self.ledger.authorise_step(step, fingerprint(noise), fingerprint(noise, inputs, digest(users)))
-            gradients = [(name, p.grad) for name, p in self._parameters.items() if p.grad is not None]
+            noise, parts = self.noise.state(), [inputs, digest(users)]
+            if self.ranks.size > 1:
+                # Other processes, or as many on other machines, may round otherwise: made again, it must be this very sum.
+                parts += [str(self.ranks.size), digest(*(value.cpu().numpy() for value in sums))]
+            self.ledger.authorise_step(step, fingerprint(noise), fingerprint(noise, *parts))
             self.noise.add_noise_(gradients, self.plan.noise_std(self.how.max_norm))
+        self.ranks.share_(sums)
         self._update(step)
         return StepReport(step, len(users), loss / max(1, len(users)), self.clipping.nonfinite - lost)
+
+    def _draw(self) -> tuple[np.ndarray, np.ndarray]:
+        """Who is in the batch (on rank 0; others know their own alone), and whose gradients this process computes."""
+        if self.sampler is None:
+            own = self.ranks.deal()
+            return own, own
+        users = self.sampler.draw() if self.plan.sampler == "poisson" else np.arange(self.plan.users)
+        # Somebody with less than a pair of items adds nothing, and is in the batch all the same.
+        paired = users[self._sequences.lengths[users] > 1]
+        if self.ranks.size == 1:
+            return users, paired
+        lengths = np.minimum(self._sequences.lengths[paired], self.how.max_length + 1)
+        return users, self.ranks.deal(deal(paired, lengths, self.ranks.size))
+
+    @contextmanager
+    def _own_dropout(self, step: int) -> Iterator[None]:
+        """Among several, each process has random numbers of its own, that step and rank tell: a resumed run has the same."""
+        if self.ranks.size == 1:
+            yield
+            return
+        state = torch.get_rng_state().numpy().tobytes()  # the same everywhere, and in every step
+        with torch.random.fork_rng():
+            torch.manual_seed(int(fingerprint(state, str(step), str(self.ranks.rank))[:16], 16) >> 1)
+            yield
+
+    def _check_alike(self, said: list[list[Any]]) -> None:
+        """All processes must be at the same step of the same training, before anything is charged."""
+        for rank, other in enumerate(said):
+            for what, mine, theirs in zip(("step", "data or settings", "weights"), said[0], other, strict=False):
+                if mine != theirs:
+                    raise RankError(
+                        f"rank {rank} has another {what} than rank 0, so this step was not made; nothing was spent on it. See "
+                        "that all machines have the same version of dpformer and torch, and the same data"
+                    )
 
     @property
     def _parameters(self) -> dict[str, torch.nn.Parameter]:
@@ -236,7 +293,7 @@ class Trainer:
         tensors["random"] = torch.get_rng_state()
         values = {
             "step": self.step,
-            "sampler": self.sampler.state(),
+            "sampler": None if self.sampler is None else self.sampler.state(),
             "noise": None if self.noise is None else self.noise.state(),
             "nonfinite": self.clipping.nonfinite,
         }
@@ -256,7 +313,8 @@ class Trainer:
         self.optimizer.load_state_dict({"state": found, "param_groups": groups})
         torch.set_rng_state(tensors["random"])
         self.step = values["step"]
-        self.sampler = self._checked(PoissonSampler.restored(values["sampler"]))
+        if self.sampler is not None:
+            self.sampler = self._checked(PoissonSampler.restored(values["sampler"]))
         if self.noise is not None:
             self.noise.restore(values["noise"])
         self.clipping.nonfinite = values["nonfinite"]

@@ -26,8 +26,9 @@ from dpformer.experiments.reproduce.data_sets import fingerprint
 from dpformer.models.statistics import Popularity
 from dpformer.training.checkpoint import PRIVATE
 from dpformer.training.files import read_json, write_json
+from dpformer.training.folder import MODEL
 from dpformer.training.released import load_model, read_statement
-from dpformer.training.run import MODEL, Progress, Run
+from dpformer.training.run import Progress, Run
 from dpformer.training.session import AnyRun, begin, go_on
 
 RECORD, PROGRESS, ITERATES, METRICS = "cell.json", "progress.json", "iterates.jsonl", "metrics.json"

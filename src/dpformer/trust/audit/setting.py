@@ -12,8 +12,9 @@ import polars as pl
 from dpformer.data import Dataset, Sequences, demo_frame, load, prepare
 from dpformer.errors import DPFormerError
 from dpformer.training.files import read_json
+from dpformer.training.folder import LOCAL, read_recipe
 from dpformer.training.recipe import STATISTICS, Recipe, make_recipe
-from dpformer.training.run import LOCAL, Run, read_recipe, start
+from dpformer.training.run import Run, start
 from dpformer.trust.verify.scratch import write_data
 
 

@@ -10,9 +10,10 @@ from torch import equal
 
 from dpformer.errors import DPFormerError
 from dpformer.privacy import read_ledger
+from dpformer.training.folder import MODEL
 from dpformer.training.one_shot import OneShotRun
 from dpformer.training.recipe import STATISTICS, Recipe
-from dpformer.training.run import MODEL, Run
+from dpformer.training.run import Run
 from dpformer.training.session import begin, go_on
 from dpformer.trust.verify.checks import Found
 

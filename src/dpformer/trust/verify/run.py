@@ -13,9 +13,10 @@ from dpformer.models.base import SequenceModel
 from dpformer.models.joined import Joined
 from dpformer.privacy import noise_source
 from dpformer.training.files import read_json
+from dpformer.training.folder import LOCAL
 from dpformer.training.recipe import HISTOGRAM, STATISTICS
 from dpformer.training.released import Released, load_model
-from dpformer.training.run import LOCAL, start
+from dpformer.training.run import start
 from dpformer.trust.verify.checks import Found, NotChecked, Verification
 from dpformer.trust.verify.clipped import check_clipping
 from dpformer.trust.verify.loop import Subject

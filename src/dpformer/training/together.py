@@ -1,0 +1,126 @@
+"""How several processes begin and end a run together: rank 0 has the run, the others follow.
+
+    rank 0                                    the others (`follow`)
+    opens or reopens the run folder
+    `compare_data`: where the data is      -> load theirs, and tell its hash: it must be rank 0's
+    releases histogram and prior
+    `lead`: recipe, plan, weights          -> build the same model from them
+    a step, then: does anybody wish to stop?  the same
+    saves, or releases the model           -> end with it
+
+What the others get has been released or is about to be: weights and the optimiser's state carry noise. The sampler, the noise
+and the ledger stay with rank 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from safetensors.torch import load as from_safetensors
+from safetensors.torch import save as to_safetensors
+
+from dpformer.data import Dataset, load
+from dpformer.errors import DPFormerError
+from dpformer.privacy.ledger import plan_from_json, plan_to_json
+from dpformer.training.ranks import LeaderError, RankError, Ranks
+from dpformer.training.recipe import Recipe
+from dpformer.training.trainer import Trainer, digest
+
+T = TypeVar("T")
+
+
+def alone(ranks: Ranks, work: T) -> T:
+    """Tell the others that rank 0 needs none of them for this."""
+    ranks.tell(None)
+    return work
+
+
+def compare_data(ranks: Ranks, dataset: Dataset, path: Path) -> None:
+    """On rank 0: let the others load the data, and see that it is the same, before anything is spent."""
+    if ranks.size == 1:
+        return
+    ranks.tell(str(path.resolve()))
+    for rank, found in enumerate(ranks.hear(_contents(dataset))):
+        if found.get("error"):
+            raise DPFormerError(
+                f"rank {rank}: {found['error']}; every machine needs the data, at the same path or by --data"
+            )
+        if found != _contents(dataset):
+            raise DPFormerError(f"rank {rank}: {path} is not the data that rank 0 has; copy it to all machines")
+
+
+def lead(trainer: Trainer, recipe: Recipe) -> None:
+    """On rank 0: tell the others all that the coming steps depend on, but for sampler, noise and ledger."""
+    if trainer.ranks.size == 1:
+        return
+    tensors, values = trainer.state()
+    about = {"plan": plan_to_json(trainer.plan), "recipe": recipe.settings(), "threads": torch.get_num_threads()}
+    trainer.ranks.tell({**about, "step": values["step"]})
+    trainer.ranks.tell_bytes(to_safetensors({name: value.contiguous().cpu() for name, value in tensors.items()}))
+
+
+class Follower:
+    """What rank 1, 2, ... have of a run: a trainer that makes the same steps. It writes nothing."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self.trainer = trainer
+
+    def train(self, should_stop: Callable[[], bool] = lambda: False) -> bool:
+        """Make the steps that are left, in step with rank 0. True when the model is released; False if told to stop."""
+        ranks = self.trainer.ranks
+        for _ in self.trainer.run():
+            if ranks.agree(should_stop()):
+                break
+        return bool(ranks.tell())
+
+
+def follow(ranks: Ranks, data: Path | None = None) -> Follower | None:
+    """On all ranks but 0, while rank 0 begins a run or goes on with one. None if it needs nobody."""
+    told = ranks.tell()
+    if told is None:
+        return None
+    try:
+        dataset = load(data or Path(told))
+    except DPFormerError as error:
+        ranks.hear({"error": str(error)})
+        ranks.tell()
+        raise AssertionError("rank 0 goes on without the data of this rank") from error
+    ranks.hear(_contents(dataset))
+    about = ranks.tell()
+    recipe, plan = Recipe.model_validate(about["recipe"]), plan_from_json(about["plan"])
+    torch.set_num_threads(about["threads"])
+    model = recipe.build(len(dataset.catalogue))
+    trainer = Trainer(
+        model,
+        dataset.train(recipe.hold_out),
+        plan,
+        recipe.optimisation(),
+        None,
+        about=recipe.model_dump_json(),
+        ranks=ranks,
+    )
+    trainer.restore(from_safetensors(ranks.tell_bytes()), {"step": about["step"], "nonfinite": 0})
+    return Follower(trainer)
+
+
+@contextmanager
+def explained_loss(folder: Path, ranks: Ranks) -> Iterator[None]:
+    """Say what to do when a process was lost."""
+    try:
+        yield
+    except LeaderError:
+        raise
+    except RankError as error:
+        raise RankError(
+            f"{error}. The run has ended; the ledger says at least what was spent, and steps since the last checkpoint are made "
+            f"again at no cost. Go on with as many processes ({ranks.size}): torchrun ... -m dpformer resume {folder}"
+        ) from None
+
+
+def _contents(dataset: Dataset) -> dict[str, str]:
+    sequences = dataset.sequences
+    return {"sequences": digest(sequences.items, sequences.offsets), "items": str(len(dataset.catalogue))}
