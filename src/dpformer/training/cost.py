@@ -1,25 +1,24 @@
-"""What a training step costs on one rank or many: seconds, bytes on the wire, memory. Arithmetic with a few measured coefficients.
+"""What a training step costs on one rank or many: seconds, bytes on the wire, memory.
 
-A step of a Transformer with width d, feed-forward width f, N blocks and M items, on n tokens in sequences of length L:
+It is arithmetic with a few measured coefficients. A step of a Transformer with width d, feed-forward width f, N blocks and M items,
+on n tokens in sequences of length L, has for every token
 
-    head     h = 6 M d                          multiply-adds of a token, forward 2 and backward 4
+    head     h = 6 M d                              operations: 2 forward and 4 backward for each weight
     blocks   b = N (6 (4 d^2 + 2 d f) + 12 L d)
-    params   P = M d + L d + N (4 d^2 + 2 d f)
 
-With R ranks that share out the users (`data`), each has n/R tokens and all P parameters; the clipped sum travels to rank 0 and
-comes back with noise. With the table in R parts (`rows`), each has all n tokens and M/R items; what travels is a vector for every
-position and token, and the other parameters:
+and P = M d + L d + N (4 d^2 + 2 d f) parameters. With R ranks that share out the users (`data`), each has n/R tokens and all
+parameters; the clipped sum travels to rank 0 and comes back with noise. With the table in R parts (`rows`), each has all n tokens
+and M/R items, so p = M d/R + P - M d parameters; what travels is some vectors for every token, and the parameters outside of the table.
 
-    data     seconds = s (n/R (h t_head + b t_block + t_token) + k t_micro + P t_param) + P t_noise + 8 P t_byte (R - 1) + w t_message
-             bytes   = 8 P
-    rows     seconds = s (n (h/R t_head + b t_block + t_token) + k t_micro + P' t_param) + P' t_noise + bytes t_byte (R - 1) + w t_message
-             bytes   = 4 n (2 d + 2) + 4 (P - M d),        P' = M d/R + (P - M d)
+    data     s (n/R (h t_head + b t_block + t_token) + k t_micro + P t_param) + P t_noise     bytes: 8 P
+    rows     s (n (h/R t_head + b t_block + t_token) + k t_micro + p (t_param + t_noise))     bytes: 4 n (2 d + 2) + 4 (P - M d)
+    both     + bytes (R - 1) t_byte + w t_message
 
-k is the number of micro-batches of a rank and w that of its messages. s says that ranks share a machine: with r of them on c cores,
-each takes max(1, r/c) times as long, and `busy` times as long again when more than one core is busy, since cores share caches and
-memory. Noise is drawn by rank 0 while others wait (in `rows` by all). Memory of a rank:
+k is the number of micro-batches of a rank, and w that of its messages. s says that ranks share a machine: with r of them on c
+cores, each takes max(1, r/c) times as long, and `busy` times as long again when more than one core is busy, since cores share
+caches and memory. Noise is drawn by rank 0 while others wait (in `rows` by all). Memory of a rank, with u tokens in a micro-batch:
 
-    base + P m_param + n_micro (N d m_state + m_token) + min(n_micro M, HOLD) m_logit
+    base + p m_param + u N d m_state + u m_token + min(u M, HOLD) m_logit                     M/R for M in `rows`
 
 The coefficients are fitted by non-negative least squares to relative errors: see `dpformer bench cost`.
 """
@@ -227,7 +226,7 @@ def fit(rows: list[dict[str, float]], measured: list[float], names: tuple[str, .
 
 
 def known() -> dict[str, Any]:
-    """The committed figures: `coefficients`, `machine`, `gemm` (flop/s of a matrix product there), and what they were fitted to."""
+    """The committed figures: `coefficients`, `gemm` (operations a second of a matrix product there), and what was measured."""
     text = resources.files("dpformer.training").joinpath("cost.json").read_text(encoding="utf-8")
     found: dict[str, Any] = json.loads(text)
     return found

@@ -2,15 +2,14 @@
 
 Fitted to: steps of one process on generated sequences of many shapes; noise alone; sums between 2 and 4 processes that do nothing
 else; and how much slower a process is with another beside it. Compared with: training steps of 2 and 4 processes on this machine,
-which no coefficient has seen. Every process has one thread. Times are medians; shapes are taken in turns, so that what else
-the machine does is spread over all of them.
+which no coefficient has seen. Every process has one thread. Of several steps the fastest counts, and shapes are taken in turns:
+what else the machine does meanwhile is not to be measured.
 """
 
 from __future__ import annotations
 
 import os
 import platform
-import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -62,30 +61,32 @@ RANKS = (2, 4)
 def run(quick: bool, say: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
     """Everything; with `quick` fewer shapes and turns, and no claim to precision."""
     shapes, asked = (SHAPES[-3:], ASKED[1:2]) if quick else (SHAPES, ASKED)
-    sizes, turns = (RANKS[:1], 1) if quick else (RANKS, 3)
+    sizes, turns = (RANKS[:1], 1) if quick else (RANKS, 2)
     seen: dict[str, list[dict[str, Any]]] = {}
     for turn in range(turns):
         say(f"one process, turn {turn + 1} of {turns}")
         for place, shape in enumerate(shapes):
-            seen.setdefault(f"shape {place}", []).append(run_child(f"{__name__}:alone", **_arguments(*shape)))
+            found = [run_child(f"{__name__}:alone", **_arguments(*shape))]
+            seen.setdefault(f"shape {place}", []).append(_of_all(found))
         say("noise, sums, and two processes side by side")
         seen.setdefault("noise", []).append(run_child(f"{__name__}:noise"))
         for size in sizes:
             seen.setdefault(f"sums {size}", []).append(run_ranks(f"{__name__}:sums", size, numbers=NUMBERS)[0])
-        seen.setdefault("alone", []).append(run_child(f"{__name__}:alone", **_arguments(*asked[0])))
-        seen.setdefault("beside", []).extend(run_ranks(f"{__name__}:beside", 2, **_arguments(*asked[0])))
+        found = [run_child(f"{__name__}:alone", **_arguments(*asked[0]))]
+        seen.setdefault("alone", []).append(_of_all(found))
+        seen.setdefault("beside", []).append(_of_all(run_ranks(f"{__name__}:beside", 2, **_arguments(*asked[0]))))
         for size in sizes:
             say(f"{size} ranks, turn {turn + 1} of {turns}")
             for place, shape in enumerate(asked):
                 found = run_ranks(f"{__name__}:together", size, **_arguments(*shape))
                 seen.setdefault(f"ranks {size} {place}", []).append(_of_all(found))
-    measured = {name: _medians(turns_of) for name, turns_of in seen.items()}
+    measured = {name: {key: min(row[key] for row in rows) for key in rows[0]} for name, rows in seen.items()}
     cores = os.cpu_count() or 1
     fitted = _fitted([step for _, step in shapes], measured, sizes)
     return {
         "machine": f"{cores} cores, {platform.machine()}, torch {torch.__version__}, one thread a process",
         "cores": cores,
-        "gemm": gemm_speed(*_GEMM),
+        "gemm": gemm_speed(threads=1),
         "coefficients": asdict(fitted),
         "shapes": [_compared(step, Layout(), fitted, measured[f"shape {k}"]) for k, (_, step) in enumerate(shapes)],
         "predictions": [
@@ -97,7 +98,6 @@ def run(quick: bool, say: Callable[[str], None] = lambda line: None) -> dict[str
     }
 
 
-_GEMM = (4096, 64)
 _NOBODY = np.zeros(0, dtype=np.int64)
 
 
@@ -105,13 +105,10 @@ def _arguments(users: int, step: Step) -> dict[str, Any]:
     return {"users": users, "step": asdict(step)}
 
 
-def _medians(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
-    return {name: statistics.median(row[name] for row in rows) for name in rows[0]}
-
-
 def _of_all(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Of the ranks of one run: the longest step, and the most memory."""
-    return {name: max(row[name] for row in rows) for name in ("step_seconds", "peak_mb")}
+    """Of the ranks of one run: the longest time of a step, for the fastest of all steps; and the most memory."""
+    steps = zip(*(row["steps"] for row in rows), strict=True)
+    return {"step_seconds": min(map(max, steps)), "peak_mb": max(row["peak_mb"] for row in rows)}
 
 
 def make(users: int, step: dict[str, Any], ranks: Ranks, folder: Path) -> Trainer:
@@ -130,17 +127,17 @@ def make(users: int, step: dict[str, Any], ranks: Ranks, folder: Path) -> Traine
 
 
 def _steps(users: int, step: dict[str, Any], ranks: Ranks, before: Callable[[], Any] = lambda: None) -> dict[str, Any]:
-    """Median seconds a user of some steps, times the expected users; the first step, which warms up, is not counted."""
+    """Seconds of some steps after one that warms up."""
     with tempfile.TemporaryDirectory(prefix="dpformer-bench-") as folder:
         trainer = make(users, step, ranks, Path(folder))
         trainer.make_step()
         seconds: list[float] = []
-        while len(seconds) < 5:
+        while len(seconds) < 6:
             before()
             start = time.perf_counter()
             trainer.make_step()
             seconds.append(time.perf_counter() - start)
-    return {"step_seconds": statistics.median(seconds)}
+    return {"steps": seconds}
 
 
 def alone(users: int, step: dict[str, Any]) -> dict[str, Any]:
@@ -169,7 +166,7 @@ def noise() -> dict[str, Any]:
         start = time.perf_counter()
         source.add_noise_([("table", gradient)], SIGMA)
         seconds.append(time.perf_counter() - start)
-    return {"seconds": statistics.median(seconds) / gradient.numel()}
+    return {"noise_seconds": min(seconds) / gradient.numel()}
 
 
 def sums(numbers: Sequence[int]) -> dict[str, Any]:
@@ -188,21 +185,21 @@ def sums(numbers: Sequence[int]) -> dict[str, Any]:
                     ranks.sum_to_first_(values)
                     ranks.share_(values)
                 seconds.append(time.perf_counter() - start)
-            found[str(count)] = statistics.median(seconds)
+            found[f"sum of {count}"] = min(seconds)
     return found
 
 
 def _fitted(steps: list[Step], measured: dict[str, dict[str, float]], sizes: Sequence[int]) -> Coefficients:
-    per_noise = measured["noise"]["seconds"]
+    per_noise = measured["noise"]["noise_seconds"]
     done = [work(step, Layout()) for step in steps]
     seen = [measured[f"shape {k}"] for k in range(len(steps))]
     times = [one["step_seconds"] - row["noise"] * per_noise for one, row in zip(seen, done, strict=True)]
     memory = [one["peak_mb"] * MB for one in seen]
     wire, seconds = [], []
     for size in sizes:
-        for count, value in measured[f"sums {size}"].items():
-            wire.append({"wire_byte": 8.0 * int(count) * (size - 1), "message": 6.0})
-            seconds.append(value)
+        for count in (0, *NUMBERS):
+            wire.append({"wire_byte": 8.0 * count * (size - 1), "message": 6.0})
+            seconds.append(measured[f"sums {size}"][f"sum of {count}"])
     found = {
         **fit(done, times, (*COMPUTE, "parameter")),
         **fit(done, memory, MEMORY),
