@@ -46,6 +46,12 @@ def fit(
     ] = None,
     noise: Annotated[str | None, typer.Option(help="system, crypto or seeded.")] = None,
     seed: Annotated[int | None, typer.Option(help="With --noise seeded: research only, marked insecure.")] = None,
+    split_items: Annotated[
+        bool,
+        typer.Option(
+            "--split-items", help="Under torchrun: split the item tables over the processes, for large catalogues."
+        ),
+    ] = False,
     timeout: Timeout = 1800,
     tensorboard: Board = None,
     quiet: Quiet = False,
@@ -66,7 +72,7 @@ def fit(
             _follow(ranks, data)
             return
         trackers = _trackers(tensorboard)
-        _train(begin(run, data, recipe, ranks), trackers, quiet, as_json)
+        _train(begin(run, data, recipe, ranks, split_items), trackers, quiet, as_json)
 
 
 def resume(

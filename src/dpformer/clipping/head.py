@@ -54,6 +54,12 @@ class TiedCrossEntropy(nn.Module):
         self, hidden: Tensor, table: Tensor, targets: Tensor, weights: Tensor, bias: Tensor | None = None
     ) -> Tensor:
         """See the class."""
+        self.check(hidden, targets, weights, bias)
+        return tied_cross_entropy(hidden, table, targets, weights, bias, self._workspace)
+
+    @staticmethod
+    def check(hidden: Tensor, targets: Tensor, weights: Tensor, bias: Tensor | None) -> None:
+        """An error if shapes do not fit, the bias is trained or a weight is negative."""
         if hidden.dim() != 3 or targets.shape != hidden.shape[:2] or weights.shape != targets.shape:
             raise ClippingError(
                 f"wanted hidden [B, L, d], targets and weights [B, L]; got {tuple(hidden.shape)}, {tuple(targets.shape)}, "
@@ -63,7 +69,6 @@ class TiedCrossEntropy(nn.Module):
             raise ClippingError("the output bias of TiedCrossEntropy is fixed; detach it")
         if bool((weights < 0).any()):
             raise ClippingError("a weight of TiedCrossEntropy is negative; weights are 0 for padding, else positive")
-        return tied_cross_entropy(hidden, table, targets, weights, bias, self._workspace)
 
 
 def tied_cross_entropy(
@@ -74,7 +79,7 @@ def tied_cross_entropy(
         arguments = (hidden, table, targets, weights, bias, workspace)
         return handle_torch_function(tied_cross_entropy, (hidden, table), *arguments)
     head = HeadPass(hidden.detach(), table.detach(), targets, weights, bias, workspace)
-    return _Plain.apply(hidden, table, head)
+    return Plain.apply(hidden, table, head)
 
 
 class Workspace:
@@ -228,12 +233,15 @@ class HeadPass:
         # Sum of the norms of the terms of each sample's gradient at E: see `Clip`. |D_t| <= sqrt(2) w (1 - p_y): the other
         # probabilities are at most 1 - p_y together.
         size = (2**0.5) * self.w * (1 - torch.exp(-loss)) * torch.linalg.vector_norm(self.H, dim=1)
+        losses, bound = self._per_sample(self.w * loss, size)
+        return losses, bound, gradient
+
+    def _per_sample(self, *values: Tensor) -> tuple[Tensor, ...]:
+        """Sums of tokens' values, each `[tokens]`, over the tokens of each sample, each `[B]`."""
         samples = [g.samples.repeat_interleave(g.T) for g in self.groups] or [self.y]
-        sums = self.H.new_zeros(self.shape[0], 2)
-        sums.index_add_(
-            0, torch.cat(samples), torch.stack([self.w * loss, size], 1).masked_fill(self.padding[:, None], 0)
-        )
-        return sums[:, 0].clone(), sums[:, 1], gradient
+        sums = self.H.new_zeros(self.shape[0], len(values))
+        sums.index_add_(0, torch.cat(samples), torch.stack(values, 1).masked_fill(self.padding[:, None], 0))
+        return tuple(part.clone() for part in sums.unbind(1))
 
     def _logits(self, places: slice) -> Tensor:
         H = self.H[places]
@@ -254,7 +262,7 @@ class HeadPass:
         return z.exp_().scatter_add_(1, self.y[places, None], -self.total[places, None])
 
 
-class _Plain(torch.autograd.Function):
+class Plain(torch.autograd.Function):
     """The head under plain autograd."""
 
     @staticmethod

@@ -13,6 +13,7 @@ from dpformer.clipping import rules  # noqa: F401  (fills the registry)
 from dpformer.clipping.clip import Clip, Rule
 from dpformer.clipping.forms import Dense, Form, merge
 from dpformer.clipping.gradient import DenseGradients, ParameterGradient, Route
+from dpformer.clipping.rows import RowGradient, RowHeadPass, clip_rows, split_parameters
 from dpformer.clipping.stream import Head, StreamedGradient, Weigh
 from dpformer.clipping.tape import Tape, Use
 from dpformer.errors import ClippingError
@@ -169,7 +170,12 @@ class PhantomClipping:
             self._seen.add(structure)
 
     def _sum(self, tape: Tape, losses: Tensor, batch: int, weigh: Weigh | None) -> Tensor:
-        gradients = self._gradients(tape.uses, batch)
+        rows, split = split_parameters(self.module)
+        gradients = self._gradients(tape.uses, batch, split)
+        if rows is not None:
+            squared, broken = clip_rows(gradients, split, rows, losses, weigh)
+            self.nonfinite += broken if weigh is not None else 0
+            return squared.clamp_min(0).sqrt()
         everyone = torch.arange(batch, device=losses.device)
         squared = torch.where(losses.isfinite(), 0.0, torch.nan).double()
         bound = torch.zeros_like(squared)
@@ -195,7 +201,7 @@ class PhantomClipping:
                 gradient.add_weighted_sum(weights)
         return squared.clamp_min(0).sqrt()
 
-    def _gradients(self, uses: list[Use], batch: int) -> list[Gradient]:
+    def _gradients(self, uses: list[Use], batch: int, split: set[int]) -> list[Gradient]:
         forms: dict[int, tuple[nn.Parameter, list[Form], list[Head]]] = {}
         for use in uses:
             for view, form in use.forms(batch):
@@ -210,8 +216,14 @@ class PhantomClipping:
         small: dict[torch.dtype, list[tuple[nn.Parameter, Dense]]] = {}
         for p, plain, heads in forms.values():
             if heads:
-                found.append(StreamedGradient(p, heads[0], plain, batch, self.route))
-            elif all(isinstance(form, Dense) for form in plain):
+                if isinstance(heads[0].head, RowHeadPass) != (id(p) in split):
+                    raise ClippingError(
+                        "a table is split over ranks and its head is not, or the head and not the table: RowCrossEntropy goes "
+                        "with RowEmbedding, inside the module that is clipped"
+                    )
+                kind = RowGradient if id(p) in split else StreamedGradient
+                found.append(kind(p, heads[0], plain, batch, self.route))
+            elif id(p) not in split and all(isinstance(form, Dense) for form in plain):
                 (form,) = merge(plain)
                 assert isinstance(form, Dense)
                 small.setdefault(p.dtype, []).append((p, form))

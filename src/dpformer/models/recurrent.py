@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dpformer.models.base import SequenceModel
+from dpformer.models.base import SequenceModel, Split
 
 
 class _Recurrent(nn.Module):
@@ -82,8 +82,9 @@ class _Recommender(SequenceModel):
         dropout: float = 0.0,
         vocabulary: int | None = None,
         max_length: int | None = None,
+        split: Split | None = None,
     ) -> None:
-        super().__init__(items, d, tied, vocabulary, max_length)
+        super().__init__(items, d, tied, vocabulary, max_length, split)
         self.recurrent = self.layer(d, d)
         self.dropout = dropout
 

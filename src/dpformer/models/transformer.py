@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dpformer.models import attention, error
-from dpformer.models.base import SequenceModel
+from dpformer.models.base import SequenceModel, Split
 
 Correction = Literal["logits", "literal", "none"]
 
@@ -64,8 +64,9 @@ class Transformer(SequenceModel):
         recency: float | None = None,
         identity: bool = False,
         vocabulary: int | None = None,
+        split: Split | None = None,
     ) -> None:
-        super().__init__(items, d, tied, vocabulary, max_length)
+        super().__init__(items, d, tied, vocabulary, max_length, split)
         _check("norm", norm, ("pre", "post"))
         _check("activation", activation, ("relu", "gelu"))
         self.max_length: int = max_length
@@ -84,7 +85,7 @@ class Transformer(SequenceModel):
         self.var_items: Tensor
         self.var_positions: Tensor
         self.var_blocks: Tensor
-        self.register_buffer("var_items", torch.zeros(len(self.embedding.weight)))
+        self.register_buffer("var_items", torch.zeros(items + 1 if self.chosen is None else len(self.chosen)))
         self.register_buffer("var_positions", torch.zeros(max_length))
         self.register_buffer("var_blocks", torch.zeros(()))
 

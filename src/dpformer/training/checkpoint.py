@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,13 @@ from dpformer.training.files import read_json, sha256, to_json, write_folder
 
 PRIVATE, NAME = "private", "checkpoint-"
 STATE, VALUES, SUMS = "state.safetensors", "state.json", "sha256.json"
+# What rank 1, 2, ... have where the tables are split over ranks.
+PART = "state-{:05d}"
+
+
+def pack(tensors: dict[str, Tensor]) -> bytes:
+    """Tensors as the bytes of a safetensors file."""
+    return to_safetensors({name: value.contiguous().cpu() for name, value in tensors.items()})
 
 
 class Checkpoints:
@@ -34,32 +43,60 @@ class Checkpoints:
         self.folder.mkdir(mode=0o700, exist_ok=True)
         os.chmod(self.folder, 0o700)
 
-    def save(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
-        """Write a state, whole or not at all."""
+    def save(self, tensors: dict[str, Tensor], values: dict[str, Any], parts: Iterable[bytes] = ()) -> None:
+        """Write a state, whole or not at all; with the parts that rank 1, 2, ... have of it, asked for one at a time."""
         older = self._all()
         number = int(older[-1].name.removeprefix(NAME)) + 1 if older else 1
-        state = to_safetensors({name: value.contiguous().cpu() for name, value in tensors.items()})
-        files = {STATE: state, VALUES: to_json(values)}
-        sums = to_json({name: sha256(data) for name, data in files.items()})
-        write_folder(self.folder / f"{NAME}{number:08d}", {**files, SUMS: sums})
+        write_folder(self.folder / f"{NAME}{number:08d}", self._files(tensors, values, parts))
         for old in older:
             shutil.rmtree(old, ignore_errors=True)  # what is left of it goes with the next one
 
+    def _files(
+        self, tensors: dict[str, Tensor], values: dict[str, Any], parts: Iterable[bytes]
+    ) -> Iterator[tuple[str, bytes]]:
+        sums = {}
+        for name, data in chain(
+            [(STATE, pack(tensors)), (VALUES, to_json(values))],
+            ((PART.format(rank), part) for rank, part in enumerate(parts, 1)),
+        ):
+            sums[name] = sha256(data)
+            yield name, data
+        yield SUMS, to_json(sums)
+
     def load(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """The newest state."""
+        newest = self._newest()
+        try:
+            sums = read_json(newest / SUMS)
+            if not isinstance(sums, dict) or not {STATE, VALUES} <= sums.keys():
+                raise _damaged(newest, f"{SUMS} is not what was written")
+            if any(sha256(newest / name) != sums[name] for name in (STATE, VALUES)):
+                raise _damaged(newest, "sha256 differs")
+            return load_file(newest / STATE), read_json(newest / VALUES)
+        except (OSError, SafetensorError) as error:
+            raise _damaged(newest, str(error)) from None
+
+    def load_parts(self) -> Iterator[bytes]:
+        """The parts of rank 1, 2, ... of the newest state, one at a time."""
+        newest = self._newest()
+        sums = read_json(newest / SUMS)
+        for rank in range(1, len(sums) - 1):
+            name = PART.format(rank)
+            try:
+                data = (newest / name).read_bytes()
+            except OSError as error:
+                raise _damaged(newest, str(error)) from None
+            if sha256(data) != sums.get(name):
+                raise _damaged(newest, f"sha256 of {name} differs")
+            yield data
+
+    def _newest(self) -> Path:
         found = self._all()
         if not found:
             raise DPFormerError(
                 f"{self.folder}: holds no checkpoint: the run never began, or its state was deleted; fit again in another folder"
             )
-        newest = found[-1]
-        try:
-            sums = {name: sha256(newest / name) for name in (STATE, VALUES)}
-            if sums != read_json(newest / SUMS):
-                raise _damaged(newest, "sha256 differs")
-            return load_file(newest / STATE), read_json(newest / VALUES)
-        except (OSError, SafetensorError) as error:
-            raise _damaged(newest, str(error)) from None
+        return found[-1]
 
     def remove(self) -> None:
         """Delete all private state: the run is over."""

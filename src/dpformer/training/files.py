@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -84,13 +84,13 @@ def read_json(path: Path) -> Any:
         raise DPFormerError(f"{path}: cannot be read ({error}); it is damaged: copy the folder again") from None
 
 
-def write_folder(path: Path, files: Mapping[str, bytes]) -> None:
+def write_folder(path: Path, files: Iterable[tuple[str, bytes]]) -> None:
     """A new folder of files, readable by its owner only, put in place when it is whole and synced."""
     aside = path.with_name(f".{path.name}.partial")
     shutil.rmtree(aside, ignore_errors=True)
     try:
         aside.mkdir(mode=0o700)
-        for name, data in files.items():
+        for name, data in files:
             descriptor = os.open(aside / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with os.fdopen(descriptor, "wb") as file:
                 file.write(data)

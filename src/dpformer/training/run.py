@@ -65,6 +65,7 @@ from dpformer.training.folder import (
 from dpformer.training.memory import enough_memory
 from dpformer.training.ranks import ALONE, Ranks
 from dpformer.training.recipe import HISTOGRAM, PRIOR, STATISTICS, Recipe
+from dpformer.training.rows import RankLedger
 from dpformer.training.together import compare_data, explained_loss, lead
 from dpformer.training.trackers import Tracker, Trackers, ended, started, stepped
 from dpformer.training.trainer import StepReport, Trainer, digest
@@ -138,15 +139,30 @@ class Run:
                 self.save()
                 told.on_event(ended(self.step, released=False))
                 return False
-            if now - saved > checkpoint_seconds:
+            if self._agreed(now - saved > checkpoint_seconds):
                 self.save()
                 saved = now
         self.release()
         told.on_event(ended(self.step, released=True))
         return True
 
+    def restore(self, tensors: dict[str, torch.Tensor], values: dict[str, Any]) -> None:
+        """Go on from a checkpoint."""
+        self.trainer.restore(tensors, values)
+
+    def lead(self) -> None:
+        """Tell the others all that the coming steps depend on."""
+        lead(self.trainer, self.recipe)
+
+    def _agreed(self, due: bool) -> bool:
+        """Whether to save now; the others need not know."""
+        return due
+
     def save(self) -> None:
         """A checkpoint of everything that the next steps depend on."""
+        self.checkpoints.save(*self._state())
+
+    def _state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         tensors, values = self.trainer.state()
         values["threads"] = torch.get_num_threads()  # sums are rounded in another order with more or fewer
         values["ranks"] = self.ranks.size  # and so they are with more or fewer processes
@@ -157,7 +173,7 @@ class Run:
             tensors |= {f"prior.{name}": value for name, value in self.prior.state().items()}
         if self.trainer.ledger is not None:
             values["ledger"] = place_of(self.trainer.ledger)
-        self.checkpoints.save(tensors, values)
+        return tensors, values
 
     def _forget_events(self) -> None:
         """Drop events of steps that will be made again, and a torn last line."""
@@ -170,8 +186,8 @@ class Run:
         """Write the released model and its papers, then remove the private state."""
         averaging = self.trainer.finish()
         model = self.trainer.model
-        _set_errors(model, self.trainer.plan, self.frequencies, self.recipe, averaging)
-        tensors = {f"model.{name}": value.contiguous() for name, value in model.state_dict().items()}
+        set_errors(model, self.trainer.plan, self.frequencies, self.recipe, averaging)
+        tensors = {f"model.{name}": value.contiguous() for name, value in self._weights().items()}
         if self.frequencies is not None:
             tensors["popularity"] = torch.from_numpy(self.frequencies.probability).float()
         if self.prior is not None:
@@ -179,6 +195,10 @@ class Run:
         write_release(self.folder, self.recipe, self.statement(), len(self.dataset.catalogue), tensors)
         self.checkpoints.remove()
         self.close()
+
+    def _weights(self) -> dict[str, torch.Tensor]:
+        """The whole model."""
+        return self.trainer.model.state_dict()
 
     def statement(self) -> PrivacyStatement:
         """The privacy statement, from what the ledger says was charged."""
@@ -191,25 +211,44 @@ class Run:
         self.lock.close()
 
 
-def start(folder: Path, data: Path, recipe: Recipe, ranks: Ranks = ALONE) -> Run:
-    """Begin a run in a new folder, on data that `dpformer prepare` wrote. Rank 0 calls it, while the others `follow`."""
+def start(folder: Path, data: Path, recipe: Recipe, ranks: Ranks = ALONE, split: bool = False) -> Run:
+    """Begin a run in a new folder, on data that `dpformer prepare` wrote. Rank 0 calls it, while the others `follow`.
+
+    split: deal the rows of the item tables to the ranks, where no rank has memory for all of them.
+    """
     refuse_used(folder)
     dataset = load(data)
+    if split:
+        refuse_split(ranks.size, recipe, len(dataset.catalogue))
     compare_data(ranks, dataset, data)
     plan = recipe.plan(len(dataset.sequences))
     lock = hold_new(folder)
     with closed_on_error(lock):
         ledger = make_folder(folder, data, dataset, recipe, plan, ranks.job)
         with closed_on_error(ledger), explained(folder):
-            run = _open(folder, dataset, recipe, plan, ledger, lock, ranks)
+            run = _open(folder, dataset, recipe, plan, ledger, lock, ranks, split)
             run.save()
             _release_histogram(run)
             _release_prior(run)
-            lead(run.trainer, recipe)
+            run.lead()
     return run
 
 
-def state_privacy(plan: PrivacyPlan, ledger: Ledger | None, recipe: Recipe) -> PrivacyStatement:
+def refuse_split(processes: int, recipe: Recipe, items: int) -> None:
+    """Tables can be split over several processes, with a row or more for each."""
+    rows = min(recipe.vocabulary or items, items)
+    if processes < 2:
+        raise DPFormerError(
+            "--split-items splits the item tables over the processes of torchrun, and there is one: start it by torchrun "
+            "--nproc-per-node 2 -m dpformer fit ..."
+        )
+    if rows < processes:
+        raise DPFormerError(
+            f"--split-items: {rows} items cannot be split over {processes} processes; start at most {rows}, or leave it out"
+        )
+
+
+def state_privacy(plan: PrivacyPlan, ledger: Ledger | RankLedger | None, recipe: Recipe) -> PrivacyStatement:
     """The privacy statement of a run, from what its ledger says was charged."""
     public = ["the catalogue of items"]
     if recipe.model not in STATISTICS:
@@ -234,10 +273,10 @@ def resume(folder: Path, data: Path | None = None, ranks: Ranks = ALONE) -> Run:
         with closed_on_error(ledger):
             _refuse_other_ranks(folder, values, ledger, ranks)
             compare_data(ranks, dataset, data or data_of(folder))
-            run = _open(folder, dataset, recipe, plan, ledger, lock, ranks)
+            run = _open(folder, dataset, recipe, plan, ledger, lock, ranks, bool(values.get("split")), again=True)
             found = tensors.pop("frequencies", None)
             known = {name.removeprefix("prior."): value for name, value in tensors.items() if name.startswith("prior.")}
-            run.trainer.restore(tensors, values)
+            run.restore(tensors, values)
             if found is not None:
                 about = values["frequencies"]
                 _use(run, ItemFrequencies(found.numpy(), about["source"], about["floor"]))
@@ -247,13 +286,18 @@ def resume(folder: Path, data: Path | None = None, ranks: Ranks = ALONE) -> Run:
                 run.prior = DPTransitions.from_state(known)
             else:
                 _release_prior(run)
-            lead(run.trainer, recipe)
+            run.lead()
     return run
 
 
 def _refuse_other_ranks(folder: Path, values: dict[str, Any], ledger: Ledger | None, ranks: Ranks) -> None:
     """Steps that were charged and must be made again are the same bits only among as many processes."""
     known, before = values.get("ledger"), values.get("ranks", 1)
+    if values.get("split") and before != ranks.size:
+        raise DPFormerError(
+            f"{folder}: its item tables are split over {before} processes, and now there are {ranks.size}; go on with as many: "
+            f"torchrun ... -m dpformer resume {folder}"
+        )
     if ledger is None or known is None or before == ranks.size:
         return
     again = [entry for entry in ledger.account().entries[known["entries"] :] if entry.kind == "step"]
@@ -274,7 +318,13 @@ def _open(
     ledger: Ledger | None,
     lock: RunLock,
     ranks: Ranks,
+    split: bool,
+    again: bool = False,
 ) -> Run:
+    if split:
+        from dpformer.training.row_run import RowRun  # it knows this module
+
+        return RowRun.opened(folder, dataset, recipe, plan, ledger, lock, ranks, again)
     seed = recipe.seed
     torch.manual_seed(secrets.randbits(63) if seed is None else seed)  # initial weights and dropout; never the noise
     model = recipe.build(len(dataset.catalogue))
@@ -336,10 +386,10 @@ def _release_prior(run: Run) -> None:
 def _use(run: Run, frequencies: ItemFrequencies) -> None:
     run.frequencies = frequencies
     run.trainer.choose(torch.from_numpy(frequencies.probability).float(), run.recipe.popularity_bias)
-    _set_errors(run.trainer.model, run.trainer.plan, frequencies, run.recipe)
+    set_errors(run.trainer.model, run.trainer.plan, frequencies, run.recipe)
 
 
-def _set_errors(
+def set_errors(
     model: SequenceModel, plan: PrivacyPlan, frequencies: ItemFrequencies | None, recipe: Recipe, averaging: float = 1.0
 ) -> None:
     """Tell Re-Attention the noise. Positions are counted as if all sequences were of the greatest length: lengths are private."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from dpformer.errors import DPFormerError
 from dpformer.training.folder import began_in, read_recipe
 from dpformer.training.one_shot import OneShotRun, resume_one_shot, start_one_shot
 from dpformer.training.ranks import ALONE, Ranks
@@ -17,8 +18,8 @@ from dpformer.training.together import alone
 AnyRun = Run | OneShotRun
 
 
-def begin(folder: Path, data: Path, recipe: Recipe, ranks: Ranks = ALONE) -> AnyRun:
-    """Begin a run in a new folder, on data that `dpformer prepare` wrote.
+def begin(folder: Path, data: Path, recipe: Recipe, ranks: Ranks = ALONE, split: bool = False) -> AnyRun:
+    """Begin a run in a new folder, on data that `dpformer prepare` wrote. split: the item tables are split over the ranks.
 
     When torchrun has restarted its processes, the run that they began goes on; anybody else's is refused as ever.
     """
@@ -26,8 +27,10 @@ def begin(folder: Path, data: Path, recipe: Recipe, ranks: Ranks = ALONE) -> Any
         if ranks.restarts and began_in(folder, ranks.job):
             return _go_on(folder, data, ranks)
         if recipe.model in STATISTICS:
+            if split:
+                raise DPFormerError(f"model {recipe.model!r} has no item tables to split; leave --split-items out")
             return alone(ranks, start_one_shot(folder, data, recipe, ranks.job))
-        return start(folder, data, recipe, ranks)
+        return start(folder, data, recipe, ranks, split)
 
 
 def go_on(folder: Path, data: Path | None = None, ranks: Ranks = ALONE) -> AnyRun:

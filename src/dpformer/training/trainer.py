@@ -30,6 +30,7 @@ from dpformer.errors import PrivacyError
 from dpformer.models.base import SequenceModel
 from dpformer.privacy import Ledger, NoiseSource, PrivacyPlan, fingerprint
 from dpformer.training.ranks import ALONE, RankError, Ranks
+from dpformer.training.rows import RankLedger
 
 Averaging = Literal["none", "ema", "tail"]
 
@@ -94,7 +95,7 @@ class Trainer:
         how: Optimisation,
         sampler: PoissonSampler | None,
         noise: NoiseSource | None = None,
-        ledger: Ledger | None = None,
+        ledger: Ledger | RankLedger | None = None,
         about: str = "",
         ranks: Ranks = ALONE,
     ) -> None:
@@ -157,7 +158,7 @@ class Trainer:
             p.grad = torch.zeros_like(p) if p.grad is None else p.grad.zero_()
         lost, loss = self.clipping.nonfinite, 0.0
         # With a large catalogue, no more tokens than the head can keep the logits of.
-        budget = min(self.how.token_budget, max(TILE_TOKENS, HOLD_ELEMENTS // len(self.model.table)))
+        budget = min(self.how.token_budget, max(TILE_TOKENS, HOLD_ELEMENTS // self.model.table_rows))
         batches = micro_batches(self._sequences, own, max_length=self.how.max_length + 1, token_budget=budget)
         with self._own_dropout(step):
             for batch in batches:

@@ -1,0 +1,48 @@
+"""Some gloo processes that run a function together, once; what each returns comes back as JSON-ready values and tensors."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import tempfile
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+
+def together(size: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+    """`function(rank, size, *arguments)` in `size` processes with one group; their results by rank."""
+    with tempfile.TemporaryDirectory() as folder:
+        # Forked from a process that has imported all this and done nothing else: as clean as a new one, without its seconds.
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["dpformer.training.run", "polars", "pytest"])
+        made = [context.Process(target=_enter, args=(folder, r, size, function, arguments)) for r in range(size)]
+        for process in made:
+            process.start()
+        for process in made:
+            process.join()
+        failures = [path.read_text() for path in sorted(Path(folder).glob("*.failed"))]
+        if failures or any(process.exitcode for process in made):
+            raise AssertionError("\n".join(failures) or f"exit codes {[process.exitcode for process in made]}")
+        # Written by this test itself, a moment ago.
+        return [torch.load(f"{folder}/{r}.pt", weights_only=True) for r in range(size)]
+
+
+def _enter(folder: str, rank: int, size: int, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    torch.set_num_threads(1)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=size, timeout=timedelta(seconds=30)
+    )
+    try:
+        torch.save(function(rank, size, *arguments), f"{folder}/{rank}.pt")
+    except BaseException:
+        Path(folder, f"{rank}.failed").write_text(f"rank {rank}: {traceback.format_exc()}")
+        raise
+    finally:
+        dist.destroy_process_group()
