@@ -58,7 +58,16 @@ def test_for_people_from_a_prepared_folder(tmp_path):
         "--plot",
         str(plot),
     )
-    for words in ("2,000", "noise multiplier", "release histogram", "coin", "estimate for 1 rank", "20 tokens", "tuning:", "RDP"):
+    for words in (
+        "2,000",
+        "noise multiplier",
+        "release histogram",
+        "coin",
+        "estimate for 1 rank",
+        "20 tokens",
+        "tuning:",
+        "RDP",
+    ):
         assert words in " ".join(shown.split())
     assert plot.read_bytes().startswith(b"\x89PNG")
 
@@ -140,7 +149,9 @@ def test_ranks_time_wire_and_memory():
     ]
     for row in e["layouts"]:
         assert row["training_seconds"] == pytest.approx(100 * row["seconds"])
-        assert row["seconds"] == pytest.approx(sum(row[f"{part}_seconds"] for part in ("compute", "parameter", "noise", "wire")))
+        assert row["seconds"] == pytest.approx(
+            sum(row[f"{part}_seconds"] for part in ("compute", "parameter", "noise", "wire"))
+        )
     data, rows = e["layouts"][:2]
     assert data["wire_bytes"] == 8 * e["parameters"]
     assert rows["memory_bytes"] < data["memory_bytes"]

@@ -55,7 +55,9 @@ def test_a_wrong_unit_is_seen():
     times = [predict(step, Layout(), PLANTED).compute_seconds for step in SHAPES]
     times[2] *= 1000
     found = fit(rows, times, COMPUTE)
-    errors = [sum(row[name] * found[name] for name in COMPUTE) / time - 1 for row, time in zip(rows, times, strict=True)]
+    errors = [
+        sum(row[name] * found[name] for name in COMPUTE) / time - 1 for row, time in zip(rows, times, strict=True)
+    ]
     assert max(map(abs, errors)) > 0.2
     assert predict(STEP, Layout(2), PLANTED).wire_bytes == 8 * STEP.parameters  # there and back, four bytes a number
 
@@ -91,7 +93,9 @@ def test_rows_divide_the_table_and_data_divides_the_tokens():
     assert rows.memory_bytes < one.memory_bytes
     big = replace(STEP, items=10_000_000)
     table = 4 * big.table
-    assert predict(big, Layout(8, "rows"), PLANTED).wire_bytes < table / 100 < predict(big, Layout(8), PLANTED).wire_bytes
+    assert (
+        predict(big, Layout(8, "rows"), PLANTED).wire_bytes < table / 100 < predict(big, Layout(8), PLANTED).wire_bytes
+    )
 
 
 def test_four_ranks_on_two_cores_are_no_faster_than_two():

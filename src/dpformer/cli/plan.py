@@ -217,9 +217,9 @@ def _show_estimate(e: dict[str, Any]) -> None:
     stdout.print(shown)
     paper = next(row for row in e["layouts"] if row["on_paper"])
     stdout.print(
-        "The cost model is arithmetic with coefficients fitted on a 2-core machine (docs/scaling.md); for this machine, scaled by a "
-        f"matrix product timed now. The GPU was not measured: {paper['source']}, of which {paper['share']:.0%} is assumed to be "
-        "reached; noise and hashes are made on the host.",
+        "The cost model is arithmetic with coefficients fitted on a 2-core machine (docs/scaling.md); for this machine, they are "
+        "scaled by a matrix product timed now. The GPU was not measured: "
+        f"{paper['source']}, of which {paper['share']:.0%} is assumed to be reached; noise and hashes are made on the host.",
         soft_wrap=True,
     )
 

@@ -1,22 +1,23 @@
 """What a training step costs on one rank or many: seconds, bytes on the wire, memory.
 
-It is arithmetic with a few measured coefficients. A step of a Transformer with width d, feed-forward width f, N blocks and M items,
-on n tokens in sequences of length L, has for every token
+It is arithmetic with a few measured coefficients. A step of a Transformer with width d, feed-forward width f, N blocks and M
+items, on n tokens in sequences of length L, has for every token
 
     head     h = 6 M d                              operations: 2 forward and 4 backward for each weight
     blocks   b = N (6 (4 d^2 + 2 d f) + 12 L d)
 
 and P = M d + L d + N (4 d^2 + 2 d f) parameters. With R ranks that share out the users (`data`), each has n/R tokens and all
 parameters; the clipped sum travels to rank 0 and comes back with noise. With the table in R parts (`rows`), each has all n tokens
-and M/R items, so p = M d/R + P - M d parameters; what travels is some vectors for every token, and the parameters outside of the table.
+and M/R items, so p = M d/R + P - M d parameters; what travels is two vectors and two numbers for every token, there and back, and
+the parameters outside of the table.
 
     data     s (n/R (h t_head + b t_block + t_token) + k t_micro + P t_param) + P t_noise     bytes: 8 P
-    rows     s (n (h/R t_head + b t_block + t_token) + k t_micro + p (t_param + t_noise))     bytes: 4 n (2 d + 2) + 4 (P - M d)
+    rows     s (n (h/R t_head + b t_block + t_token) + k t_micro + p (t_param + t_noise))     bytes: 8 n (2 d + 2) + 4 (P - M d)
     both     + bytes (R - 1) t_byte + w t_message
 
 k is the number of micro-batches of a rank, and w that of its messages. s says that ranks share a machine: with r of them on c
 cores, each takes max(1, r/c) times as long, and `busy` times as long again when more than one core is busy, since cores share
-caches and memory. Noise is drawn by rank 0 while others wait (in `rows` by all). Memory of a rank, with u tokens in a micro-batch:
+caches and memory. Noise is drawn by rank 0 while others wait (in `rows` by all). Memory of a rank, u tokens in a micro-batch:
 
     base + p m_param + u N d m_state + u m_token + min(u M, HOLD) m_logit                     M/R for M in `rows`
 
@@ -169,8 +170,8 @@ def work(step: Step, layout: Layout) -> dict[str, float]:
     count, micro = micro_batches(step, tokens, items)
     alone = layout.ranks == 1
     if layout.mode == "rows":
-        sent = BYTES * (step.tokens * (2 * step.dim + 2) + step.rest)
-        messages = 4 * count + 6
+        sent = BYTES * (2 * step.tokens * (2 * step.dim + 2) + step.rest)
+        messages = 5 * count + 6
     else:
         sent, messages = 2.0 * BYTES * step.parameters, 6.0
     return {

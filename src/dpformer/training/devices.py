@@ -1,7 +1,7 @@
 """What the cost model is asked about: this machine's cores, as measured now, and a GPU, on paper.
 
-For the GPU nothing was measured. Arithmetic and links are the maker's figures, times a share that is assumed; what runs on the host
-whatever the device is (noise, hashes of weights, the ledger) costs what it cost where the coefficients were fitted.
+For the GPU nothing was measured. Arithmetic and links are the maker's figures, times a share that is assumed; what runs on the
+host whatever the device is (noise, hashes of weights, the ledger) costs what it cost where the coefficients were fitted.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ class Gpu:
         )
 
 
-A100 = Gpu("A100 80 GB SXM", 19.5e12, 300e9, 80e9, "NVIDIA's data sheet: 19.5 TFLOP/s float32, NVLink 600 GB/s both ways")
+A100 = Gpu(
+    "A100 80 GB SXM", 19.5e12, 300e9, 80e9, "NVIDIA's data sheet: 19.5 TFLOP/s float32, NVLink 600 GB/s both ways"
+)
 
 
 def here(step: Step, ranks: int) -> list[dict[str, Any]]:
@@ -62,7 +64,9 @@ def on_paper(step: Step, ranks: int, gpu: Gpu = A100) -> list[dict[str, Any]]:
     layouts = [Layout(ranks, mode, ranks, ranks) for mode in (MODES if ranks > 1 else MODES[:1])]
     c = gpu.coefficients(coefficients(), ranks)
     rows = [_row(gpu.name, True, layout, step, c) for layout in layouts]
-    return [{**row, "fits": row["memory_bytes"] <= gpu.memory, "source": gpu.source, "share": gpu.share} for row in rows]
+    return [
+        {**row, "fits": row["memory_bytes"] <= gpu.memory, "source": gpu.source, "share": gpu.share} for row in rows
+    ]
 
 
 def _row(device: str, paper: bool, layout: Layout, step: Step, c: Coefficients) -> dict[str, Any]:

@@ -23,11 +23,13 @@ from rich.table import Table
 
 from dpformer.data import PoissonSampler
 from dpformer.experiments.bench import workloads
-from dpformer.experiments.bench.child import run_child, run_ranks
+from dpformer.experiments.bench.child import forget_peak, peak_mb, run_child, run_ranks
 from dpformer.models.transformer import Transformer
 from dpformer.privacy import PrivacyPlan, create_ledger, noise_source
-from dpformer.training.cost import COMPUTE, MEMORY, Coefficients, Layout, Step, fit, predict, work
+from dpformer.rows import Rows
+from dpformer.training.cost import COMPUTE, MEMORY, Coefficients, Layout, Mode, Step, fit, predict, work
 from dpformer.training.ranks import ALONE, Ranks, join
+from dpformer.training.row_trainer import RowTrainer
 from dpformer.training.speed import gemm_speed
 from dpformer.training.trainer import Optimisation, Trainer
 
@@ -50,9 +52,15 @@ SHAPES: list[tuple[int, Step]] = [
     )
 ]
 # What 2 and 4 ranks are asked to do: shapes between those, so that the model has to be right and not only the fit.
-ASKED: list[tuple[int, Step]] = [
-    (users, Step(users * length, length, items, d, blocks, d))
-    for users, length, items, d, blocks in ((256, 50, 3_416, 64, 2), (512, 20, 10_000, 32, 1), (64, 30, 50_000, 64, 1))
+ASKED: list[tuple[Mode, tuple[int, Step]]] = [
+    (mode, (users, Step(users * length, length, items, d, blocks, d)))
+    for mode, users, length, items, d, blocks in (
+        ("data", 256, 50, 3_416, 64, 2),
+        ("data", 512, 20, 10_000, 32, 1),
+        ("data", 64, 30, 50_000, 64, 1),
+        ("rows", 256, 20, 10_000, 32, 1),
+        ("rows", 64, 30, 50_000, 64, 1),
+    )
 ]
 NUMBERS = (10_000, 1_000_000, 6_000_000)
 RANKS = (2, 4)
@@ -60,26 +68,25 @@ RANKS = (2, 4)
 
 def run(quick: bool, say: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
     """Everything; with `quick` fewer shapes and turns, and no claim to precision."""
-    shapes, asked = (SHAPES[-3:], ASKED[1:2]) if quick else (SHAPES, ASKED)
-    sizes, turns = (RANKS[:1], 1) if quick else (RANKS, 2)
+    shapes, asked = (SHAPES[-3:], ASKED[-2:]) if quick else (SHAPES, ASKED)
+    sizes, turns = (RANKS[:1], 1) if quick else (RANKS, 3)
     seen: dict[str, list[dict[str, Any]]] = {}
+    single = [_arguments(*shape) for shape in (*shapes, asked[0][1])]
+    several = [{"mode": mode, **_arguments(*shape)} for mode, shape in asked]
     for turn in range(turns):
         say(f"one process, turn {turn + 1} of {turns}")
-        for place, shape in enumerate(shapes):
-            found = [run_child(f"{__name__}:alone", **_arguments(*shape))]
-            seen.setdefault(f"shape {place}", []).append(_of_all(found))
-        say("noise, sums, and two processes side by side")
-        seen.setdefault("noise", []).append(run_child(f"{__name__}:noise"))
-        for size in sizes:
-            seen.setdefault(f"sums {size}", []).append(run_ranks(f"{__name__}:sums", size, numbers=NUMBERS)[0])
-        found = [run_child(f"{__name__}:alone", **_arguments(*asked[0]))]
-        seen.setdefault("alone", []).append(_of_all(found))
-        seen.setdefault("beside", []).append(_of_all(run_ranks(f"{__name__}:beside", 2, **_arguments(*asked[0]))))
+        done = run_child(f"{__name__}:alone", shapes=single)
+        seen.setdefault("noise", []).append({"noise_seconds": done["noise_seconds"]})
+        for name, found in zip([*(f"shape {k}" for k in range(len(shapes))), "alone"], done["found"], strict=True):
+            seen.setdefault(name, []).append(_of_all([found]))
+        say("two processes side by side")
+        seen.setdefault("beside", []).append(_of_all(run_ranks(f"{__name__}:beside", 2, **single[-1])))
         for size in sizes:
             say(f"{size} ranks, turn {turn + 1} of {turns}")
-            for place, shape in enumerate(asked):
-                found = run_ranks(f"{__name__}:together", size, **_arguments(*shape))
-                seen.setdefault(f"ranks {size} {place}", []).append(_of_all(found))
+            ranks = run_ranks(f"{__name__}:together", size, shapes=several)
+            seen.setdefault(f"sums {size}", []).append(ranks[0]["sums"])
+            for place in range(len(several)):
+                seen.setdefault(f"ranks {size} {place}", []).append(_of_all([rank["found"][place] for rank in ranks]))
     measured = {name: {key: min(row[key] for row in rows) for key in rows[0]} for name, rows in seen.items()}
     cores = os.cpu_count() or 1
     fitted = _fitted([step for _, step in shapes], measured, sizes)
@@ -90,9 +97,9 @@ def run(quick: bool, say: Callable[[str], None] = lambda line: None) -> dict[str
         "coefficients": asdict(fitted),
         "shapes": [_compared(step, Layout(), fitted, measured[f"shape {k}"]) for k, (_, step) in enumerate(shapes)],
         "predictions": [
-            _compared(step, Layout(size, "data", size, cores), fitted, measured[f"ranks {size} {k}"])
+            _compared(step, Layout(size, mode, size, cores), fitted, measured[f"ranks {size} {k}"])
             for size in sizes
-            for k, (_, step) in enumerate(asked)
+            for k, (mode, (_, step)) in enumerate(asked)
         ],
         "measured": measured,
     }
@@ -111,81 +118,87 @@ def _of_all(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {"step_seconds": min(map(max, steps)), "peak_mb": max(row["peak_mb"] for row in rows)}
 
 
-def make(users: int, step: dict[str, Any], ranks: Ranks, folder: Path) -> Trainer:
+def make(users: int, step: dict[str, Any], ranks: Ranks, mode: Mode, folder: Path) -> Trainer:
     """A trainer whose expected batch is `users` of four times as many, everybody with the same number of items."""
     s = Step(**step)
     torch.set_num_threads(1)
     torch.manual_seed(SEED)
     data = workloads.uniform(4 * users, int(s.length), s.items, L=int(s.length)).sequences
-    model = Transformer(s.items, int(s.length), d=s.dim, blocks=s.blocks, feed_forward=s.feed_forward)
+    shape: dict[str, Any] = {"d": s.dim, "blocks": s.blocks, "feed_forward": s.feed_forward}
     plan = PrivacyPlan(4 * users, users, 100, 8.0, 1e-9, SIGMA)
     how = Optimisation(max_length=int(s.length), token_budget=s.token_budget, averaging="none")
-    given: tuple[Any, ...] = (None, None, None)
-    if ranks.first:
-        given = (PoissonSampler(plan.users, plan.rate, SEED), noise_source("seeded", SEED), create_ledger(folder, plan))
-    return Trainer(model, data, plan, how, *given, ranks=ranks)
+    sampler, noise = PoissonSampler(plan.users, plan.rate, SEED), noise_source("seeded", SEED + ranks.rank)
+    ledger = create_ledger(folder, plan) if ranks.first else None
+    if mode == "rows":
+        model = Transformer(
+            s.items, int(s.length), **shape, split=lambda count: Rows(count, ranks.rank, ranks.size, ranks.tensors)
+        )
+        return RowTrainer(model, data, plan, how, sampler, noise, ledger, ranks)
+    given = (sampler, noise, ledger) if ranks.first else (None, None, None)
+    return Trainer(Transformer(s.items, int(s.length), **shape), data, plan, how, *given, ranks=ranks)
 
 
-def _steps(users: int, step: dict[str, Any], ranks: Ranks, before: Callable[[], Any] = lambda: None) -> dict[str, Any]:
-    """Seconds of some steps after one that warms up."""
+def _steps(
+    users: int, step: dict[str, Any], ranks: Ranks, mode: Mode = "data", before: Callable[[], Any] = lambda: None
+) -> dict[str, Any]:
+    """Seconds of some steps after one that warms up, and the most memory meanwhile."""
+    forget_peak()
     with tempfile.TemporaryDirectory(prefix="dpformer-bench-") as folder:
-        trainer = make(users, step, ranks, Path(folder))
+        trainer = make(users, step, ranks, mode, Path(folder))
         trainer.make_step()
         seconds: list[float] = []
-        while len(seconds) < 6:
+        while len(seconds) < 5:
             before()
             start = time.perf_counter()
             trainer.make_step()
             seconds.append(time.perf_counter() - start)
-    return {"steps": seconds}
+    return {"steps": seconds, "peak_mb": peak_mb()}
 
 
-def alone(users: int, step: dict[str, Any]) -> dict[str, Any]:
-    """Steps of one process."""
-    return _steps(users, step, ALONE)
+def alone(shapes: list[dict[str, Any]]) -> dict[str, Any]:
+    """Steps of one process, and noise alone."""
+    return {"found": [_steps(ranks=ALONE, **shape) for shape in shapes], "noise_seconds": _noise()}
 
 
 def beside(users: int, step: dict[str, Any]) -> dict[str, Any]:
     """Steps of one process while others do the same, each for itself."""
     with join() as ranks:
-        return _steps(users, step, ALONE, ranks.barrier)
+        return _steps(users, step, ALONE, before=ranks.barrier)
 
 
-def together(users: int, step: dict[str, Any]) -> dict[str, Any]:
-    """Steps that several processes make together."""
+def together(shapes: list[dict[str, Any]]) -> dict[str, Any]:
+    """Sums between processes that do nothing else, and steps that they make together."""
     with join() as ranks:
-        return _steps(users, step, ranks, ranks.barrier)
+        return {"sums": _sums(ranks), "found": [_steps(ranks=ranks, before=ranks.barrier, **shape) for shape in shapes]}
 
 
-def noise() -> dict[str, Any]:
+def _noise() -> float:
     """Seconds for a parameter's noise."""
-    torch.set_num_threads(1)
     source, gradient = noise_source("seeded", SEED), torch.zeros(3_000_000)
     seconds = []
     for _ in range(5):
         start = time.perf_counter()
         source.add_noise_([("table", gradient)], SIGMA)
         seconds.append(time.perf_counter() - start)
-    return {"noise_seconds": min(seconds) / gradient.numel()}
+    return min(seconds) / gradient.numel()
 
 
-def sums(numbers: Sequence[int]) -> dict[str, Any]:
-    """Seconds for the sum of so many numbers to rank 0 and back, as in a step, and for nothing."""
+def _sums(ranks: Ranks) -> dict[str, float]:
+    """Seconds for what a step says, with the sum of so many numbers to rank 0 and back, or none."""
     torch.set_num_threads(1)
     found = {}
-    with join() as ranks:
-        for count in (0, *numbers):
-            values, seconds = [torch.ones(count)], []
-            for _ in range(9):
-                ranks.barrier()
-                start = time.perf_counter()
-                ranks.deal([_NOBODY] * ranks.size if ranks.first else ())
-                ranks.hear([0])
-                if count:
-                    ranks.sum_to_first_(values)
-                    ranks.share_(values)
-                seconds.append(time.perf_counter() - start)
-            found[f"sum of {count}"] = min(seconds)
+    for count in (0, *NUMBERS):
+        values, seconds = [torch.ones(count)], []
+        for _ in range(7):
+            ranks.barrier()
+            start = time.perf_counter()
+            ranks.deal([_NOBODY] * ranks.size if ranks.first else ())
+            ranks.hear([0])
+            if count:
+                ranks.sum_to_first_(values)
+                ranks.share_(values)
+            seconds.append(time.perf_counter() - start)
+        found[f"sum of {count}"] = min(seconds)
     return found
 
 
@@ -223,10 +236,13 @@ def _compared(step: Step, layout: Layout, c: Coefficients, measured: dict[str, f
 
 def show(figures: dict[str, Any]) -> Table:
     """Measured and predicted."""
-    table = Table("ranks", "tokens", "length", "items", "d", "blocks", "seconds", "predicted", "error", "MB", "error")
+    table = Table(
+        "ranks", "split", "tokens", "length", "items", "d", "blocks", "seconds", "predicted", "error", "MB", "error"
+    )
     for row in (*figures["shapes"], *figures["predictions"]):
         table.add_row(
-            *(f"{row[name]:,g}" for name in ("ranks", "tokens", "length", "items", "dim", "blocks")),
+            *(str(row["ranks"]), row["mode"] if row["ranks"] > 1 else "-"),
+            *(f"{row[name]:,g}" for name in ("tokens", "length", "items", "dim", "blocks")),
             *(f"{row['seconds']:.3g}", f"{row['predicted_seconds']:.3g}", f"{row['error']:+.0%}"),
             *(f"{row['memory_mb']:,.0f}", f"{row['memory_error']:+.0%}"),
         )
