@@ -38,13 +38,13 @@ SIGMA, SEED, MB = 20.0, 0, 2**20
 SHAPES: list[tuple[int, Step]] = [
     (users, Step(users * length, length, items, d, blocks, d, budget))
     for users, length, items, d, blocks, budget in (
-        (64, 50, 3_000, 64, 2, 16384),
+        (48, 50, 3_000, 64, 2, 16384),
         (128, 50, 300, 64, 2, 16384),
-        (32, 50, 30_000, 64, 2, 16384),
-        (64, 20, 100_000, 32, 1, 16384),
-        (8, 10, 300_000, 32, 1, 16384),
-        (256, 10, 3_000, 64, 2, 16384),
-        (24, 200, 3_000, 64, 2, 16384),
+        (12, 50, 30_000, 64, 2, 16384),
+        (16, 20, 100_000, 32, 1, 16384),
+        (4, 10, 200_000, 32, 1, 16384),
+        (192, 10, 3_000, 64, 2, 16384),
+        (12, 200, 3_000, 64, 2, 16384),
         (16, 50, 10_000, 128, 2, 16384),
         (256, 20, 1_000, 16, 1, 16384),
         (256, 20, 1_000, 16, 1, 400),
@@ -55,11 +55,11 @@ SHAPES: list[tuple[int, Step]] = [
 ASKED: list[tuple[Mode, tuple[int, Step]]] = [
     (mode, (users, Step(users * length, length, items, d, blocks, d)))
     for mode, users, length, items, d, blocks in (
-        ("data", 256, 50, 3_416, 64, 2),
-        ("data", 512, 20, 10_000, 32, 1),
-        ("data", 64, 30, 50_000, 64, 1),
-        ("rows", 256, 20, 10_000, 32, 1),
-        ("rows", 64, 30, 50_000, 64, 1),
+        ("data", 128, 50, 3_416, 64, 2),
+        ("data", 256, 20, 10_000, 32, 1),
+        ("data", 32, 30, 30_000, 64, 1),
+        ("rows", 128, 20, 10_000, 32, 1),
+        ("rows", 32, 30, 30_000, 64, 1),
     )
 ]
 NUMBERS = (10_000, 1_000_000, 6_000_000)
@@ -70,23 +70,48 @@ def run(quick: bool, say: Callable[[str], None] = lambda line: None) -> dict[str
     """Everything; with `quick` fewer shapes and turns, and no claim to precision."""
     shapes, asked = (SHAPES[-3:], ASKED[-2:]) if quick else (SHAPES, ASKED)
     sizes, turns = (RANKS[:1], 1) if quick else (RANKS, 3)
-    seen: dict[str, list[dict[str, Any]]] = {}
-    single = [_arguments(*shape) for shape in (*shapes, asked[0][1])]
-    several = [{"mode": mode, **_arguments(*shape)} for mode, shape in asked]
+    seen: Seen = {}
     for turn in range(turns):
         say(f"one process, turn {turn + 1} of {turns}")
-        done = run_child(f"{__name__}:alone", shapes=single)
-        seen.setdefault("noise", []).append({"noise_seconds": done["noise_seconds"]})
-        for name, found in zip([*(f"shape {k}" for k in range(len(shapes))), "alone"], done["found"], strict=True):
-            seen.setdefault(name, []).append(_of_all([found]))
+        measure_one(seen, shapes, asked)
         say("two processes side by side")
-        seen.setdefault("beside", []).append(_of_all(run_ranks(f"{__name__}:beside", 2, **single[-1])))
+        measure_beside(seen, asked)
         for size in sizes:
             say(f"{size} ranks, turn {turn + 1} of {turns}")
-            ranks = run_ranks(f"{__name__}:together", size, shapes=several)
-            seen.setdefault(f"sums {size}", []).append(ranks[0]["sums"])
-            for place in range(len(several)):
-                seen.setdefault(f"ranks {size} {place}", []).append(_of_all([rank["found"][place] for rank in ranks]))
+            measure_ranks(seen, size, asked)
+    return summary(seen, shapes, asked, sizes)
+
+
+Seen = dict[str, list[dict[str, Any]]]
+Shapes = list[tuple[int, Step]]
+Asked = list[tuple[Mode, tuple[int, Step]]]
+
+
+def measure_one(seen: Seen, shapes: Shapes, asked: Asked) -> None:
+    """Steps of one process, and noise."""
+    done = run_child(f"{__name__}:alone", shapes=[_arguments(*shape) for shape in (*shapes, asked[0][1])])
+    seen.setdefault("noise", []).append({"noise_seconds": done["noise_seconds"]})
+    for name, found in zip([*(f"shape {k}" for k in range(len(shapes))), "alone"], done["found"], strict=True):
+        seen.setdefault(name, []).append(_of_all([found]))
+
+
+def measure_beside(seen: Seen, asked: Asked) -> None:
+    """Two processes that do not speak with each other."""
+    found = run_ranks(f"{__name__}:beside", 2, **_arguments(*asked[0][1]))
+    seen.setdefault("beside", []).append(_of_all(found))
+
+
+def measure_ranks(seen: Seen, size: int, asked: Asked) -> None:
+    """Ranks: sums alone, and what the model is asked."""
+    several = [{"mode": mode, **_arguments(*shape)} for mode, shape in asked]
+    ranks = run_ranks(f"{__name__}:together", size, shapes=several)
+    seen.setdefault(f"sums {size}", []).append(ranks[0]["sums"])
+    for place in range(len(several)):
+        seen.setdefault(f"ranks {size} {place}", []).append(_of_all([rank["found"][place] for rank in ranks]))
+
+
+def summary(seen: Seen, shapes: Shapes, asked: Asked, sizes: Sequence[int]) -> dict[str, Any]:
+    """Coefficients fitted to the fastest of all turns, and what they predict."""
     measured = {name: {key: min(row[key] for row in rows) for key in rows[0]} for name, rows in seen.items()}
     cores = os.cpu_count() or 1
     fitted = _fitted([step for _, step in shapes], measured, sizes)
@@ -147,7 +172,7 @@ def _steps(
         trainer = make(users, step, ranks, mode, Path(folder))
         trainer.make_step()
         seconds: list[float] = []
-        while len(seconds) < 5:
+        while len(seconds) < 4:
             before()
             start = time.perf_counter()
             trainer.make_step()
