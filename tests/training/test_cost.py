@@ -13,8 +13,16 @@ from dpformer.training.devices import A100, on_paper
 
 STEP = Step(tokens=4096, length=32, items=5000, dim=64, blocks=2, feed_forward=64)
 PLANTED = Coefficients(
-    **{"head_flop": 3e-11, "block_flop": 7e-11, "token": 2e-6, "micro_batch": 4e-3, "parameter": 5e-9},
-    **{"noise": 1e-8, "wire_byte": 6e-10, "message": 1e-4, "busy": 1.2},
+    **{
+        "head_flop": 3e-11,
+        "logit": 1e-9,
+        "block_flop": 7e-11,
+        "token": 2e-6,
+        "user": 3e-5,
+        "micro_batch": 4e-3,
+        "parameter": 5e-9,
+    },
+    **{"noise": 1e-8, "wire_byte": 6e-10, "message": 1e-4, "busy": 1.2, "crowded": 1.2},
     **{"memory_base": 3e8, "memory_parameter": 28.0, "memory_state": 60.0, "memory_token": 90.0, "memory_logit": 5.0},
 )
 SHAPES = [step for _, step in bench.SHAPES]
@@ -30,13 +38,13 @@ def test_the_operations_are_those_that_torch_counts():
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
-    model = Transformer(500, 32, d=64, blocks=2, feed_forward=64)
-    tokens = torch.randint(1, 501, (8, 33))
+    model = Transformer(500, 64, d=64, blocks=2, feed_forward=64)
+    tokens = torch.randint(1, 501, (8, 65))
     with FlopCounterMode(display=False) as counter:
         hidden = model(tokens[:, :-1])
         logits = hidden @ model.table.T
         torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()).backward()
-    step = Step(8 * 32, 32, 500, 64, 2, 64)
+    step = Step(8 * 64, 64, 500, 64, 2, 64)
     assert step.flops == pytest.approx(counter.get_total_flops(), rel=0.15)
 
 
@@ -87,7 +95,7 @@ def test_more_work_never_costs_less(tokens: int, items: int, ranks: int, mode: s
 def test_rows_divide_the_table_and_data_divides_the_tokens():
     one, data, rows = (predict(STEP, Layout(n, mode), PLANTED) for n, mode in ((1, "data"), (4, "data"), (4, "rows")))
     assert one.wire_bytes == 0 == one.wire_seconds
-    head = STEP.tokens * STEP.head_flops * PLANTED.head_flop
+    head = STEP.tokens * (STEP.head_flops * PLANTED.head_flop + STEP.items * PLANTED.logit)
     assert one.compute_seconds - rows.compute_seconds == pytest.approx(head * 3 / 4, rel=0.01)
     assert data.compute_seconds == pytest.approx(one.compute_seconds / 4, rel=0.2)
     assert rows.memory_bytes < one.memory_bytes

@@ -3,7 +3,8 @@
 It is arithmetic with a few measured coefficients. A step of a Transformer with width d, feed-forward width f, N blocks and M
 items, on n tokens in sequences of length L, has for every token
 
-    head     h = 6 M d                              operations: 2 forward and 4 backward for each weight
+    head     h = 6 M d + 2 M L [L < d]              operations: 2 forward and 4 backward for each weight; and, where a
+                                                    user's norm comes from the Gram matrix, that
     blocks   b = N (6 (4 d^2 + 2 d f) + 12 L d)
 
 and P = M d + L d + N (4 d^2 + 2 d f) parameters. With R ranks that share out the users (`data`), each has n/R tokens and all
@@ -11,13 +12,14 @@ parameters; the clipped sum travels to rank 0 and comes back with noise. With th
 and M/R items, so p = M d/R + P - M d parameters; what travels is two vectors and two numbers for every token, there and back, and
 the parameters outside of the table.
 
-    data     s (n/R (h t_head + b t_block + t_token) + k t_micro + P t_param) + P t_noise     bytes: 8 P
-    rows     s (n (h/R t_head + b t_block + t_token) + k t_micro + p (t_param + t_noise))     bytes: 8 n (2 d + 2) + 4 (P - M d)
+    data     s (n/R (H + b t_block + t) + k t_micro + P t_param) + P t_noise       bytes: 8 P
+    rows     s (n (H/R + b t_block + t) + k t_micro + p (t_param + t_noise))       bytes: 8 n (2 d + 2) + 4 (P - M d)
     both     + bytes (R - 1) t_byte + w t_message
 
-k is the number of micro-batches of a rank, and w that of its messages. s says that ranks share a machine: with r of them on c
-cores, each takes max(1, r/c) times as long, and `busy` times as long again when more than one core is busy, since cores share
-caches and memory. Noise is drawn by rank 0 while others wait (in `rows` by all). Memory of a rank, u tokens in a micro-batch:
+Here H = h t_head + M t_logit (exponentials and the like) and t = t_token + t_user / L; k is the number of micro-batches of a
+rank, and w that of its messages. s says that ranks share a machine: with r of them on c cores, each takes max(1, r/c) times as
+long, and `busy` times as long again when more than one core is busy, since cores share caches and memory, or `crowded` times if
+they also take turns. Noise is drawn by rank 0 while others wait (in `rows` by all). Memory of a rank, u tokens in a micro-batch:
 
     base + p m_param + u N d m_state + u m_token + min(u M, HOLD) m_logit                     M/R for M in `rows`
 
@@ -56,7 +58,8 @@ class Step:
     @property
     def head_flops(self) -> float:
         """h: of a token."""
-        return 6.0 * self.items * self.dim
+        gram = 2.0 * self.items * self.length if self.length < self.dim else 0.0
+        return 6.0 * self.items * self.dim + gram
 
     @property
     def block_flops(self) -> float:
@@ -108,19 +111,22 @@ class Layout:
 
 @dataclass(frozen=True)
 class Coefficients:
-    """Seconds for a flop of the head, a flop of the blocks, a token, a micro-batch, a parameter (on every rank), a parameter's
-    noise, a byte on the wire, a message; how much slower a core is when others work; and bytes of memory.
+    """Seconds for a flop of the head, a logit, a flop of the blocks, a token, a user, a micro-batch, a parameter (on every rank), a parameter's
+    noise, a byte on the wire, a message; how much slower a core is when others work, and when ranks take turns on it; and bytes of memory.
     """
 
     head_flop: float
+    logit: float
     block_flop: float
     token: float
+    user: float
     micro_batch: float
     parameter: float
     noise: float
     wire_byte: float
     message: float
     busy: float
+    crowded: float
     memory_base: float
     memory_parameter: float
     memory_state: float
@@ -129,7 +135,7 @@ class Coefficients:
 
     def faster(self, speed: float) -> Coefficients:
         """For a processor on which computing takes 1/`speed` of the time."""
-        names = ("head_flop", "block_flop", "token", "micro_batch", "parameter", "noise")
+        names = ("head_flop", "logit", "block_flop", "token", "user", "micro_batch", "parameter", "noise")
         return replace(self, **{name: getattr(self, name) / speed for name in names})
 
 
@@ -176,8 +182,10 @@ def work(step: Step, layout: Layout) -> dict[str, float]:
         sent, messages = 2.0 * BYTES * step.parameters, 6.0
     return {
         "head_flop": tokens * step.head_flops / parts,
+        "logit": tokens * items,
         "block_flop": tokens * step.block_flops,
         "token": tokens,
+        "user": tokens / step.length,
         "micro_batch": count,
         "parameter": parameters,
         "noise": parameters,
@@ -191,14 +199,15 @@ def work(step: Step, layout: Layout) -> dict[str, float]:
     }
 
 
-COMPUTE = ("head_flop", "block_flop", "token", "micro_batch")
+COMPUTE = ("head_flop", "logit", "block_flop", "token", "user", "micro_batch")
 MEMORY = ("memory_base", "memory_parameter", "memory_state", "memory_token", "memory_logit")
 
 
 def predict(step: Step, layout: Layout, c: Coefficients) -> Cost:
     """The cost of a step on the slowest rank, which is rank 0."""
     done = work(step, layout)
-    slow = layout.crowding * (c.busy if layout.several_busy else 1.0)
+    beside = c.crowded if layout.crowding > 1 else c.busy
+    slow = layout.crowding * (beside if layout.several_busy else 1.0)
     return Cost(
         compute_seconds=slow * sum(done[name] * getattr(c, name) for name in COMPUTE),
         parameter_seconds=slow * done["parameter"] * c.parameter,

@@ -35,11 +35,14 @@ class Gpu:
         return replace(
             measured,
             head_flop=flop,
+            logit=0.0,
             block_flop=flop,
             token=0.0,
+            user=0.0,
             micro_batch=self.launch,
             wire_byte=1 / (self.share * self.link) / max(1, ranks - 1),
             busy=1.0,
+            crowded=1.0,
             memory_base=self.base_memory,
         )
 

@@ -38,7 +38,12 @@ def run_ranks(target: str, size: int, **arguments: Any) -> list[dict[str, Any]]:
         port = free.getsockname()[1]
     started = []
     for rank in range(size):
-        environment = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
+        environment: dict[str, object] = {
+            "RANK": rank,
+            "LOCAL_RANK": rank,
+            "WORLD_SIZE": size,
+            "LOCAL_WORLD_SIZE": size,
+        }
         environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         command = [sys.executable, "-m", "dpformer.experiments.bench.child", target, json.dumps(arguments)]
         variables = {**os.environ, **{name: str(value) for name, value in environment.items()}}

@@ -52,15 +52,16 @@ SHAPES: list[tuple[int, Step]] = [
     )
 ]
 # What 2 and 4 ranks are asked to do: shapes between those, so that the model has to be right and not only the fit.
+_ASKED: tuple[tuple[Mode, int, int, int, int, int], ...] = (
+    ("data", 128, 50, 3_416, 64, 2),
+    ("data", 256, 20, 10_000, 32, 1),
+    ("data", 32, 30, 30_000, 64, 1),
+    ("rows", 128, 20, 10_000, 32, 1),
+    ("rows", 32, 30, 30_000, 64, 1),
+)
 ASKED: list[tuple[Mode, tuple[int, Step]]] = [
     (mode, (users, Step(users * length, length, items, d, blocks, d)))
-    for mode, users, length, items, d, blocks in (
-        ("data", 128, 50, 3_416, 64, 2),
-        ("data", 256, 20, 10_000, 32, 1),
-        ("data", 32, 30, 30_000, 64, 1),
-        ("rows", 128, 20, 10_000, 32, 1),
-        ("rows", 32, 30, 30_000, 64, 1),
-    )
+    for mode, users, length, items, d, blocks in _ASKED
 ]
 NUMBERS = (10_000, 1_000_000, 6_000_000)
 RANKS = (2, 4)
@@ -74,7 +75,7 @@ def run(quick: bool, say: Callable[[str], None] = lambda line: None) -> dict[str
     for turn in range(turns):
         say(f"one process, turn {turn + 1} of {turns}")
         measure_one(seen, shapes, asked)
-        say("two processes side by side")
+        say("processes side by side")
         measure_beside(seen, asked)
         for size in sizes:
             say(f"{size} ranks, turn {turn + 1} of {turns}")
@@ -96,9 +97,10 @@ def measure_one(seen: Seen, shapes: Shapes, asked: Asked) -> None:
 
 
 def measure_beside(seen: Seen, asked: Asked) -> None:
-    """Two processes that do not speak with each other."""
-    found = run_ranks(f"{__name__}:beside", 2, **_arguments(*asked[0][1]))
-    seen.setdefault("beside", []).append(_of_all(found))
+    """Two and four processes that do not speak with one another."""
+    for size in RANKS:
+        found = run_ranks(f"{__name__}:beside", size, **_arguments(*asked[0][1]))
+        seen.setdefault(f"beside {size}", []).append(_of_all(found))
 
 
 def measure_ranks(seen: Seen, size: int, asked: Asked) -> None:
@@ -138,9 +140,8 @@ def _arguments(users: int, step: Step) -> dict[str, Any]:
 
 
 def _of_all(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Of the ranks of one run: the longest time of a step, for the fastest of all steps; and the most memory."""
-    steps = zip(*(row["steps"] for row in rows), strict=True)
-    return {"step_seconds": min(map(max, steps)), "peak_mb": max(row["peak_mb"] for row in rows)}
+    """Of the ranks of one run: rank 0's fastest step, for which it waited for all; and the most memory of any."""
+    return {"step_seconds": min(rows[0]["steps"]), "peak_mb": max(row["peak_mb"] for row in rows)}
 
 
 def make(users: int, step: dict[str, Any], ranks: Ranks, mode: Mode, folder: Path) -> Trainer:
@@ -159,14 +160,14 @@ def make(users: int, step: dict[str, Any], ranks: Ranks, mode: Mode, folder: Pat
             s.items, int(s.length), **shape, split=lambda count: Rows(count, ranks.rank, ranks.size, ranks.tensors)
         )
         return RowTrainer(model, data, plan, how, sampler, noise, ledger, ranks)
-    given = (sampler, noise, ledger) if ranks.first else (None, None, None)
-    return Trainer(Transformer(s.items, int(s.length), **shape), data, plan, how, *given, ranks=ranks)
+    model, first = Transformer(s.items, int(s.length), **shape), ranks.first
+    return Trainer(model, data, plan, how, sampler if first else None, noise if first else None, ledger, ranks=ranks)
 
 
 def _steps(
     users: int, step: dict[str, Any], ranks: Ranks, mode: Mode = "data", before: Callable[[], Any] = lambda: None
 ) -> dict[str, Any]:
-    """Seconds of some steps after one that warms up, and the most memory meanwhile."""
+    """Seconds of some steps after one that warms up, as for the expected number of users; and the most memory meanwhile."""
     forget_peak()
     with tempfile.TemporaryDirectory(prefix="dpformer-bench-") as folder:
         trainer = make(users, step, ranks, mode, Path(folder))
@@ -175,8 +176,8 @@ def _steps(
         while len(seconds) < 4:
             before()
             start = time.perf_counter()
-            trainer.make_step()
-            seconds.append(time.perf_counter() - start)
+            drawn = trainer.make_step().users
+            seconds.append((time.perf_counter() - start) * users / max(1, drawn))
     return {"steps": seconds, "peak_mb": peak_mb()}
 
 
@@ -243,8 +244,10 @@ def _fitted(steps: list[Step], measured: dict[str, dict[str, float]], sizes: Seq
         **fit(done, memory, MEMORY),
         **fit(wire, seconds, ("wire_byte", "message")),
     }
-    busy = measured["beside"]["step_seconds"] / measured["alone"]["step_seconds"]
-    return Coefficients(noise=per_noise, busy=max(1.0, busy), **found)
+    single, cores = measured["alone"]["step_seconds"], os.cpu_count() or 1
+    slower = {n: measured[f"beside {n}"]["step_seconds"] / single / max(1.0, n / cores) for n in RANKS}
+    busy, crowded = (max(1.0, slower[n]) for n in RANKS)
+    return Coefficients(noise=per_noise, busy=busy, crowded=crowded, **found)
 
 
 def _compared(step: Step, layout: Layout, c: Coefficients, measured: dict[str, float]) -> dict[str, Any]:
