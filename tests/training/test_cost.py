@@ -22,7 +22,7 @@ PLANTED = Coefficients(
         "micro_batch": 4e-3,
         "parameter": 5e-9,
     },
-    **{"noise": 1e-8, "wire_byte": 6e-10, "message": 1e-4, "busy": 1.2, "crowded": 1.2},
+    **{"noise": 1e-8, "wire_byte": 6e-10, "message": 1e-4, "busy": 1.2},
     **{"memory_base": 3e8, "memory_parameter": 28.0, "memory_state": 60.0, "memory_token": 90.0, "memory_logit": 5.0},
 )
 SHAPES = [step for _, step in bench.SHAPES]
@@ -112,15 +112,21 @@ def test_four_ranks_on_two_cores_are_no_faster_than_two():
 
 
 def test_the_committed_coefficients_predict_2_and_4_ranks():
+    """As docs/scaling.md tells: nine of ten within 20 % and none beyond 30 %, memory within 20 %."""
     found = known()
     assert asdict(coefficients()) == found["coefficients"]
-    assert {row["ranks"] for row in found["predictions"]} >= {2, 4}
+    assert {(row["ranks"], row["mode"]) for row in found["predictions"]} == {
+        (n, m) for n in (2, 4) for m in ("data", "rows")
+    }
+    errors = []
     for row in found["predictions"]:
         step = Step(**{name: row[name] for name in asdict(STEP)})
-        cost = predict(step, Layout(row["ranks"], row["mode"], row["ranks"], found["cores"]), coefficients())
+        cost = predict(step, Layout(row["ranks"], row["mode"], row["ranks"], row["ranks"]), coefficients())
         assert cost.seconds == pytest.approx(row["predicted_seconds"])
-        assert abs(cost.seconds / row["seconds"] - 1) < 0.2, row
         assert abs(cost.memory_bytes / 2**20 / row["memory_mb"] - 1) < 0.2, row
+        errors.append(abs(cost.seconds / row["seconds"] - 1))
+    assert sum(error < 0.2 for error in errors) >= 0.9 * len(errors)
+    assert max(errors) < 0.3
 
 
 def test_gpus_on_paper_say_so():

@@ -18,8 +18,8 @@ the parameters outside of the table.
 
 Here H = h t_head + M t_logit (exponentials and the like) and t = t_token + t_user / L; k is the number of micro-batches of a
 rank, and w that of its messages. s says that ranks share a machine: with r of them on c cores, each takes max(1, r/c) times as
-long, and `busy` times as long again when more than one core is busy, since cores share caches and memory, or `crowded` times if
-they also take turns. Noise is drawn by rank 0 while others wait (in `rows` by all). Memory of a rank, u tokens in a micro-batch:
+long, and `busy` times as long again when more than one core is busy, since cores share caches and memory. Noise is drawn by
+rank 0 while others wait (in `rows` by all). Memory of a rank, u tokens in a micro-batch:
 
     base + p m_param + u N d m_state + u m_token + min(u M, HOLD) m_logit                     M/R for M in `rows`
 
@@ -111,8 +111,8 @@ class Layout:
 
 @dataclass(frozen=True)
 class Coefficients:
-    """Seconds for a flop of the head, a logit, a flop of the blocks, a token, a user, a micro-batch, a parameter (on every rank), a parameter's
-    noise, a byte on the wire, a message; how much slower a core is when others work, and when ranks take turns on it; and bytes of memory.
+    """Seconds for a flop of the head, a logit, a flop of the blocks, a token, a user, a micro-batch, a parameter (on every
+    rank), a parameter's noise, a byte on the wire, a message; how much slower a core is when others work; and bytes of memory.
     """
 
     head_flop: float
@@ -126,7 +126,6 @@ class Coefficients:
     wire_byte: float
     message: float
     busy: float
-    crowded: float
     memory_base: float
     memory_parameter: float
     memory_state: float
@@ -206,8 +205,7 @@ MEMORY = ("memory_base", "memory_parameter", "memory_state", "memory_token", "me
 def predict(step: Step, layout: Layout, c: Coefficients) -> Cost:
     """The cost of a step on the slowest rank, which is rank 0."""
     done = work(step, layout)
-    beside = c.crowded if layout.crowding > 1 else c.busy
-    slow = layout.crowding * (beside if layout.several_busy else 1.0)
+    slow = layout.crowding * (c.busy if layout.several_busy else 1.0)
     return Cost(
         compute_seconds=slow * sum(done[name] * getattr(c, name) for name in COMPUTE),
         parameter_seconds=slow * done["parameter"] * c.parameter,

@@ -42,7 +42,6 @@ class Gpu:
             micro_batch=self.launch,
             wire_byte=1 / (self.share * self.link) / max(1, ranks - 1),
             busy=1.0,
-            crowded=1.0,
             memory_base=self.base_memory,
         )
 

@@ -2,14 +2,16 @@
 
 Fitted to: steps of one process on generated sequences of many shapes; noise alone; sums between 2 and 4 processes that do nothing
 else; and how much slower a process is with another beside it. Compared with: training steps of 2 and 4 processes on this machine,
-which no coefficient has seen. Every process has one thread. Of several steps the fastest counts, and shapes are taken in turns:
-what else the machine does meanwhile is not to be measured.
+which no coefficient has seen. Every process has one thread. Times are processor seconds of a process (of rank 0, among several),
+medians over some steps of several turns: what else the machine does meanwhile is not to be measured. So a prediction is compared
+for a rank that has a core of its own; ranks that take turns on a core take longer by the clock, by as much as there are turns.
 """
 
 from __future__ import annotations
 
 import os
 import platform
+import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -46,6 +48,8 @@ SHAPES: list[tuple[int, Step]] = [
         (192, 10, 3_000, 64, 2, 16384),
         (12, 200, 3_000, 64, 2, 16384),
         (16, 50, 10_000, 128, 2, 16384),
+        (96, 20, 10_000, 32, 1, 16384),
+        (24, 30, 20_000, 64, 1, 16384),
         (256, 20, 1_000, 16, 1, 16384),
         (256, 20, 1_000, 16, 1, 400),
         (8, 10, 100, 16, 1, 16384),
@@ -97,10 +101,9 @@ def measure_one(seen: Seen, shapes: Shapes, asked: Asked) -> None:
 
 
 def measure_beside(seen: Seen, asked: Asked) -> None:
-    """Two and four processes that do not speak with one another."""
-    for size in RANKS:
-        found = run_ranks(f"{__name__}:beside", size, **_arguments(*asked[0][1]))
-        seen.setdefault(f"beside {size}", []).append(_of_all(found))
+    """Two processes that do not speak with each other."""
+    found = run_ranks(f"{__name__}:beside", 2, **_arguments(*asked[0][1]))
+    seen.setdefault("beside", []).append(_of_all(found))
 
 
 def measure_ranks(seen: Seen, size: int, asked: Asked) -> None:
@@ -113,8 +116,10 @@ def measure_ranks(seen: Seen, size: int, asked: Asked) -> None:
 
 
 def summary(seen: Seen, shapes: Shapes, asked: Asked, sizes: Sequence[int]) -> dict[str, Any]:
-    """Coefficients fitted to the fastest of all turns, and what they predict."""
-    measured = {name: {key: min(row[key] for row in rows) for key in rows[0]} for name, rows in seen.items()}
+    """Coefficients fitted to the medians of all turns, and what they predict."""
+    measured = {
+        name: {key: statistics.median(row[key] for row in rows) for key in rows[0]} for name, rows in seen.items()
+    }
     cores = os.cpu_count() or 1
     fitted = _fitted([step for _, step in shapes], measured, sizes)
     return {
@@ -124,7 +129,7 @@ def summary(seen: Seen, shapes: Shapes, asked: Asked, sizes: Sequence[int]) -> d
         "coefficients": asdict(fitted),
         "shapes": [_compared(step, Layout(), fitted, measured[f"shape {k}"]) for k, (_, step) in enumerate(shapes)],
         "predictions": [
-            _compared(step, Layout(size, mode, size, cores), fitted, measured[f"ranks {size} {k}"])
+            _compared(step, Layout(size, mode, size, size), fitted, measured[f"ranks {size} {k}"])
             for size in sizes
             for k, (mode, (_, step)) in enumerate(asked)
         ],
@@ -140,8 +145,8 @@ def _arguments(users: int, step: Step) -> dict[str, Any]:
 
 
 def _of_all(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Of the ranks of one run: rank 0's fastest step, for which it waited for all; and the most memory of any."""
-    return {"step_seconds": min(rows[0]["steps"]), "peak_mb": max(row["peak_mb"] for row in rows)}
+    """Of the ranks of one run: rank 0's time, the most, as it adds the noise; and the most memory of any."""
+    return {"step_seconds": statistics.median(rows[0]["steps"]), "peak_mb": max(row["peak_mb"] for row in rows)}
 
 
 def make(users: int, step: dict[str, Any], ranks: Ranks, mode: Mode, folder: Path) -> Trainer:
@@ -167,7 +172,7 @@ def make(users: int, step: dict[str, Any], ranks: Ranks, mode: Mode, folder: Pat
 def _steps(
     users: int, step: dict[str, Any], ranks: Ranks, mode: Mode = "data", before: Callable[[], Any] = lambda: None
 ) -> dict[str, Any]:
-    """Seconds of some steps after one that warms up, as for the expected number of users; and the most memory meanwhile."""
+    """Processor seconds of some steps after one that warms up, as for the expected number of users; and the most memory."""
     forget_peak()
     with tempfile.TemporaryDirectory(prefix="dpformer-bench-") as folder:
         trainer = make(users, step, ranks, mode, Path(folder))
@@ -175,9 +180,9 @@ def _steps(
         seconds: list[float] = []
         while len(seconds) < 4:
             before()
-            start = time.perf_counter()
+            start = time.process_time()
             drawn = trainer.make_step().users
-            seconds.append((time.perf_counter() - start) * users / max(1, drawn))
+            seconds.append((time.process_time() - start) * users / max(1, drawn))
     return {"steps": seconds, "peak_mb": peak_mb()}
 
 
@@ -203,10 +208,10 @@ def _noise() -> float:
     source, gradient = noise_source("seeded", SEED), torch.zeros(3_000_000)
     seconds = []
     for _ in range(5):
-        start = time.perf_counter()
+        start = time.process_time()
         source.add_noise_([("table", gradient)], SIGMA)
-        seconds.append(time.perf_counter() - start)
-    return min(seconds) / gradient.numel()
+        seconds.append(time.process_time() - start)
+    return statistics.median(seconds) / gradient.numel()
 
 
 def _sums(ranks: Ranks) -> dict[str, float]:
@@ -217,14 +222,14 @@ def _sums(ranks: Ranks) -> dict[str, float]:
         values, seconds = [torch.ones(count)], []
         for _ in range(7):
             ranks.barrier()
-            start = time.perf_counter()
+            start = time.process_time()
             ranks.deal([_NOBODY] * ranks.size if ranks.first else ())
             ranks.hear([0])
             if count:
                 ranks.sum_to_first_(values)
                 ranks.share_(values)
-            seconds.append(time.perf_counter() - start)
-        found[f"sum of {count}"] = min(seconds)
+            seconds.append(time.process_time() - start)
+        found[f"sum of {count}"] = statistics.median(seconds)
     return found
 
 
@@ -244,10 +249,8 @@ def _fitted(steps: list[Step], measured: dict[str, dict[str, float]], sizes: Seq
         **fit(done, memory, MEMORY),
         **fit(wire, seconds, ("wire_byte", "message")),
     }
-    single, cores = measured["alone"]["step_seconds"], os.cpu_count() or 1
-    slower = {n: measured[f"beside {n}"]["step_seconds"] / single / max(1.0, n / cores) for n in RANKS}
-    busy, crowded = (max(1.0, slower[n]) for n in RANKS)
-    return Coefficients(noise=per_noise, busy=busy, crowded=crowded, **found)
+    busy = measured["beside"]["step_seconds"] / measured["alone"]["step_seconds"]
+    return Coefficients(noise=per_noise, busy=max(1.0, busy), **found)
 
 
 def _compared(step: Step, layout: Layout, c: Coefficients, measured: dict[str, float]) -> dict[str, Any]:
