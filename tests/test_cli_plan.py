@@ -138,7 +138,7 @@ def test_the_work_is_counted_by_hand():
 
 
 def test_ranks_time_wire_and_memory():
-    arguments = "--users 100000 --items 200000 --max-length 50 --steps 100 --ranks 4 --no-table"
+    arguments = "--users 90000 --items 200000 --max-length 50 --steps 100 --ranks 4 --no-table"
     e = json.loads(plan(*arguments.split(), "--json"))["estimate"]
     assert e["ranks"] == 4
     assert [(row["on_paper"], row["mode"]) for row in e["layouts"]] == [

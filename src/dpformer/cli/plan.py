@@ -200,15 +200,16 @@ def _show_estimate(e: dict[str, Any]) -> None:
     from dpformer.cli.output import stdout
 
     ranks = f"{e['ranks']} ranks" if e["ranks"] > 1 else "1 rank"
-    shown = Table(title=f"estimate for {ranks}: {e['parameters']:,} parameters, {e['assumes']}", title_justify="left")
-    shown.add_column("device")
-    shown.add_column("split")
-    for title in ("a step", "all steps", "wire, MB a step", "memory a rank, MB"):
+    stdout.print(f"estimate for {ranks}: {e['parameters']:,} parameters, {e['assumes']}", soft_wrap=True)
+    shown = Table()
+    shown.add_column("device", no_wrap=True)
+    shown.add_column("split", no_wrap=True)
+    for title in ("a step", "all steps", "wire, MB\na step", "memory\na rank, MB"):
         shown.add_column(title, justify="right")
     for row in e["layouts"]:
         shown.add_row(
-            row["device"] + (" (on paper)" if row["on_paper"] else ""),
-            {"data": "users" if row["ranks"] > 1 else "-", "rows": "rows of the table"}[row["mode"]],
+            row["device"] + (", on paper" if row["on_paper"] else ""),
+            {"data": "users" if row["ranks"] > 1 else "-", "rows": "table"}[row["mode"]],
             f"{row['seconds']:.3g} s",
             _time(row["training_seconds"]),
             f"{row['wire_bytes'] / 2**20:,.3g}",
