@@ -158,7 +158,7 @@ def test_ranks_time_wire_and_memory():
     alone = json.loads(plan(*arguments.replace("--ranks 4", "").split(), "--json"))["estimate"]
     assert [row["wire_bytes"] for row in alone["layouts"]] == [0, 0]
     shown = " ".join(plan(*arguments.split()).split())
-    for words in ("4 ranks", "on paper", "rows of the", "this machine", "was not measured"):
+    for words in ("4 ranks", "on paper", "this machine", "was not measured"):
         assert words in shown
 
 

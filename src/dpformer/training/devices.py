@@ -46,9 +46,7 @@ class Gpu:
         )
 
 
-A100 = Gpu(
-    "A100 80 GB SXM", 19.5e12, 300e9, 80e9, "NVIDIA's data sheet: 19.5 TFLOP/s float32, NVLink 600 GB/s both ways"
-)
+A100 = Gpu("A100 80 GB", 19.5e12, 300e9, 80e9, "NVIDIA's data sheet: 19.5 TFLOP/s float32, NVLink 600 GB/s both ways")
 
 
 def here(step: Step, ranks: int) -> list[dict[str, Any]]:
@@ -57,7 +55,7 @@ def here(step: Step, ranks: int) -> list[dict[str, Any]]:
     speed = gemm_speed(threads=1) / known()["gemm"]
     c = coefficients().faster(speed)
     layouts = [Layout(ranks, mode, ranks, cores) for mode in (MODES if ranks > 1 else MODES[:1])]
-    name = f"this machine, {cores} cores, a thread a rank"
+    name = f"this machine, {cores} cores"
     return [_row(name, False, layout, step, c) for layout in layouts]
 
 
