@@ -7,7 +7,9 @@ import typer
 
 
 def bench(
-    name: Annotated[str, typer.Argument(help="Which benchmark: training, prepare, noise or ranks.")] = "training",
+    name: Annotated[
+        str, typer.Argument(help="Which benchmark: training, prepare, noise, ranks, rows, spark or cost.")
+    ] = "training",
     quick: Annotated[bool, typer.Option("--quick", help="Fewer and smaller measurements.")] = False,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Folder for the report: figures as JSON, a page, plots.")

@@ -32,6 +32,7 @@ def plan(
     max_length: Annotated[int | None, typer.Option(help="Longest sequence used, for the estimate.")] = None,
     dim: Annotated[int, typer.Option(help="Width of the model, for the estimate.")] = 64,
     blocks: Annotated[int, typer.Option(help="Blocks of the model, for the estimate.")] = 2,
+    ranks: Annotated[int, typer.Option(help="Processes or GPUs that train together, for the estimate.")] = 1,
     trials: Annotated[float, typer.Option(help="Mean number of trials to price for tuning.")] = 10.0,
     table: Annotated[bool, typer.Option(help="Compare other budgets and batch sizes.")] = True,
     plot: Annotated[Path | None, typer.Option(help="Draw epsilon over steps into this file (png, svg, pdf).")] = None,
@@ -49,6 +50,8 @@ def plan(
         raise PrivacyError(f"--users {users} is not at least 1")
     if not count:
         raise PrivacyError("the number of users is not known; give --users, or a folder made by dpformer prepare")
+    if ranks < 1:
+        raise PrivacyError(f"--ranks {ranks} is not at least 1")
     shape = _shape(counts, items, max_length, dim, blocks)
     shares = _shares(release or [])
     # Releases that take the whole budget leave nothing for training; then there are no steps by default.
@@ -63,7 +66,7 @@ def plan(
     size = min(BATCH_SIZE, count) if batch_size is None else batch_size
     with stderr.status("calibrating ..."):
         made = make_plan(count, epsilon, delta, size, epochs, steps, shares)
-        figures = report(made, epochs, trials, table, shape)
+        figures = report(made, epochs, trials, table, shape, ranks)
         if plot:
             _draw(made, plot)
     if as_json:
@@ -173,14 +176,7 @@ def _show_costs(f: dict[str, Any]) -> None:
     from dpformer.cli.output import stdout
 
     if f["estimate"]:
-        e = f["estimate"]
-        stdout.print(
-            f"estimate: {_time(e['seconds'])} ({e['seconds_per_step']:.3g} s a step) and {e['memory_mb']:,.0f} MB "
-            f"beside Python and torch, for {e['parameters']:,} parameters ({e['assumes']}). It is arithmetic over "
-            f"the speed of a matrix product measured here now, {e['gemm_gflops_here']:.0f} Gflop/s: other work can "
-            "take as long again.",
-            soft_wrap=True,
-        )
+        _show_estimate(f["estimate"])
     elif f["steps"]:
         stdout.print("for time and memory give --items and --max-length, or a folder made by dpformer prepare")
     if f["tuning"]:
@@ -196,6 +192,37 @@ def _show_costs(f: dict[str, Any]) -> None:
             f"spends epsilon {_g(t['epsilon_with_this_noise'])} with this noise (RDP); {within}.",
             soft_wrap=True,
         )
+
+
+def _show_estimate(e: dict[str, Any]) -> None:
+    from rich.table import Table
+
+    from dpformer.cli.output import stdout
+
+    ranks = f"{e['ranks']} ranks" if e["ranks"] > 1 else "1 rank"
+    stdout.print(f"estimate for {ranks}: {e['parameters']:,} parameters, {e['assumes']}", soft_wrap=True)
+    shown = Table()
+    shown.add_column("device", no_wrap=True)
+    shown.add_column("split", no_wrap=True)
+    for title in ("a step", "all steps", "wire, MB\na step", "memory\na rank, MB"):
+        shown.add_column(title, justify="right")
+    for row in e["layouts"]:
+        shown.add_row(
+            row["device"] + (", on paper" if row["on_paper"] else ""),
+            {"data": "users" if row["ranks"] > 1 else "-", "rows": "table"}[row["mode"]],
+            f"{row['seconds']:.3g} s",
+            _time(row["training_seconds"]),
+            f"{row['wire_bytes'] / 2**20:,.3g}",
+            f"{row['memory_bytes'] / 2**20:,.0f}" + ("" if row.get("fits", True) else ", too much"),
+        )
+    stdout.print(shown)
+    paper = next(row for row in e["layouts"] if row["on_paper"])
+    stdout.print(
+        "The cost model is arithmetic with coefficients fitted on a 2-core machine (docs/scaling.md); for this machine, they are "
+        "scaled by a matrix product timed now. The GPU was not measured: "
+        f"{paper['source']}, of which {paper['share']:.0%} is assumed to be reached; noise and hashes are made on the host.",
+        soft_wrap=True,
+    )
 
 
 def _draw(made: "PrivacyPlan", path: Path) -> None:
@@ -230,4 +257,6 @@ def _g(value: float | str) -> str:
 def _time(seconds: float) -> str:
     if seconds < 90:
         return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+    if seconds < 5400:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 172_800 else f"{seconds / 86400:,.0f} days"

@@ -6,7 +6,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from dpformer.cli.estimate import Work, gemm_speed
 from dpformer.errors import PrivacyError
 from dpformer.privacy.accounting import Epsilon, epsilon
 from dpformer.privacy.calibration import coarse_calibrate, gaussian_multiplier, poisson_guess
@@ -16,6 +15,8 @@ from dpformer.privacy.tradeoff import attack_bound
 from dpformer.privacy.tuning import Tuning, tuned_epsilon, tuned_multiplier
 
 EPSILONS = (1.0, 3.0, 5.0, 8.0, 10.0)
+# Items, tokens a user, width, blocks.
+Shape = tuple[int, float, int, int]
 
 
 def read_counts(folder: Path) -> dict[str, float]:
@@ -96,19 +97,21 @@ def tuning_offer(plan: PrivacyPlan, trials: float) -> dict[str, Any] | None:
     }
 
 
-def estimate(plan: PrivacyPlan, items: int, length: float, dim: int, blocks: int) -> dict[str, Any]:
-    """Time and memory of the steps, from arithmetic and a matrix product's speed measured now."""
-    work = Work(items, plan.batch_size * length, length, dim, blocks)
-    speed = gemm_speed(items, dim)
+def estimate(plan: PrivacyPlan, shape: Shape, ranks: int) -> dict[str, Any]:
+    """Time, bytes on the wire and memory of the steps, by the cost model: here, and on paper on GPUs."""
+    from dpformer.training.cost import Step
+    from dpformer.training.devices import here, on_paper
+
+    items, length, dim, blocks = shape
+    step = Step(plan.batch_size * length, length, items, dim, blocks, dim)
+    rows = [*here(step, ranks), *on_paper(step, ranks)]
     return {
-        "parameters": work.parameters,
-        "tokens_per_step": work.tokens,
-        "flops_per_step": work.flops,
-        "gemm_gflops_here": speed / 1e9,
-        "seconds_per_step": work.flops / speed,
-        "seconds": work.flops / speed * plan.steps,
-        "memory_mb": work.memory_mb,
-        "assumes": f"{length:g} tokens a user, d = {dim}, {blocks} blocks",
+        "parameters": step.parameters,
+        "tokens_per_step": step.tokens,
+        "flops_per_step": step.flops,
+        "ranks": ranks,
+        "assumes": f"{length:g} tokens a user, d = {dim}, {blocks} blocks, {items:,} items learned",
+        "layouts": [{**row, "training_seconds": row["seconds"] * plan.steps} for row in rows],
     }
 
 
@@ -117,7 +120,8 @@ def report(
     epochs: float | None,
     trials: float,
     with_table: bool,
-    shape: tuple[int, float, int, int] | None,
+    shape: Shape | None,
+    ranks: int = 1,
 ) -> dict[str, Any]:
     """Everything, in the order in which it is shown; infinities are written as "inf"."""
     epochs = plan.steps * plan.rate if epochs is None else epochs
@@ -139,7 +143,7 @@ def report(
         "signal_to_noise": plan.signal_to_noise,
         "signal_cap": plan.signal_cap,
         "attack": {**asdict(attack), "reading": attack.sentence()},
-        "estimate": estimate(plan, *shape) if shape and plan.steps else None,
+        "estimate": estimate(plan, shape, ranks) if shape and plan.steps else None,
         "table": table(plan, epochs) if with_table and plan.steps else None,
         "tuning": tuning_offer(plan, trials),
     }

@@ -8,8 +8,6 @@ import typer
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from dpformer.data import Dataset
-
 
 def prepare(
     log: Annotated[
@@ -30,6 +28,10 @@ def prepare(
     source: Annotated[
         str | None, typer.Option("--from", help="Where the file of a named data set is, instead of downloading it.")
     ] = None,
+    engine: Annotated[
+        str,
+        typer.Option(help="polars (this machine), or spark for a log that does not fit it; the result is the same."),
+    ] = "polars",
     force: Annotated[bool, typer.Option("--force", help="Replace a folder that prepare wrote before.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Figures as JSON on stdout.")] = False,
 ) -> None:
@@ -41,6 +43,8 @@ def prepare(
     from dpformer.data.store import PLOT, check_target, save
     from dpformer.errors import DataError
 
+    if engine not in ("polars", "spark"):
+        raise DataError(f"--engine {engine} is unknown; give polars or spark")
     check_target(output, force)
     with stderr.status("") as status:
 
@@ -53,38 +57,46 @@ def prepare(
                     f"{log} has its own columns and filter; to change them, prepare its file as a log of your own "
                     f"(for a file called {log}: ./{log})"
                 )
+            if engine == "spark":
+                raise DataError(f"{log} is small; leave out --engine spark")
             dataset = prepare_named(log, source, on_stage=show)
         else:
             if source is not None:
                 raise DataError(f"--from is for named data sets ({', '.join(NAMED)}); give {source} itself as the log")
             if rule is not None and min_events is None:
                 raise DataError(f"--filter {rule} needs to know how many events; add --min-events N")
-            dataset = prepare_log(
-                log,
-                user=user,
-                item=item,
-                time=time,
-                min_events=min_events or 0,
-                filter=rule or "single-pass",
-                dedupe=dedupe,
-                on_stage=show,
-            )
-        show("writing")
-        save(dataset, output, force=force)
-    figures = statistics(dataset)
+            options: dict[str, Any] = {
+                "user": user,
+                "item": item,
+                "time": time,
+                "min_events": min_events or 0,
+                "filter": rule or "single-pass",
+                "dedupe": dedupe,
+                "on_stage": show,
+            }
+            if engine == "spark":
+                from dpformer.data.spark import prepare_spark
+
+                manifest = prepare_spark(log, output, force=force, **options)
+                figures = manifest.pop("statistics")
+            else:
+                dataset = prepare_log(log, **options)
+        if engine == "polars":
+            show("writing")
+            save(dataset, output, force=force)
+            manifest, figures = dataset.manifest, statistics(dataset)
     if as_json:
-        print_json({**figures, "output": str(output), "manifest": dataset.manifest})
+        print_json({**figures, "output": str(output), "manifest": manifest})
         return
-    tell_story(dataset)
+    tell_story(manifest)
     stdout.print(statistics_table(figures))
     stderr.print(f"written to {output} (long tail drawn in {output / PLOT})", markup=False, soft_wrap=True)
 
 
-def tell_story(dataset: "Dataset") -> None:
+def tell_story(manifest: dict[str, Any]) -> None:
     """How the log was understood and what was removed, line by line on stderr."""
     from dpformer.cli.output import stderr
 
-    manifest = dataset.manifest
     source, counts, options = manifest["input"], manifest["counts"], manifest["options"]
     columns = ", ".join(f"{role.removesuffix('_id')} = {name}" for role, name in source["columns"].items())
     when = (

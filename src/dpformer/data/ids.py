@@ -43,10 +43,19 @@ def id_expression(log: Log, role: str) -> pl.Expr:
 def check_ids(log: Log, role: str, column: pl.Series) -> None:
     """A `DataError` names the first event without an id."""
     if column.null_count():
-        row = int(column.is_null().arg_max() or 0)
-        kind = role.removesuffix("_id")
-        lacking = f"{column.null_count():,} in all"
-        raise log.error(row, role, f"no {kind}", f"every event needs one: fill it in or drop that row ({lacking})")
+        raise missing_id(log, role, int(column.is_null().arg_max() or 0), column.null_count())
+
+
+def missing_id(log: Log, role: str, row: int, lacking: int) -> DataError:
+    """The line about the first of `lacking` events without an id."""
+    cure = f"every event needs one: fill it in or drop that row ({lacking:,} in all)"
+    return log.error(row, role, f"no {role.removesuffix('_id')}", cure)
+
+
+def whole_numbers(ids: pl.Series) -> pl.Series:
+    """Texts as whole numbers; null where one is none, or is not written in the usual notation (`007`, `+7`)."""
+    numbers = ids.cast(pl.Int64, strict=False)
+    return numbers.set(~(numbers.cast(pl.String) == ids).fill_null(False), None)
 
 
 def encode(column: pl.Series, untyped: bool) -> Coded:
@@ -56,8 +65,8 @@ def encode(column: pl.Series, untyped: bool) -> Coded:
     distinct = column.unique()
     ids = distinct.cast(pl.String)
     if untyped:
-        numbers = ids.cast(pl.Int64, strict=False)
-        if (numbers.cast(pl.String) == ids).fill_null(False).all():
+        numbers = whole_numbers(ids)
+        if not numbers.null_count():
             ids = numbers
     order = ids.arg_sort()
     physical = distinct.to_physical().gather(order).to_numpy()

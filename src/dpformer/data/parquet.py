@@ -39,7 +39,7 @@ def read_parquet(name: str, files: Sequence[Path], asked: Mapping[str, str]) -> 
 
 def _schema(file: Path) -> dict[str, pl.DataType]:
     try:
-        return dict(pl.read_parquet_schema(file))
+        return dict(pl.scan_parquet(file, glob=False, hive_partitioning=False).collect_schema())
     except READ_ERRORS as error:
         raise _broken(file, error) from None
 

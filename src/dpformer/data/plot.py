@@ -6,16 +6,13 @@ import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from dpformer.data.dataset import Dataset
-from dpformer.data.summary import item_counts, statistics
 
-
-def draw_long_tail(dataset: Dataset, path: Path) -> None:
-    """Write the plot as PNG: events of an item against its rank, both on logarithmic axes."""
-    counts = np.sort(item_counts(dataset))[::-1]
+def draw_long_tail(users: int, counts: np.ndarray, path: Path) -> None:
+    """Write the plot as PNG: events of an item (counts: int [M]) against its rank, both on logarithmic axes."""
+    counts = np.sort(counts)[::-1]
     ranks = np.arange(1, len(counts) + 1)
     head = max(1, round(len(counts) / 10))
-    share = statistics(dataset)["tail"]["events_of_top_tenth"]
+    share = counts[:head].sum() / counts.sum()
     # A figure of its own instead of pyplot's: no global state, no display needed.
     figure = Figure(figsize=(6.4, 4.0), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
@@ -25,8 +22,7 @@ def draw_long_tail(dataset: Dataset, path: Path) -> None:
     axes.set(xscale="log", yscale="log", xlabel="item, by rank of frequency", ylabel="events")
     axes.set_ylim(bottom=0.8)
     axes.set_title(
-        f"{len(dataset.sequences):,} users, {len(counts):,} items, {counts.sum():,} events: "
-        f"a tenth of the items takes {share:.0%}",
+        f"{users:,} users, {len(counts):,} items, {counts.sum():,} events: a tenth of the items takes {share:.0%}",
         fontsize=9,
     )
     axes.grid(True, which="major", alpha=0.25)

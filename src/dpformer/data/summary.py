@@ -17,14 +17,18 @@ def item_counts(dataset: Dataset) -> np.ndarray:
 
 
 def statistics(dataset: Dataset) -> dict[str, Any]:
-    """Figures for people and machines.
+    """Figures for people and machines of a data set in memory."""
+    return figures(dataset.sequences.lengths, item_counts(dataset), dataset.manifest["counts"])
+
+
+def figures(lengths: np.ndarray, counts: np.ndarray, known: dict[str, Any]) -> dict[str, Any]:
+    """The figures from the lengths of the sequences, int [N], the events of each item, int [M], and the manifest's counts.
 
     density: events / (users * items). tail: the share of events that the most frequent tenth of the items takes, the
     share of items that the least frequent fifth of the events is spread over, the share of items with at most
     ten events, and the Gini coefficient of the items' counts.
     """
-    lengths = dataset.sequences.lengths
-    counts = np.sort(item_counts(dataset))[::-1]
+    counts = np.sort(counts)[::-1]
     users, items, events = len(lengths), len(counts), int(counts.sum())
     running = np.cumsum(counts) / events
     head = max(1, round(items / 10))
@@ -35,8 +39,8 @@ def statistics(dataset: Dataset) -> dict[str, Any]:
         "items": items,
         "events": events,
         "density": events / (users * items),
-        "evaluated_users": dataset.manifest["counts"]["evaluated_users"],
-        "short_users": dataset.manifest["counts"]["short_users"],
+        "evaluated_users": known["evaluated_users"],
+        "short_users": known["short_users"],
         "length": {
             "mean": float(lengths.mean()),
             **{_label(q): float(np.percentile(lengths, q)) for q in QUANTILES},

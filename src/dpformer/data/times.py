@@ -82,20 +82,32 @@ def check_times(log: Log, times: pl.Series, nanoseconds: bool) -> Unit:
 
     Numbers are milliseconds if most of them are as large as milliseconds are.
     """
-    unit = NANOSECONDS
-    if not nanoseconds:
-        unit = MILLISECONDS if 2 * ((times >= SMALLEST_MS).sum() or 0) > len(times) else SECONDS
-    sound = times.is_between(unit.smallest, LATEST * unit.per_second - 1).fill_null(False)
-    if times.dtype.is_float():
-        sound &= times.is_not_nan().fill_null(False)
+    unit = NANOSECONDS if nanoseconds else unit_of(int((times >= SMALLEST_MS).sum() or 0), len(times))
+    sound = sound_times(times, unit)
     if sound.all():
         return unit
     row = int((~sound).arg_max() or 0)
+    raise bad_time(log, row, times[row] is None, unit)
+
+
+def unit_of(large: int, events: int) -> Unit:
+    """The unit of numbers of which `large` are as large as milliseconds are."""
+    return MILLISECONDS if 2 * large > events else SECONDS
+
+
+def sound_times(times: pl.Series, unit: Unit) -> pl.Series:
+    """Which of the times lie between 1970 and 2100, bool."""
+    sound = times.is_between(unit.smallest, LATEST * unit.per_second - 1).fill_null(False)
+    return sound & times.is_not_nan().fill_null(False) if times.dtype.is_float() else sound
+
+
+def bad_time(log: Log, row: int, unreadable: bool, unit: Unit) -> DataError:
+    """The line about the time of an event, which is missing, unreadable or absurd."""
     raw = log.collect(log.frame.select(TIME).slice(row, 1)).item()
     if raw is None or raw == "":
-        raise log.error(row, TIME, "no time", _CURE)
+        return log.error(row, TIME, "no time", _CURE)
     if (isinstance(raw, int | float) and raw < 0) or str(raw).startswith("-"):
-        raise log.error(row, TIME, f"the time {raw} is negative", _CURE)
-    if times[row] is None and not isinstance(raw, datetime):
-        raise log.error(row, TIME, f"{raw!r} is no time" + (" as in the first row" if row else ""), _CURE)
-    raise log.error(row, TIME, f"the time {raw} is absurd (read as {unit.name})", _CURE)
+        return log.error(row, TIME, f"the time {raw} is negative", _CURE)
+    if unreadable and not isinstance(raw, datetime):
+        return log.error(row, TIME, f"{raw!r} is no time" + (" as in the first row" if row else ""), _CURE)
+    return log.error(row, TIME, f"the time {raw} is absurd (read as {unit.name})", _CURE)

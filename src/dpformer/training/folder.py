@@ -18,6 +18,7 @@ from safetensors.torch import save as to_safetensors
 from dpformer import __version__
 from dpformer.data import Dataset, load
 from dpformer.data.hashing import sha256_of
+from dpformer.data.store import sequence_files
 from dpformer.errors import DPFormerError
 from dpformer.privacy import Ledger, Position, PrivacyPlan, PrivacyStatement, create_ledger, open_ledger, take_lock
 from dpformer.training.card import model_card
@@ -208,7 +209,7 @@ def _read_source(folder: Path) -> dict[str, Any]:
 
 
 def _hash(data: Path) -> str:
-    return sha256_of([data / "sequences.parquet"])
+    return sha256_of(sequence_files(data))
 
 
 @contextmanager

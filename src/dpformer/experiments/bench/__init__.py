@@ -10,5 +10,7 @@ BENCHMARKS: dict[str, str] = {
     "noise": "dpformer.experiments.bench.noise",
     "ranks": "dpformer.experiments.bench.ranks",
     "rows": "dpformer.experiments.bench.rows",
+    "spark": "dpformer.experiments.bench.spark",
+    "cost": "dpformer.experiments.bench.cost",
 }
 DEFAULT = "training"

@@ -4,12 +4,18 @@ A process of its own is the only honest way to read peak memory: an allocator do
 earlier contender took.
 """
 
+import contextlib
+import ctypes
+import gc
 import importlib
 import json
+import os
 import resource
+import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 
@@ -25,6 +31,29 @@ def run_child(target: str, **arguments: Any) -> dict[str, Any]:
     return result
 
 
+def run_ranks(target: str, size: int, **arguments: Any) -> list[dict[str, Any]]:
+    """`run_child` in `size` processes at once, which find one another as under torchrun; what each returns, by rank."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    started = []
+    for rank in range(size):
+        environment: dict[str, object] = {
+            "RANK": rank,
+            "LOCAL_RANK": rank,
+            "WORLD_SIZE": size,
+            "LOCAL_WORLD_SIZE": size,
+        }
+        environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        command = [sys.executable, "-m", "dpformer.experiments.bench.child", target, json.dumps(arguments)]
+        variables = {**os.environ, **{name: str(value) for name, value in environment.items()}}
+        started.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=variables))
+    outputs = [process.communicate()[0] for process in started]
+    if any(process.returncode for process in started):
+        raise RuntimeError(f"{target} failed on a rank of {size}")
+    return [json.loads(output.splitlines()[-1]) for output in outputs]
+
+
 def resident_mb() -> float:
     """Memory that this process holds now, in MB; 0 where the system does not tell."""
     try:
@@ -32,6 +61,20 @@ def resident_mb() -> float:
             return int(file.read().split()[1]) * resource.getpagesize() / 2**20
     except OSError:
         return 0.0
+
+
+def forget_peak() -> None:
+    """Give memory back to the system and begin to count its peak anew, where Linux lets us."""
+    gc.collect()
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def peak_mb() -> float:
+    """The most memory that this process has held since `forget_peak`, in MB."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) / 1024
 
 
 def call(target: str, **arguments: Any) -> dict[str, Any]:

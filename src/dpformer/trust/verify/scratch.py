@@ -12,7 +12,7 @@ import polars as pl
 import torch
 
 from dpformer.data import Dataset, PoissonSampler, Sequences, save
-from dpformer.data.pipeline import MANIFEST_FORMAT, MANIFEST_VERSION
+from dpformer.data.outcome import MANIFEST_FORMAT, MANIFEST_VERSION
 from dpformer.data.splits import SHORTEST_SPLIT
 from dpformer.privacy import NoiseSource
 from dpformer.training.recipe import STATISTICS, Recipe

@@ -1,0 +1,236 @@
+"""From a log to shards of sequences, by Spark: bit for bit what `prepare` makes of the same log.
+
+    read, check      `slices`: polars in the workers, with the place of each event in the log
+    filter, count    group-bys and semi-joins
+    number items     the distinct ids in their order, joined back
+    sort             each user's events by time, then by place: ties keep the order of the file
+    write            users in the order of their ids, cut into shards
+
+Events stay in Spark and on disk; only the catalogue, and one number a user and an item, come to the driver.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import polars as pl
+
+from dpformer.data.columns import ITEM, TIME, TITLE, USER
+from dpformer.data.filters import Filter
+from dpformer.data.log import Log, first_line
+from dpformer.data.outcome import (
+    checked_options,
+    count_lengths,
+    judged_titles,
+    make_catalogue,
+    make_manifest,
+    nothing_left,
+)
+from dpformer.data.pipeline import title_spread
+from dpformer.data.read import read_log
+from dpformer.data.spark.session import session
+from dpformer.data.spark.slices import SLICE, Slice, Source, digest, each, events, look, source_of, to_arrow
+from dpformer.data.splits import SHORTEST_SPLIT
+from dpformer.data.store import ITEMS, SHARDS, finish, write_whole
+from dpformer.data.summary import figures
+from dpformer.errors import DataError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+
+# Events in one shard of the result: some 20 MB, so that a reader holds little beside what it keeps.
+SHARD = 1 << 22
+
+
+def prepare_spark(
+    log: Any,
+    folder: Path | str,
+    *,
+    user: str | None = None,
+    item: str | None = None,
+    time: str | None = None,
+    min_events: int = 0,
+    filter: Filter | str = Filter.SINGLE_PASS,
+    dedupe: bool = False,
+    titles: pl.DataFrame | None = None,
+    force: bool = False,
+    slice_events: int = SLICE,
+    shard_events: int = SHARD,
+    on_stage: Callable[[str], None] = lambda stage: None,
+) -> dict[str, Any]:
+    """Turn a log into a folder of sequences, in shards of about `shard_events` events; read it with `load`.
+
+    The options are those of `prepare`. All machines of Spark must see the log and the folder under the same paths.
+    Returns the manifest and, under "statistics", the figures of `statistics`.
+    """
+    from pyspark.errors import PySparkException
+
+    rule = checked_options(min_events, filter)
+    source = read_log(log, user=user, item=item, time=time)
+    options = {"min_events": min_events, "filter": rule, "dedupe": dedupe}
+    on_stage("starting Spark")
+    spark = session()
+    told: dict[str, Any] = {}
+
+    def write(aside: Path) -> None:
+        scratch = aside / "scratch"
+        scratch.mkdir()
+        told.update(_write(spark, source, aside, scratch, options, titles, slice_events, shard_events, on_stage))
+        shutil.rmtree(scratch)
+
+    try:
+        write_whole(Path(folder), write, force=force)
+    except PySparkException as error:
+        raise DataError(f"{source.name}: Spark could not finish ({first_line(error)}); see what it logged") from error
+    return told
+
+
+def _write(
+    spark: SparkSession,
+    log: Log,
+    aside: Path,
+    scratch: Path,
+    options: dict[str, Any],
+    titles: pl.DataFrame | None,
+    slice_events: int,
+    shard_events: int,
+    on_stage: Callable[[str], None],
+) -> dict[str, Any]:
+    minimum, rule = options["min_events"], options["filter"]
+    on_stage("reading")
+    source = source_of(log, scratch, slice_events)
+    seen = look(spark, source)
+    kept = _through_disk(spark, events(spark, source, seen), scratch / "events")
+    counts: dict[str, Any] = {"read": _sizes(kept, seen.events)}
+    notes: list[str] = []
+    number = seen.events
+    if options["dedupe"]:
+        on_stage("dropping duplicates")
+        keys = [name for name in kept.columns if name != "row"]
+        kept = _through_disk(
+            spark, kept.groupBy(keys).agg({"row": "min"}).withColumnRenamed("min(row)", "row"), scratch / "first"
+        )
+        number = kept.count()
+        counts["duplicates"] = seen.events - number
+    if minimum > 1:
+        on_stage("filtering")
+        before = _sizes(kept, number)
+        kept, number = _frequent(spark, kept, number, minimum, rule, scratch)
+        after = _sizes(kept, number)
+        counts["removed"] = {key: before[key] - after[key] for key in before}
+        if not number:
+            raise nothing_left(log, before["events"], minimum, rule)
+    on_stage("naming items")
+    ids = _read(_through(kept.select(ITEM).distinct(), scratch / "ids")).collect().to_series().sort()
+    if titles is None and TITLE in source.names:
+        titles = judged_titles(log, _spread(spark, source, scratch), notes)
+    catalogue = make_catalogue(ids, titles)
+    catalogue.write_parquet(aside / ITEMS)
+    on_stage("sorting by time")
+    shards = _shards(spark, kept, aside, scratch, max(1, math.ceil(number / shard_events)))
+    on_stage("counting")
+    lengths, item_events = _counted(shards, len(catalogue))
+    short = int((lengths < SHORTEST_SPLIT).sum())
+    count_lengths(log, len(lengths), int(lengths.max()), short, counts, notes)
+    counts = {"users": len(lengths), "items": len(catalogue), "events": int(lengths.sum())} | counts
+    on_stage("hashing the input")
+    manifest = make_manifest(log, digest(spark, log.files), seen.origin, options, counts, notes)
+    names = [f"{SHARDS}/{shard.name}" for shard in shards]
+    finish(aside, len(lengths), item_events, manifest, [*names, ITEMS])
+    return {**manifest, "statistics": figures(lengths, item_events, counts)}
+
+
+def _sizes(frame: DataFrame, number: int) -> dict[str, int]:
+    return {
+        "users": frame.select(USER).distinct().count(),
+        "items": frame.select(ITEM).distinct().count(),
+        "events": number,
+    }
+
+
+def _frequent(
+    spark: SparkSession, kept: DataFrame, number: int, minimum: int, rule: Filter, scratch: Path
+) -> tuple[DataFrame, int]:
+    """The events of users and items that have enough; see `filters`."""
+    for turn in range(number):
+        users = kept.groupBy(USER).count().where(f"count >= {minimum}").select(USER)
+        items = kept.groupBy(ITEM).count().where(f"count >= {minimum}").select(ITEM)
+        still = kept.join(users, USER, "left_semi").join(items, ITEM, "left_semi")
+        # On disk, so that the next turn does not do this one again.
+        kept = _through_disk(spark, still, scratch / f"turn-{turn}")
+        before, number = number, kept.count()
+        if rule is Filter.SINGLE_PASS or number == before:
+            break
+    return kept, number
+
+
+def _spread(spark: SparkSession, source: Source, scratch: Path) -> pl.DataFrame:
+    """`title_spread` of all events."""
+    log = source.log
+    work = functools.partial(_titles_of, source.slices, source.names, source.expressions[ITEM])
+    schema = f"{ITEM} string, {TITLE} string, last string"
+    found = each(spark, len(source.slices), work, schema)
+    _through(found.groupBy(ITEM).agg({TITLE: "min", "last": "max"}).toDF(ITEM, TITLE, "last"), scratch / "titles")
+    return log.collect(_read(scratch / "titles").sort(ITEM))
+
+
+def _titles_of(slices: list[Slice], names: dict[str, str], item: pl.Expr, number: int) -> pa.Table:
+    frame = slices[number].frame().select(pl.col(names[role]).alias(role) for role in (ITEM, TITLE))
+    return to_arrow(title_spread(item, frame).collect())
+
+
+def _shards(spark: SparkSession, kept: DataFrame, aside: Path, scratch: Path, count: int) -> list[Path]:
+    """One row a user, its items sorted by time and place, users in the order of their ids, in files part-00000, ..."""
+    from pyspark.sql import functions as f
+
+    catalogue = spark.read.parquet(_pattern(aside / ITEMS)).select(ITEM, "item")
+    order = [name for name in (TIME, "row") if name in kept.columns]
+    numbered = kept.join(catalogue, ITEM).select(USER, f.struct(*order, "item").alias("event"))
+    lists = numbered.groupBy(USER).agg(f.sort_array(f.collect_list("event"))["item"].alias("items"))
+    ordered = lists.repartitionByRange(count, USER).sortWithinPartitions(USER)
+    (aside / SHARDS).mkdir()
+    written = sorted(_through(ordered, scratch / "shards").glob("part-*.parquet"))
+    full = [file for file in written if len(pl.read_parquet(file, columns=[USER], glob=False, hive_partitioning=False))]
+    return [file.rename(aside / SHARDS / f"part-{place:05}.parquet") for place, file in enumerate(full)]
+
+
+def _counted(shards: list[Path], items: int) -> tuple[np.ndarray, np.ndarray]:
+    """Lengths of the sequences, int64 [N], and events of each item, int64 [M]; one shard in memory at a time."""
+    lengths, counts = [], np.zeros(items + 1, dtype=np.int64)
+    for shard in shards:
+        lists = pl.read_parquet(shard, columns=["items"], glob=False, hive_partitioning=False)["items"]
+        lengths.append(lists.list.len().to_numpy().astype(np.int64))
+        counts += np.bincount(lists.explode().to_numpy(), minlength=items + 1)
+    return np.concatenate(lengths), counts[1:]
+
+
+def _through(frame: DataFrame, folder: Path) -> Path:
+    """Write a frame as Parquet; in this way nothing passes through the driver's memory."""
+    frame.write.parquet(_uri(folder))
+    return folder
+
+
+def _through_disk(spark: SparkSession, frame: DataFrame, folder: Path) -> DataFrame:
+    return spark.read.schema(frame.schema).parquet(_pattern(_through(frame, folder)))
+
+
+def _read(folder: Path) -> pl.LazyFrame:
+    return pl.scan_parquet(sorted(folder.glob("part-*.parquet")), glob=False, hive_partitioning=False)
+
+
+def _uri(path: Path) -> str:
+    """The path for Spark, whose default may be another file system than this machine's."""
+    return f"file://{path.resolve()}"
+
+
+def _pattern(path: Path) -> str:
+    """The path where Spark expects a pattern: its special characters stand for themselves."""
+    return re.sub(r"([\\*?\[\]{}])", r"\\\1", _uri(path))
