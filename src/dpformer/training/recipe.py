@@ -83,10 +83,15 @@ class Recipe(BaseModel):
     prior_share: float = Field(
         0.0, ge=0, lt=1, description="Part of the budget for DP transitions, whose scores are added to the network's."
     )
-    prior_weight: float = Field(0.5, gt=0, description="Weight of those scores.")
+    prior_weight: float = Field(0.5, ge=0, description="Weight of those scores; 0 leaves the network alone.")
+    distil: int = Field(
+        0, ge=0, le=10**6, description="Steps by which the network first learns what the prior says; they cost no budget."
+    )
     # the steps
     batch_size: int | None = Field(None, ge=1, description="Expected users in a batch; half of all by default.")
-    epochs: float = Field(60.0, gt=0, description="How often each user is seen, on average.")
+    epochs: float = Field(
+        60.0, ge=0, description="How often each user is seen, on average; 0, with distil: the prior has the whole budget."
+    )
     learning_rate: float = Field(2e-2, gt=0, description="Peak learning rate of Adam.")
     weight_decay: float = Field(1e-5, ge=0, description="Weight decay of Adam.")
     warmup: float = Field(0.2, ge=0, lt=1, description="Share of the steps over which the rate rises.")
@@ -111,8 +116,11 @@ class Recipe(BaseModel):
         batch = min(self.batch_size or max(1, users // 2), users)
         shares = {HISTOGRAM: self.histogram_share} if self.histogram_share else {}
         if self.prior_share:
-            shares |= {PRIOR + name: self.prior_share * share for name, share in DPTransitions().shares.items()}
-        return make_plan(users, self.epsilon, self.delta, batch_size=batch, epochs=self.epochs, shares=shares)
+            prior = self.prior_share if self.epochs else 1 - self.histogram_share
+            shares |= {PRIOR + name: prior * share for name, share in DPTransitions().shares.items()}
+        return make_plan(
+            users, self.epsilon, self.delta, batch_size=batch, epochs=self.epochs or None, shares=shares
+        )
 
     def optimisation(self) -> Optimisation:
         """The part that the trainer needs."""
@@ -206,7 +214,12 @@ def make_recipe(preset: str = "default", file: Path | None = None, **options: An
         raise DPFormerError(f"reattention is for the transformer, not for {recipe.model!r}; say off")
     if recipe.reattention != "off" and not recipe.histogram_share:
         raise DPFormerError("reattention needs item frequencies: give histogram_share above 0")
-    if (recipe.vocabulary is not None or recipe.popularity_bias) and not recipe.histogram_share:
+    if recipe.distil and not recipe.prior_share:
+        raise DPFormerError("distil is for a network with a prior: give prior_share above 0")
+    if not recipe.epochs and recipe.model not in STATISTICS and not recipe.distil:
+        raise DPFormerError("epochs = 0 leaves the network as it begins: give epochs above 0, or distil")
+    frequent = recipe.histogram_share or recipe.distil  # a network that is distilled takes the prior's head
+    if (recipe.vocabulary is not None or recipe.popularity_bias) and not frequent:
         raise DPFormerError("vocabulary and popularity_bias need item frequencies: give histogram_share above 0")
     if recipe.model != "transformer" and (recipe.recency is not None or recipe.identity):
         raise DPFormerError(f"recency and identity are for the transformer, not for {recipe.model!r}")
@@ -220,7 +233,8 @@ def _start(preset: str, said: dict[str, Any]) -> dict[str, Any]:
     if preset == "best" and said.get("model", "transformer") != "transformer":
         return {}
     without_noise = said.get("epsilon") in (float("inf"), "inf")
-    return {key: value for key, value in PRESETS[preset].items() if not (without_noise and key.startswith("prior_"))}
+    of_prior = ("prior_share", "prior_weight", "distil")
+    return {key: value for key, value in PRESETS[preset].items() if not (without_noise and key in of_prior)}
 
 
 def _read(file: Path) -> dict[str, Any]:

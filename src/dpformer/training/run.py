@@ -38,6 +38,7 @@ from dpformer.data import Dataset, PoissonSampler, load
 from dpformer.data.hashing import sha256_of
 from dpformer.errors import DPFormerError
 from dpformer.models.base import SequenceModel
+from dpformer.models.distilled import distil
 from dpformer.models.statistics.transitions import DPTransitions
 from dpformer.models.transformer import Transformer
 from dpformer.privacy import (
@@ -348,11 +349,11 @@ def resume(folder: Path, data: Path | None = None) -> Run:
             run = _open(folder, dataset, recipe, plan, ledger, lock)
             found = tensors.pop("frequencies", None)
             known = {name.removeprefix("prior."): value for name, value in tensors.items() if name.startswith("prior.")}
-            run.trainer.restore(tensors, values)
-            if found is not None:
+            if found is not None:  # before the state: what was made of them since is in it
                 about = values["frequencies"]
                 _use(run, ItemFrequencies(found.numpy(), about["source"], about["floor"]))
-            else:
+            run.trainer.restore(tensors, values)
+            if found is None:
                 _release_histogram(run)
             if known:
                 run.prior = DPTransitions.from_state(known)
@@ -462,6 +463,9 @@ def _release_prior(run: Run) -> None:
         noise_multiplier=releases[0].noise_multiplier * math.sqrt(share),
         gaussian=charged(releases, trainer.ledger, trainer.noise, about),
     )
+    if run.recipe.distil:
+        distil(trainer.model, prior, run.recipe.distil)
+        trainer.know_vocabulary()
 
 
 def _use(run: Run, frequencies: ItemFrequencies) -> None:

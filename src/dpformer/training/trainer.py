@@ -104,7 +104,7 @@ class Trainer:
             model.parameters(), lr=how.learning_rate, weight_decay=how.weight_decay, fused=True
         )
         self.average: dict[str, Tensor] = {}
-        self._to_vocabulary()
+        self.know_vocabulary()
         self._head = TiedCrossEntropy()
         self._about = fingerprint(about, repr(how), digest(train.items, train.offsets))
 
@@ -122,9 +122,9 @@ class Trainer:
     def choose(self, frequencies: Tensor, bias: bool) -> None:
         """Tell the model the released frequencies `[items + 1]`, before the first step; see `SequenceModel.choose`."""
         self.model.choose(frequencies, bias)
-        self._to_vocabulary()
+        self.know_vocabulary()
 
-    def _to_vocabulary(self) -> None:
+    def know_vocabulary(self) -> None:
         """Each user's items that the model knows, by their rows: a matter of each user alone."""
         known = self.model.chosen is not None
         self._sequences = self.train.renumbered(self.model.places().numpy()) if known else self.train
@@ -246,7 +246,7 @@ class Trainer:
         """Go on from a state."""
         part = _part(tensors, "model")
         self.model.load_state_dict(part)
-        self._to_vocabulary()
+        self.know_vocabulary()
         self.average = _part(tensors, "average")
         found: dict[int, dict[str, Tensor]] = {}
         for name, value in _part(tensors, "optimizer").items():
