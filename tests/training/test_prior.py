@@ -75,7 +75,8 @@ def test_a_run_that_was_stopped_goes_on_with_the_same_prior(data, tmp_path, monk
 
 @pytest.mark.parametrize("epochs", [0.0, 3.0])
 def test_a_network_that_starts_from_the_prior_spends_the_same_budget(data, tmp_path, epochs):
-    begin(tmp_path / "run", data, recipe(distil=5, epochs=epochs, histogram_share=0.0)).train()
+    share = 0.4 if epochs else 1.0
+    begin(tmp_path / "run", data, recipe(distil=5, epochs=epochs, histogram_share=0.0, prior_share=share)).train()
     account = read_ledger(tmp_path / "run")
     plan = account.plan
     assert account.released == {r.name for r in plan.releases}
@@ -104,7 +105,11 @@ def test_a_network_that_starts_from_the_prior_can_be_resumed(data, tmp_path, his
 
 @pytest.mark.parametrize(
     ("options", "said"),
-    [({"distil": 5, "prior_share": 0.0}, "distil is for"), ({"epochs": 0.0}, "epochs = 0")],
+    [
+        ({"distil": 5, "prior_share": 0.0}, "distil is for"),
+        ({"epochs": 0.0}, "epochs = 0"),
+        ({"epochs": 0.0, "distil": 5}, "must sum to 1"),
+    ],
 )
 def test_a_start_from_nothing_is_refused(options, said):
     with pytest.raises(DPFormerError, match=said):

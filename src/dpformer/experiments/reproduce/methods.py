@@ -88,6 +88,21 @@ METHODS: tuple[Method, ...] = (
         compare=paper.DPFORMER,
         papers=True,
     ),
+    # The same statistics, and a Transformer that learned from them without any budget of its own: alone, and both.
+    Method(
+        "Transformer distilled from DP transitions, all but the test item",
+        {"hold_out": "test", "prior_weight": 0.0},
+        preset="distilled",
+        compare=paper.DPFORMER,
+        papers=True,
+    ),
+    Method(
+        "DP transitions and the distilled Transformer, all but the test item",
+        {"hold_out": "test"},
+        preset="distilled",
+        compare=paper.DPFORMER,
+        papers=True,
+    ),
     Method("popularity, not private", work="popularity", epsilons=(INF,)),
     Method("DP popularity", {"model": "popularity"}),
     Method("DP transitions", {"model": "transitions"}, compare=paper.DPFORMER, papers=True),
