@@ -85,7 +85,10 @@ class Recipe(BaseModel):
     )
     prior_weight: float = Field(0.5, ge=0, description="Weight of those scores; 0 leaves the network alone.")
     distil: int = Field(
-        0, ge=0, le=10**6, description="Steps by which the network first learns what the prior says; they cost no budget."
+        0,
+        ge=0,
+        le=10**6,
+        description="Steps by which the network first learns what the prior says; they cost no budget.",
     )
     # the steps
     batch_size: int | None = Field(None, ge=1, description="Expected users in a batch; half of all by default.")
@@ -117,9 +120,7 @@ class Recipe(BaseModel):
         shares = {HISTOGRAM: self.histogram_share} if self.histogram_share else {}
         if self.prior_share:
             shares |= {PRIOR + name: self.prior_share * share for name, share in DPTransitions().shares.items()}
-        return make_plan(
-            users, self.epsilon, self.delta, batch_size=batch, epochs=self.epochs or None, shares=shares
-        )
+        return make_plan(users, self.epsilon, self.delta, batch_size=batch, epochs=self.epochs or None, shares=shares)
 
     def optimisation(self) -> Optimisation:
         """The part that the trainer needs."""
@@ -239,7 +240,9 @@ def make_recipe(preset: str = "default", file: Path | None = None, **options: An
     if not recipe.epochs and recipe.model not in STATISTICS and not recipe.distil:
         raise DPFormerError("epochs = 0 leaves the network as it begins: give epochs above 0, or distil")
     if not recipe.epochs and recipe.distil and not math.isclose(recipe.prior_share + recipe.histogram_share, 1):
-        raise DPFormerError("with epochs = 0 there are no steps to pay for: prior_share and histogram_share must sum to 1")
+        raise DPFormerError(
+            "with epochs = 0 there are no steps to pay for: prior_share and histogram_share must sum to 1"
+        )
     frequent = recipe.histogram_share or recipe.distil  # a network that is distilled takes the prior's head
     if (recipe.vocabulary is not None or recipe.popularity_bias) and not frequent:
         raise DPFormerError("vocabulary and popularity_bias need item frequencies: give histogram_share above 0")
@@ -255,6 +258,8 @@ def _start(preset: str, said: dict[str, Any]) -> dict[str, Any]:
     if preset == "best" and said.get("model", "transformer") != "transformer":
         return {}
     without_noise = said.get("epsilon") in (float("inf"), "inf")
+    if preset == "distilled" and without_noise:
+        raise DPFormerError("preset 'distilled' has nothing but statistics, released with noise: give a finite epsilon")
     of_prior = ("prior_share", "prior_weight", "distil")
     return {key: value for key, value in PRESETS[preset].items() if not (without_noise and key in of_prior)}
 
