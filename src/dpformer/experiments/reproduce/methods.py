@@ -27,9 +27,9 @@ CEILING = {"batch_size": 256, "learning_rate": 1e-3}
 class Method:
     """A row of the tables at each of its epsilons. options: of `make_recipe`, over the preset; work: what a cell does.
 
-    on: options for one data set. only: the one data set that has what it needs. ceiling: with epsilon inf too, the model without privacy, and these options there.
-    compare: the method of the paper whose figures stand beside it; its own name by default. papers: the statements and metrics
-    of its runs are put beside the table, to be committed with it.
+    on: options for one data set. only: the one data set that has what it needs. ceiling: with epsilon inf too, the model without
+    privacy, and these options there. compare: the method of the paper whose figures stand beside it; its own name by default.
+    papers: the statements and metrics of its runs are put beside the table, to be committed with it.
     """
 
     name: str

@@ -1,7 +1,7 @@
 """DP transitions with public titles and genres beside them: another information set, so a row of its own.
 
-The releases are those of the row without them, noise and all: public facts cost no budget. That genres and titles of MovieLens-1M are
-public is an assumption of this row, which its record states.
+The releases are those of the row without them, noise and all: public facts cost no budget. That genres and titles of
+MovieLens-1M are public is an assumption of this row, which its record states.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What everybody may know of items (genres, years, words of titles), joined to the released transitions. It costs no privacy.
 
-Pairs of items fall into classes by public facts: how alike their genres are, how many years lie between them, whether their titles
-share a rare word. What a class is worth is read off the released counts, all cells of it together:
+Pairs of items fall into classes by public facts: how alike their genres are, how many years lie between them, whether their
+titles share a rare word. What a class is worth is read off the released counts, all cells of it together:
 
     lift_c = (sum over the cells of class c of P C / V + k) / (sum of P^2 / V + k),
 
