@@ -100,7 +100,7 @@ def distil(network: SequenceModel, prior: DPTransitions, steps: int) -> None:
         hidden = network(drawn)[:, places].transpose(0, 1).flatten(0, 1)
         found = (hidden @ network.table[known].T + bias[known]).log_softmax(1)
         optimizer.zero_grad()
-        (-(wanted * found).sum(1).mean()).backward()  # type: ignore[no-untyped-call]
+        (-(wanted * found).sum(1).mean()).backward()
         optimizer.step()
     network.zero_grad(set_to_none=True)
     _set_bias(network, prior, bias.detach(), known)
