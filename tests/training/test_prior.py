@@ -103,6 +103,20 @@ def test_a_network_that_starts_from_the_prior_can_be_resumed(data, tmp_path, his
         assert torch.equal(value, other.state()[name]), name
 
 
+def test_a_crash_while_it_learns_from_the_prior_costs_nothing(data, tmp_path, monkeypatch):
+    options = {"distil": 5, "epochs": 0.0, "histogram_share": 0.0, "prior_share": 1.0}
+    begin(tmp_path / "whole", data, recipe(**options)).train()
+    with monkeypatch.context() as patch:
+        patch.setattr(run_module, "distil", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            begin(tmp_path / "run", data, recipe(**options))
+    assert go_on(tmp_path / "run").train()
+    one, other = load_model(tmp_path / "whole").model, load_model(tmp_path / "run").model
+    for name, value in one.state().items():
+        assert torch.equal(value, other.state()[name]), name
+    assert len(read_ledger(tmp_path / "run").entries) == 4
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
