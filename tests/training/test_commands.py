@@ -202,7 +202,10 @@ def test_settings_from_preset_file_and_flags(tmp_path):
         assert make_recipe("best", model=model).model == model
     for preset in PRESETS:
         make_recipe(preset)
-        assert make_recipe(preset, epsilon=float("inf")).prior_share == 0
+        if preset != "distilled":
+            assert make_recipe(preset, epsilon=float("inf")).prior_share == 0
+    with pytest.raises(DPFormerError, match="give a finite epsilon"):
+        make_recipe("distilled", epsilon=float("inf"))
 
 
 @pytest.mark.parametrize(

@@ -73,6 +73,63 @@ def test_a_run_that_was_stopped_goes_on_with_the_same_prior(data, tmp_path, monk
     assert entries[1] <= entries[0] + 1, "what was made again with the same noise is not paid again"
 
 
+@pytest.mark.parametrize("epochs", [0.0, 3.0])
+def test_a_network_that_starts_from_the_prior_spends_the_same_budget(data, tmp_path, epochs):
+    share = 0.4 if epochs else 1.0
+    begin(tmp_path / "run", data, recipe(distil=5, epochs=epochs, histogram_share=0.0, prior_share=share)).train()
+    account = read_ledger(tmp_path / "run")
+    plan = account.plan
+    assert account.released == {r.name for r in plan.releases}
+    assert len(account.entries) == 4 + plan.steps
+    assert (plan.steps == 0) == (epochs == 0)
+    assert epsilon(plan.mechanisms(), 1e-4).epsilon == pytest.approx(8, abs=2e-2)
+    joined = load_model(tmp_path / "run").model
+    assert isinstance(joined, Joined)
+    head = joined.prior.state()["head"]
+    assert set(head.tolist()) <= set(joined.network.chosen.tolist())
+
+
+@pytest.mark.parametrize("histogram_share", [0.0, 0.03])
+def test_a_network_that_starts_from_the_prior_can_be_resumed(data, tmp_path, histogram_share):
+    options = {"distil": 5, "histogram_share": histogram_share, "vocabulary": 6, "prior_weight": 0.0}
+    begin(tmp_path / "whole", data, recipe(**options)).train()
+    seen = []
+    run = begin(tmp_path / "run", data, recipe(**options))
+    assert not run.train(seen.append, lambda: len(seen) == 2)
+    run.close()
+    assert go_on(tmp_path / "run").train()
+    one, other = load_model(tmp_path / "whole").model, load_model(tmp_path / "run").model
+    for name, value in one.state().items():
+        assert torch.equal(value, other.state()[name]), name
+
+
+def test_a_crash_while_it_learns_from_the_prior_costs_nothing(data, tmp_path, monkeypatch):
+    options = {"distil": 5, "epochs": 0.0, "histogram_share": 0.0, "prior_share": 1.0}
+    begin(tmp_path / "whole", data, recipe(**options)).train()
+    with monkeypatch.context() as patch:
+        patch.setattr(run_module, "distil", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            begin(tmp_path / "run", data, recipe(**options))
+    assert go_on(tmp_path / "run").train()
+    one, other = load_model(tmp_path / "whole").model, load_model(tmp_path / "run").model
+    for name, value in one.state().items():
+        assert torch.equal(value, other.state()[name]), name
+    assert len(read_ledger(tmp_path / "run").entries) == 4
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"distil": 5, "prior_share": 0.0}, "distil is for"),
+        ({"epochs": 0.0}, "epochs = 0"),
+        ({"epochs": 0.0, "distil": 5}, "must sum to 1"),
+    ],
+)
+def test_a_start_from_nothing_is_refused(options, said):
+    with pytest.raises(DPFormerError, match=said):
+        recipe(**options)
+
+
 @pytest.mark.parametrize(("hold_out", "missing"), [("validation", 2), ("test", 1), ("nothing", 0)])
 def test_training_sees_all_but_what_is_held_out(data, tmp_path, hold_out, missing):
     dataset = load(data)

@@ -18,7 +18,8 @@ from dpformer.privacy import noise as noise_module
 from dpformer.privacy.chain import CHAIN, HEAD
 from dpformer.training import trainer as trainer_module
 from dpformer.training.files import sha256
-from dpformer.training.recipe import Recipe
+from dpformer.training.recipe import Recipe, make_recipe
+from dpformer.training.session import begin
 from dpformer.trust.verify import run as verify_run_module
 from dpformer.trust.verify import verify_module, verify_run
 from dpformer.trust.verify.built_in import BUILT_IN, embedded, make
@@ -208,6 +209,14 @@ def test_an_unused_parameter_is_refused_and_nothing_else_is_claimed(runs, monkey
     found = verify_run(runs[NETWORK])
     assert {"parameters recorded"} <= set(found.failed) <= {"parameters recorded", "resume equality"}
     assert statuses(found)["norms"] == "not checked"
+
+
+def test_a_network_without_steps_is_held_to_its_releases(runs, monkeypatch, tmp_path):
+    begin(tmp_path / "run", runs["gru"].parent / "data", make_recipe("distilled", distil=2, d=8)).train()
+    found = verify_run(tmp_path / "run")
+    assert set(statuses(found).values()) == {"pass"}, found.failed
+    half_the_noise(monkeypatch)
+    assert verify_run(tmp_path / "run").failed == ["noise scale"]
 
 
 def test_defects_of_statistics(runs, monkeypatch):

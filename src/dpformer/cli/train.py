@@ -37,7 +37,10 @@ def fit(
         typer.Option(help="transformer, gru, lstm; or statistics without a network: transitions, popularity."),
     ] = None,
     preset: Annotated[
-        str, typer.Option(help="best, whole, pure (no prior), paper (the paper's settings) or default (plain).")
+        str,
+        typer.Option(
+            help="best, whole, distilled (no steps), pure (no prior), paper (the paper's settings) or default (plain)."
+        ),
     ] = "best",
     config: Annotated[Path | None, typer.Option(help="A TOML file of settings.")] = None,
     setting: Annotated[

@@ -81,12 +81,20 @@ class Recipe(BaseModel):
     tied: bool = Field(True, description="Share the embedding between input and output.")
     reattention: Literal["logits", "literal", "none", "off"] = Field("off", description="Re-Attention's correction.")
     prior_share: float = Field(
-        0.0, ge=0, lt=1, description="Part of the budget for DP transitions, whose scores are added to the network's."
+        0.0, ge=0, le=1, description="Part of the budget for DP transitions, whose scores are added to the network's."
     )
-    prior_weight: float = Field(0.5, gt=0, description="Weight of those scores.")
+    prior_weight: float = Field(0.5, ge=0, description="Weight of those scores; 0 leaves the network alone.")
+    distil: int = Field(
+        0,
+        ge=0,
+        le=10**6,
+        description="Steps by which the network first learns what the prior says; they cost no budget.",
+    )
     # the steps
     batch_size: int | None = Field(None, ge=1, description="Expected users in a batch; half of all by default.")
-    epochs: float = Field(60.0, gt=0, description="How often each user is seen, on average.")
+    epochs: float = Field(
+        60.0, ge=0, description="How often each user is seen, on average; 0: no steps, the budget is the prior's."
+    )
     learning_rate: float = Field(2e-2, gt=0, description="Peak learning rate of Adam.")
     weight_decay: float = Field(1e-5, ge=0, description="Weight decay of Adam.")
     warmup: float = Field(0.2, ge=0, lt=1, description="Share of the steps over which the rate rises.")
@@ -112,7 +120,7 @@ class Recipe(BaseModel):
         shares = {HISTOGRAM: self.histogram_share} if self.histogram_share else {}
         if self.prior_share:
             shares |= {PRIOR + name: self.prior_share * share for name, share in DPTransitions().shares.items()}
-        return make_plan(users, self.epsilon, self.delta, batch_size=batch, epochs=self.epochs, shares=shares)
+        return make_plan(users, self.epsilon, self.delta, batch_size=batch, epochs=self.epochs or None, shares=shares)
 
     def optimisation(self) -> Optimisation:
         """The part that the trainer needs."""
@@ -170,7 +178,28 @@ PURE = {
 WHOLE = {**PURE, "prior_share": 0.35}
 # What `dpformer fit` and `DPFormer` start from: a split that is good on all data sets at hand, and the best on none.
 BEST = {**PURE, "prior_share": 0.6, "prior_weight": 1.0}
-PRESETS: dict[str, dict[str, Any]] = {"best": BEST, "whole": WHOLE, "pure": PURE, "paper": PAPER, "default": {}}
+# The statistics with the whole budget, and a Transformer that learns from them at no further cost: no steps on people's data.
+DISTILLED = {
+    "histogram_share": 0.0,
+    "prior_share": 1.0,
+    "prior_weight": 2.0,
+    "distil": 120,
+    "epochs": 0.0,
+    "d": 64,
+    "max_length": 30,
+    "vocabulary": 1500,
+    "recency": 1.2,
+    "identity": True,
+    "averaging": "none",
+}
+PRESETS: dict[str, dict[str, Any]] = {
+    "best": BEST,
+    "whole": WHOLE,
+    "distilled": DISTILLED,
+    "pure": PURE,
+    "paper": PAPER,
+    "default": {},
+}
 
 
 def make_recipe(preset: str = "default", file: Path | None = None, **options: Any) -> Recipe:
@@ -195,7 +224,7 @@ def make_recipe(preset: str = "default", file: Path | None = None, **options: An
         raise DPFormerError(f"model {recipe.model!r} is released with noise: give a finite epsilon")
     if recipe.prior_share and (recipe.model in STATISTICS or recipe.epsilon == float("inf")):
         raise DPFormerError("prior_share is for a network with a finite epsilon: the prior is made of noisy counts")
-    if recipe.prior_share + recipe.histogram_share >= 1:
+    if recipe.epochs and recipe.prior_share + recipe.histogram_share >= 1:
         raise DPFormerError(
             "prior_share and histogram_share leave nothing for the steps: together they must be below 1"
         )
@@ -207,7 +236,16 @@ def make_recipe(preset: str = "default", file: Path | None = None, **options: An
         raise DPFormerError(f"reattention is for the transformer, not for {recipe.model!r}; say off")
     if recipe.reattention != "off" and not recipe.histogram_share:
         raise DPFormerError("reattention needs item frequencies: give histogram_share above 0")
-    if (recipe.vocabulary is not None or recipe.popularity_bias) and not recipe.histogram_share:
+    if recipe.distil and not recipe.prior_share:
+        raise DPFormerError("distil is for a network with a prior: give prior_share above 0")
+    if not recipe.epochs and recipe.model not in STATISTICS and not recipe.distil:
+        raise DPFormerError("epochs = 0 leaves the network as it begins: give epochs above 0, or distil")
+    if not recipe.epochs and recipe.distil and not math.isclose(recipe.prior_share + recipe.histogram_share, 1):
+        raise DPFormerError(
+            "with epochs = 0 there are no steps to pay for: prior_share and histogram_share must sum to 1"
+        )
+    frequent = recipe.histogram_share or recipe.distil  # a network that is distilled takes the prior's head
+    if (recipe.vocabulary is not None or recipe.popularity_bias) and not frequent:
         raise DPFormerError("vocabulary and popularity_bias need item frequencies: give histogram_share above 0")
     if recipe.model != "transformer" and (recipe.recency is not None or recipe.identity):
         raise DPFormerError(f"recency and identity are for the transformer, not for {recipe.model!r}")
@@ -221,7 +259,10 @@ def _start(preset: str, said: dict[str, Any]) -> dict[str, Any]:
     if preset == "best" and said.get("model", "transformer") != "transformer":
         return {}
     without_noise = said.get("epsilon") in (float("inf"), "inf")
-    return {key: value for key, value in PRESETS[preset].items() if not (without_noise and key.startswith("prior_"))}
+    if preset == "distilled" and without_noise:
+        raise DPFormerError("preset 'distilled' has nothing but statistics, released with noise: give a finite epsilon")
+    of_prior = ("prior_share", "prior_weight", "distil")
+    return {key: value for key, value in PRESETS[preset].items() if not (without_noise and key in of_prior)}
 
 
 def _read(file: Path) -> dict[str, Any]:

@@ -29,6 +29,7 @@ import torch
 from dpformer.data import Dataset, PoissonSampler, load
 from dpformer.errors import DPFormerError
 from dpformer.models.base import SequenceModel
+from dpformer.models.distilled import distil
 from dpformer.models.statistics.transitions import DPTransitions
 from dpformer.models.transformer import Transformer
 from dpformer.privacy import (
@@ -237,6 +238,10 @@ def start(folder: Path, data: Path, recipe: Recipe, ranks: Ranks = ALONE, split:
 
 def refuse_split(processes: int, recipe: Recipe, items: int) -> None:
     """Tables can be split over several processes, with a row or more for each."""
+    if recipe.distil:
+        raise DPFormerError(
+            "--split-items: a network that is distilled (distil above 0) needs the whole table; leave one out"
+        )
     rows = min(recipe.vocabulary or items, items)
     if processes < 2:
         raise DPFormerError(
@@ -277,11 +282,11 @@ def resume(folder: Path, data: Path | None = None, ranks: Ranks = ALONE) -> Run:
             run = _open(folder, dataset, recipe, plan, ledger, lock, ranks, bool(values.get("split")), again=True)
             found = tensors.pop("frequencies", None)
             known = {name.removeprefix("prior."): value for name, value in tensors.items() if name.startswith("prior.")}
-            run.restore(tensors, values)
-            if found is not None:
+            if found is not None:  # before the state: what was made of them since is in it
                 about = values["frequencies"]
                 _use(run, ItemFrequencies(found.numpy(), about["source"], about["floor"]))
-            else:
+            run.restore(tensors, values)
+            if found is None:
                 _release_histogram(run)
             if known:
                 run.prior = DPTransitions.from_state(known)
@@ -384,6 +389,9 @@ def _release_prior(run: Run) -> None:
         noise_multiplier=releases[0].noise_multiplier * math.sqrt(share),
         gaussian=charged(releases, trainer.ledger, trainer.noise, about),
     )
+    if run.recipe.distil:
+        distil(trainer.model, prior, run.recipe.distil)
+        trainer.know_vocabulary()
 
 
 def _use(run: Run, frequencies: ItemFrequencies) -> None:

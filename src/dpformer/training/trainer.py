@@ -116,7 +116,7 @@ class Trainer:
             model.parameters(), lr=how.learning_rate, weight_decay=how.weight_decay, fused=True
         )
         self.average: dict[str, Tensor] = {}
-        self._to_vocabulary()
+        self.know_vocabulary()
         self._head = TiedCrossEntropy()
         self._about = fingerprint(about, repr(how), digest(train.items, train.offsets))
 
@@ -134,14 +134,14 @@ class Trainer:
     def choose(self, frequencies: Tensor, bias: bool) -> None:
         """Tell the model the released frequencies `[items + 1]`, before the first step; see `SequenceModel.choose`."""
         self.model.choose(frequencies, bias)
-        self._to_vocabulary()
+        self.know_vocabulary()
 
     def take(self, weights: dict[str, Tensor]) -> None:
         """Go on with these weights, and the vocabulary that is theirs."""
         self.model.load_state_dict(weights)
-        self._to_vocabulary()
+        self.know_vocabulary()
 
-    def _to_vocabulary(self) -> None:
+    def know_vocabulary(self) -> None:
         """Each user's items that the model knows, by their rows: a matter of each user alone."""
         known = self.model.chosen is not None
         self._sequences = self.train.renumbered(self.model.places().numpy()) if known else self.train

@@ -27,9 +27,9 @@ CEILING = {"batch_size": 256, "learning_rate": 1e-3}
 class Method:
     """A row of the tables at each of its epsilons. options: of `make_recipe`, over the preset; work: what a cell does.
 
-    on: options for one data set. ceiling: with epsilon inf too, the model without privacy, and these options there.
-    compare: the method of the paper whose figures stand beside it; its own name by default. papers: the statements and metrics
-    of its runs are put beside the table, to be committed with it.
+    on: options for one data set. only: the one data set that has what it needs. ceiling: with epsilon inf too, the model without
+    privacy, and these options there. compare: the method of the paper whose figures stand beside it; its own name by default.
+    papers: the statements and metrics of its runs are put beside the table, to be committed with it.
     """
 
     name: str
@@ -38,6 +38,7 @@ class Method:
     work: str = "recipe"
     epsilons: tuple[float, ...] = paper.EPSILONS
     on: dict[str, dict[str, Any]] = field(default_factory=dict)
+    only: str | None = None
     ceiling: dict[str, Any] | None = None
     compare: str | None = None
     papers: bool = False
@@ -45,6 +46,8 @@ class Method:
 
     def cells(self, dataset: str, seeds: int, delta: float = DELTA) -> list[Cell]:
         """One cell for each epsilon and seed."""
+        if self.only not in (None, dataset):
+            return []
         budgets = self.epsilons if self.ceiling is None else (*self.epsilons, INF)
         result = []
         for epsilon in budgets:
@@ -88,9 +91,31 @@ METHODS: tuple[Method, ...] = (
         compare=paper.DPFORMER,
         papers=True,
     ),
+    # The same statistics, and a Transformer that learned from them without any budget of its own: alone, and both.
+    Method(
+        "Transformer distilled from DP transitions, all but the test item",
+        {"hold_out": "test", "prior_weight": 0.0},
+        preset="distilled",
+        compare=paper.DPFORMER,
+        papers=True,
+    ),
+    Method(
+        "DP transitions and the distilled Transformer, all but the test item",
+        {"hold_out": "test"},
+        preset="distilled",
+        compare=paper.DPFORMER,
+        papers=True,
+    ),
     Method("popularity, not private", work="popularity", epsilons=(INF,)),
     Method("DP popularity", {"model": "popularity"}),
     Method("DP transitions", {"model": "transitions"}, compare=paper.DPFORMER, papers=True),
+    # Another information set: never to be compared with the rows above without saying so.
+    Method(
+        "DP transitions with public titles and genres, all but the test item",
+        work="public transitions",
+        only="ml-1m",
+        compare=paper.DPFORMER,
+    ),
     Method("DP transitions, tuning accounted", work="tuned transitions", epsilons=(8.0, 10.0), compare=paper.DPFORMER),
 )
 

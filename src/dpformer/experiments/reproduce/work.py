@@ -42,9 +42,15 @@ Done = dict[str, Any]
 
 def do(cell: Cell, data: Path, folder: Path, should_stop: ShouldStop, tell: Tell) -> Done | None:
     """Finish a cell, from where it stands; None if told to stop, with everything saved."""
+    from dpformer.experiments.reproduce.public import public_transitions
     from dpformer.experiments.reproduce.tuned import tuned_transitions
 
-    work = {"recipe": train, "popularity": popularity, "tuned transitions": tuned_transitions}[cell.work]
+    work = {
+        "recipe": train,
+        "popularity": popularity,
+        "tuned transitions": tuned_transitions,
+        "public transitions": public_transitions,
+    }[cell.work]
     folder.mkdir(parents=True, exist_ok=True)
     clock = Clock(folder)
 

@@ -79,6 +79,15 @@ class DPTransitions:
         result[:, fitted.head] = head
         return result
 
+    def popularity(self) -> Tensor:
+        """How frequent items are, `[items + 1]`, up to a factor: the noisy histogram in the head, below it only an order."""
+        fitted = self._done()
+        head = torch.exp(fitted.prior / self.settings.popularity)
+        lowest = head.amin() if len(head) else torch.ones(())
+        result = torch.where(fitted.tail < 0, lowest / (1 - fitted.tail), 0.0)
+        result[fitted.head] = head
+        return result
+
     def state(self) -> dict[str, Tensor]:
         """All that `scores` needs, of released values alone."""
         return dict(vars(self._done()))

@@ -14,7 +14,7 @@ from dpformer.models.joined import Joined
 from dpformer.privacy import noise_source
 from dpformer.training.files import read_json
 from dpformer.training.folder import LOCAL
-from dpformer.training.recipe import HISTOGRAM, STATISTICS
+from dpformer.training.recipe import HISTOGRAM, STATISTICS, Recipe
 from dpformer.training.released import Released, load_model
 from dpformer.training.run import start
 from dpformer.trust.verify.checks import Found, NotChecked, Verification
@@ -38,20 +38,26 @@ def verify_run(folder: Path, data: Path | None = None, subject: str | None = Non
     longest = model.recipe.max_length + 1
     few = a_few(dataset, longest) if dataset is not None else invented(len(model.catalogue), longest)
     recipe = model.recipe
+    # Without steps all that a network has seen of people are the releases of its prior: those of the statistics.
+    seen = recipe if recipe.model in STATISTICS or recipe.epochs else _as_statistics(recipe)
     with tempfile.TemporaryDirectory(prefix="dpformer-verify-") as name:
         place = Path(name)
         prepared = write_data(place / "data", few, model.catalogue)
-        if recipe.model in STATISTICS:
+        if seen.model in STATISTICS:
             noise = noise_source(recipe.noise, recipe.seed)
-            check_statistics(found, few, len(model.catalogue), small(recipe, len(few)), noise)
+            check_statistics(found, few, len(model.catalogue), small(seen, len(few)), noise)
         else:
             _check_network(found, model, place, prepared)
-        found.check("resume equality", lambda: check_resume(place / "resume", prepared, small(recipe, len(few))))
+        found.check("resume equality", lambda: check_resume(place / "resume", prepared, small(seen, len(few))))
     found.check("ledger against statement", lambda: ledger_against_statement(folder, model.statement, recipe))
     found.check("recount of epsilon", lambda: recount(model.statement))
     found.check("users", lambda: _users(model, dataset, missing))
     found.check("no pickle", lambda: no_pickle(folder))
     return found
+
+
+def _as_statistics(recipe: Recipe) -> Recipe:
+    return recipe.model_copy(update={"model": "transitions", "prior_share": 0.0, "distil": 0})
 
 
 def _check_network(found: Verification, model: Released, place: Path, prepared: Path) -> None:
