@@ -65,7 +65,7 @@ class Estimates:
         self._finished.setdefault(_kind(cell), []).append(seconds)
 
     def seconds(self, cell: Cell, folder: Path) -> float | None:
-        """What is left to do of it; None where nothing is known: statistics of a kind that has not been run."""
+        """What is left to do of it; None where nothing is known: no steps, of a kind that has not been run."""
         left = 1.0
         if (folder / PROGRESS).exists():
             known = read_json(folder / PROGRESS)
@@ -73,7 +73,7 @@ class Estimates:
                 left = 1 - known["step"] / known["steps"]
         if found := self._finished.get(_kind(cell)):
             return left * sum(found) / len(found)
-        if cell.work != "recipe" or cell.recipe.model in STATISTICS:
+        if cell.work != "recipe" or cell.recipe.model in STATISTICS or not cell.recipe.epochs:
             return None
         return left * self._measured(cell)
 
