@@ -1,6 +1,8 @@
 """Norms and sums against one sample at a time, in float64, for every rule, pair of uses, route and edge of shape."""
 
+import gc
 import random
+import weakref
 
 import pytest
 import torch
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
 
+from dpformer.clipping import PhantomClipping
 from dpformer.errors import ClippingError
 from tests.clipping.models import Albert, Everything, Recurrent, Tied
 from tests.clipping.oracle import assert_exact
@@ -246,3 +249,26 @@ def test_any_chain_of_views_is_exact_or_refused(seed, shape, batch, uses):
         assert_exact(module, losses, x, tolerance=1e-8)
     except ClippingError:
         return
+
+
+def test_nothing_of_a_pass_is_left_to_the_garbage_collector():
+    """A circle of references would keep each micro-batch's memory until the collector comes."""
+    layers = nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3), nn.Linear(3, 3), nn.Linear(3, 1))
+    clipping, seen = PhantomClipping(layers), []
+
+    def losses():
+        x = torch.randn(4, 5, 3)
+        for layer in layers:
+            x = layer(x)
+            seen.append(weakref.ref(x))
+        return x.sum((1, 2))
+
+    clipping.backward(losses)  # what is done once only
+    seen.clear()
+    gc.collect()
+    gc.disable()
+    try:
+        clipping.backward(losses)
+        assert [ref() for ref in seen] == [None] * 4
+    finally:
+        gc.enable()

@@ -72,9 +72,9 @@ class Tape(TorchFunctionMode):
         self._trainable = {id(p): name for name, p in module.named_parameters() if p.requires_grad}
         self._views = {id(p): View(p, name, p) for name, p in module.named_parameters() if p.requires_grad}
         self._broadcasts: dict[int, tuple[Tensor, View, Use]] = {}
-        # Norms of inputs by sample, found once for what several uses share. Rules' closures hold this and not the tape: a circle
-        # of references would keep the memory of a whole pass until the collector comes.
-        self.sizes: dict[int, tuple[Tensor, Tensor]] = {}
+        # Norms of inputs by sample and identity, found once for what several uses share; uses keep the inputs. It holds neither
+        # the tape nor an input: a circle of references would keep the memory of a pass until the collector comes.
+        self.sizes: dict[int, Tensor] = {}
         # Every recorded output hangs on this, so one backward to it passes all of them and nothing else.
         self.anchor = torch.zeros((), requires_grad=True)
 

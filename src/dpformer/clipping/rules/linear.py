@@ -42,9 +42,9 @@ def linear(tape: Tape, function: Any, input: Tensor, weight: Tensor, bias: Tenso
         size = sizes_of(gradient, batch)
         if w is not None:
             if id(input) not in sizes:
-                sizes[id(input)] = input, sizes_of(input, batch)
+                sizes[id(input)] = sizes_of(input, batch)
             g, x = (per_sample(value, batch, w.parameter.dtype) for value in (gradient, input))
-            yield w, w.from_outer(g, x, (size, sizes[id(input)][1]))
+            yield w, w.from_outer(g, x, (size, sizes[id(input)]))
         if b is not None:
             yield b, from_broadcast(b, gradient, batch, size)
 
