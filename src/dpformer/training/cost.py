@@ -14,10 +14,11 @@ the parameters outside of the table.
 
     data     s (n/R (H + b t_block + t) + k t_micro + P t_param) + P t_noise       bytes: 8 P
     rows     s (n (H/R + b t_block + t) + k t_micro + p (t_param + t_noise))       bytes: 8 n (2 d + 2) + 4 (P - M d)
-    both     + bytes (R - 1) t_byte + w t_message
+    both     + bytes (R - 1) t_byte + w t_message + t_together
 
 Here H = h t_head + M t_logit (exponentials and the like) and t = t_token + t_user / L; k is the number of micro-batches of a
-rank, and w that of its messages. s says that ranks share a machine: with r of them on c cores, each takes max(1, r/c) times as
+rank, w that of its messages, and t_together what a step costs that is made together, however small it is.
+s says that ranks share a machine: with r of them on c cores, each takes max(1, r/c) times as
 long, and `busy` times as long again when more than one core is busy, since cores share caches and memory. Noise is drawn by
 rank 0 while others wait (in `rows` by all). Memory of a rank, u tokens in a micro-batch:
 
@@ -112,7 +113,8 @@ class Layout:
 @dataclass(frozen=True)
 class Coefficients:
     """Seconds for a flop of the head, a logit, a flop of the blocks, a token, a user, a micro-batch, a parameter (on every
-    rank), a parameter's noise, a byte on the wire, a message; how much slower a core is when others work; and bytes of memory.
+    rank), a parameter's noise, a byte on the wire, a message, a step made together; how much slower a core is when others
+    work; and bytes of memory.
     """
 
     head_flop: float
@@ -125,6 +127,7 @@ class Coefficients:
     noise: float
     wire_byte: float
     message: float
+    together: float
     busy: float
     memory_base: float
     memory_parameter: float
@@ -190,6 +193,7 @@ def work(step: Step, layout: Layout) -> dict[str, float]:
         "noise": parameters,
         "wire_byte": 0.0 if alone else sent,
         "message": 0.0 if alone else messages,
+        "together": 0.0 if alone else 1.0,
         "memory_base": 1.0,
         "memory_parameter": parameters,
         "memory_state": micro * step.blocks * step.dim,
@@ -210,7 +214,9 @@ def predict(step: Step, layout: Layout, c: Coefficients) -> Cost:
         compute_seconds=slow * sum(done[name] * getattr(c, name) for name in COMPUTE),
         parameter_seconds=slow * done["parameter"] * c.parameter,
         noise_seconds=done["noise"] * c.noise * (slow if layout.mode == "rows" else 1.0),
-        wire_seconds=done["wire_byte"] * c.wire_byte * (layout.ranks - 1) + done["message"] * c.message,
+        wire_seconds=done["wire_byte"] * c.wire_byte * (layout.ranks - 1)
+        + done["message"] * c.message
+        + done["together"] * c.together,
         wire_bytes=done["wire_byte"],
         messages=done["message"],
         memory_bytes=sum(done[name] * getattr(c, name) for name in MEMORY),

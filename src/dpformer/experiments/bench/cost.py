@@ -1,8 +1,9 @@
 """The cost model of `dpformer.training.cost`: measure, fit, predict, compare.
 
 Fitted to: steps of one process on generated sequences of many shapes; noise alone; sums between 2 and 4 processes that do nothing
-else; and how much slower a process is with another beside it. Compared with: training steps of 2 and 4 processes on this machine,
-which no coefficient has seen. Every process has one thread. Times are processor seconds of a process (of rank 0, among several),
+else; the smallest step that 2 processes make together; and how much slower a process is with another beside it. Compared with:
+training steps of 2 and 4 processes on this machine, which no coefficient has seen. Every process has one thread.
+Times are processor seconds of a process (of rank 0, among several),
 medians over some steps of several turns: what else the machine does meanwhile is not to be measured. So a prediction is compared
 for a rank that has a core of its own; ranks that take turns on a core take longer by the clock, by as much as there are turns.
 """
@@ -15,7 +16,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,9 @@ SHAPES: list[tuple[int, Step]] = [
         (8, 10, 100, 16, 1, 16384),
     )
 ]
+# The smallest step, whose time among two is that of being several.
+TINY = (8, Step(80, 10, 100, 16, 1, 16, 16384))
+MODES: tuple[Mode, ...] = ("data", "rows")
 # What 2 and 4 ranks are asked to do: shapes between those, so that the model has to be right and not only the fit.
 _ASKED: tuple[tuple[Mode, int, int, int, int, int], ...] = (
     ("data", 128, 50, 3_416, 64, 2),
@@ -108,11 +112,12 @@ def measure_beside(seen: Seen, asked: Asked) -> None:
 
 def measure_ranks(seen: Seen, size: int, asked: Asked) -> None:
     """Ranks: sums alone, and what the model is asked."""
-    several = [{"mode": mode, **_arguments(*shape)} for mode, shape in asked]
+    several = [{"mode": mode, **_arguments(*shape)} for mode, shape in (*asked, *((mode, TINY) for mode in MODES))]
     ranks = run_ranks(f"{__name__}:together", size, shapes=several)
     seen.setdefault(f"sums {size}", []).append(ranks[0]["sums"])
-    for place in range(len(several)):
-        seen.setdefault(f"ranks {size} {place}", []).append(_of_all([rank["found"][place] for rank in ranks]))
+    names = [*(f"ranks {size} {place}" for place in range(len(asked))), *(f"tiny {size} {mode}" for mode in MODES)]
+    for place, name in enumerate(names):
+        seen.setdefault(name, []).append(_of_all([rank["found"][place] for rank in ranks]))
 
 
 def summary(seen: Seen, shapes: Shapes, asked: Asked, sizes: Sequence[int]) -> dict[str, Any]:
@@ -250,7 +255,13 @@ def _fitted(steps: list[Step], measured: dict[str, dict[str, float]], sizes: Seq
         **fit(wire, seconds, ("wire_byte", "message")),
     }
     busy = measured["beside"]["step_seconds"] / measured["alone"]["step_seconds"]
-    return Coefficients(noise=per_noise, busy=max(1.0, busy), **found)
+    c = Coefficients(noise=per_noise, busy=max(1.0, busy), together=0.0, **found)
+    size = min(sizes)
+    more = [
+        measured[f"tiny {size} {mode}"]["step_seconds"] - predict(TINY[1], Layout(size, mode, size, size), c).seconds
+        for mode in MODES
+    ]
+    return replace(c, together=max(0.0, statistics.mean(more)))
 
 
 def _compared(step: Step, layout: Layout, c: Coefficients, measured: dict[str, float]) -> dict[str, Any]:
