@@ -50,7 +50,11 @@ class ParameterGradient:
     def measure(self) -> tuple[Tensor, Tensor]:
         """`|G_i|^2` and the square of the bound `K_i` on it (the sum of the sizes of all terms), each `[B]`, float64."""
         bound = self.bound()
-        return (self._formed(bound) if self.route == "formed" else self._gram()), bound.square()
+        return self.squared(bound), bound.square()
+
+    def squared(self, bound: Tensor) -> Tensor:
+        """`|G_i|^2` `[B]`, float64, for whoever has the bound already."""
+        return self._formed(bound) if self.route == "formed" else self._gram()
 
     def bound(self) -> Tensor:
         """`K_i`, the sum of the sizes of all terms, `[B]`, float64."""

@@ -228,6 +228,7 @@ class HeadPass:
             torch.sum(z.exp_(), 1, out=self.total[places])
             z.scatter_add_(1, y, -self.total[places, None])
             torch.mm(z, self.E, out=gradient[places])
+        self.at_target = -self.total
         loss = self.total.log() - hit + (0 if self.shift is None else self.shift[:, 0])
         # Sum of the norms of the terms of each sample's gradient at E: see `Clip`. |D_t| <= sqrt(2) w (1 - p_y): the other
         # probabilities are at most 1 - p_y together.
@@ -258,7 +259,7 @@ class HeadPass:
         z = self._logits(places)
         if self.shift is not None:
             z.sub_(self.shift[places])
-        return z.exp_().scatter_add_(1, self.y[places, None], -self.total[places, None])
+        return z.exp_().scatter_add_(1, self.y[places, None], self.at_target[places, None])
 
 
 def _split(bias: Tensor | None) -> tuple[Tensor | None, Tensor | None]:

@@ -141,16 +141,6 @@ class RowHeadPass(HeadPass):
         losses, bound = self._per_sample(self.w * loss, size)
         return losses, bound, gradient
 
-    def _again(self, places: slice) -> Tensor:
-        if self.held is not None:
-            if self.workspace.held_by is self:
-                return self.held[places]
-            self.held = None  # another pass has written over it
-        z = self._logits(places)
-        if self.shift is not None:
-            z.sub_(self.shift[places])
-        return z.exp_().scatter_add_(1, self.y[places, None], self.at_target[places, None])
-
 
 class RowGradient(StreamedGradient):
     """As `StreamedGradient`, for this rank's rows. Norms wait for the other ranks, so measuring and adding are two passes."""

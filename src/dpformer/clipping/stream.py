@@ -70,10 +70,11 @@ class StreamedGradient:
 
         rest: the same of the samples' other gradients, to be added for `weigh`.
         """
-        bound = (self.others.bound() + self.head.bound.double() * self.upstream.abs().double()).square()
+        others = self.others.bound()
+        bound = (others + self.head.bound.double() * self.upstream.abs().double()).square()
         # Of the other uses alone, for samples that are not formed: theirs come with the head's.
         all_formed = not len(self.head.empty) and not any(self._by_gram(len(g.samples), g.T) for g in self.head.groups)
-        squared = torch.zeros_like(bound) if all_formed else self.others.measure()[0]
+        squared = torch.zeros_like(bound) if all_formed else self.others.squared(others)
         known = (torch.zeros_like(bound), bound) if rest is None else (rest[0], rest[1] + bound)
         # What is looked up for each tile lies in its order, so that a tile takes a slice.
         order = self.head.order
