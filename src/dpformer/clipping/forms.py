@@ -179,16 +179,12 @@ class Summed:
     sample: Tensor
     row: Tensor
     values: Tensor
-    bound_: Tensor
-
-    def bound(self) -> Tensor:
-        """The bound of what was added up, `[B]`."""
-        return self.bound_
+    batch: int
 
     def squared_norms(self) -> Tensor:
         """`|G_i|^2`, `[B]`."""
         squares = torch.linalg.vector_norm(self.values, dim=-1).double().square()
-        return squares.new_zeros(len(self.bound_)).index_add_(0, self.sample, squares)
+        return squares.new_zeros(self.batch).index_add_(0, self.sample, squares)
 
     def add_weighted(self, weights: Tensor, out: Tensor) -> None:
         """Add `sum_i weights[i] G_i` to `out` `[R, C]`."""
@@ -212,12 +208,12 @@ def add_up(form: Sparse, R: int) -> Summed:
     if len(form.index) > 1 and form.index.stride(0) == 0 and len(form.index[0].unique()) == form.index.shape[1]:
         # The same rows for all samples, each once (positions): nothing to add up.
         return Summed(
-            sample.expand_as(form.index).flatten(), form.index.flatten(), form.values.flatten(0, 1), form.bound()
+            sample.expand_as(form.index).flatten(), form.index.flatten(), form.values.flatten(0, 1), len(form.index)
         )
     keys, place = torch.unique(form.index + sample * R, return_inverse=True)
     values = form.values.new_zeros(len(keys), form.values.shape[-1])
     values.index_add_(0, place.flatten(), form.values.flatten(0, 1))
-    return Summed(keys // R, keys % R, values, form.bound())
+    return Summed(keys // R, keys % R, values, len(form.index))
 
 
 def merge(forms: list[Form]) -> list[Form]:
