@@ -31,8 +31,11 @@ def run_child(target: str, **arguments: Any) -> dict[str, Any]:
     return result
 
 
-def run_ranks(target: str, size: int, **arguments: Any) -> list[dict[str, Any]]:
-    """`run_child` in `size` processes at once, which find one another as under torchrun; what each returns, by rank."""
+def run_ranks(target: str, size: int, threads: int | None = None, **arguments: Any) -> list[dict[str, Any]]:
+    """`run_child` in `size` processes at once, which find one another as under torchrun; what each returns, by rank.
+
+    threads: of each process; as this one has them by default.
+    """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -45,6 +48,7 @@ def run_ranks(target: str, size: int, **arguments: Any) -> list[dict[str, Any]]:
             "LOCAL_WORLD_SIZE": size,
         }
         environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        environment |= {} if threads is None else {"OMP_NUM_THREADS": threads}
         command = [sys.executable, "-m", "dpformer.experiments.bench.child", target, json.dumps(arguments)]
         variables = {**os.environ, **{name: str(value) for name, value in environment.items()}}
         started.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=variables))

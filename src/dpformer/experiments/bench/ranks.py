@@ -8,18 +8,14 @@ data.
 
 from __future__ import annotations
 
-import json
-import os
-import socket
 import statistics
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
+from dpformer.experiments.bench.child import resident_mb, run_ranks
 from dpformer.experiments.bench.workloads import find, load
 
 # name: processes, threads of each
@@ -45,8 +41,9 @@ def _measure(name: str, users: int, steps: int, rounds: int, say: Any) -> dict[s
         for number in range(rounds):
             for contender, (size, threads) in CONTENDERS.items():
                 say(f"{name}: {contender}, round {number + 1} of {rounds}")
-                arguments = {"path": str(path), "users": users, "steps": steps, "threads": threads}
-                seen[contender].append(start(__name__, arguments, size, threads))
+                seen[contender].append(
+                    start(f"{__name__}:work", size, threads, path=str(path), users=users, steps=steps)
+                )
     rows = {contender: _row(found, users) for contender, found in seen.items()}
     base = [found["seconds"] for found in seen[BASE]]
     for contender, found in seen.items():
@@ -68,44 +65,29 @@ def _row(found: list[dict[str, Any]], users: int) -> dict[str, Any]:
     return {**middle, "users_per_second": users / middle["seconds"], "bytes_a_step": found[0]["bytes_a_step"]}
 
 
-def start(module: str, arguments: dict[str, Any], size: int, threads: int) -> dict[str, Any]:
-    """All processes of a contender, each `python -m module`; the slowest and the largest count."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    place = {
-        "WORLD_SIZE": str(size),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "OMP_NUM_THREADS": str(threads),
-    }
-    command = [sys.executable, "-m", module, json.dumps(arguments)]
-    children = [
-        subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, **place, "RANK": str(rank)})
-        for rank in range(size)
-    ]
-    said = [child.communicate()[0] for child in children]
-    if any(child.returncode for child in children):
-        raise RuntimeError(f"a process of the benchmark ended with {[child.returncode for child in children]}")
-    found = [json.loads(text.splitlines()[-1]) for text in said]
+def start(target: str, size: int, threads: int, **arguments: Any) -> dict[str, Any]:
+    """All processes of a contender; the slowest and the largest count.
+
+    They return `step_seconds` and `before_mb`, which become the `seconds` of a step and the memory that was `added_mb` since.
+    """
+    found = run_ranks(target, size, threads, **arguments)
+    for one in found:
+        one |= {"seconds": one.pop("step_seconds"), "added_mb": one["peak_mb"] - one.pop("before_mb")}
     return {key: max(one[key] for one in found) for key in found[0]}
 
 
-def work(path: str, users: int, steps: int, threads: int) -> dict[str, Any]:
+def work(path: str, users: int, steps: int) -> dict[str, Any]:
     """One process: steps of the paper's model, the first of them not counted."""
-    import resource
     import time
 
     import torch
 
     from dpformer.data import PoissonSampler
-    from dpformer.experiments.bench.child import resident_mb
     from dpformer.models.transformer import Transformer
     from dpformer.privacy import create_ledger, make_plan, noise_source
     from dpformer.training.ranks import Ranks, join
     from dpformer.training.trainer import Optimisation, Trainer
 
-    torch.set_num_threads(threads)
     workload = load(path)
     everybody = len(workload.sequences)
     plan = make_plan(everybody, 8.0, 1e-6, batch_size=users, epochs=(steps + 1.5) * users / everybody, shares={})
@@ -136,12 +118,10 @@ def work(path: str, users: int, steps: int, threads: int) -> dict[str, Any]:
             trainer.make_step()
         seconds = (time.perf_counter() - began) / steps
         parameters = sum(p.numel() for p in model.parameters())
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
     return {
-        "seconds": seconds,
+        "step_seconds": seconds,
         "waiting": sum(waiting) / steps,
-        "peak_mb": peak,
-        "added_mb": peak - before,
+        "before_mb": before,
         "bytes_a_step": 4 * parameters if ranks.size > 1 else 0,
     }
 
@@ -174,7 +154,3 @@ def show(figures: dict[str, Any]) -> Table:
                 f"{row['waiting'] / row['seconds']:.0%}",
             )
     return table
-
-
-if __name__ == "__main__":
-    sys.stdout.write(json.dumps(work(**json.loads(sys.argv[1]))) + "\n")

@@ -8,14 +8,13 @@ exchange.
 
 from __future__ import annotations
 
-import json
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
+from dpformer.experiments.bench.child import resident_mb
 from dpformer.experiments.bench.ranks import start
 from dpformer.experiments.bench.workloads import load
 
@@ -35,7 +34,7 @@ def run(quick: bool, say: Any = lambda line: None) -> dict[str, Any]:
         with_catalogue(items).save(path)
         for size in sizes:
             say(f"{items:,} items over {size} rank{'s' * (size > 1)}")
-            rows[str(size)] = start(__name__, {"path": str(path)}, size, 1)
+            rows[str(size)] = start(f"{__name__}:work", size, 1, path=str(path))
     one = rows["1"]
     for row in rows.values():
         row |= {
@@ -47,7 +46,6 @@ def run(quick: bool, say: Any = lambda line: None) -> dict[str, Any]:
 
 def work(path: str) -> dict[str, Any]:
     """One rank: steps of its rows; alone, of the whole table as ever."""
-    import resource
     import time
     from functools import partial
 
@@ -55,7 +53,6 @@ def work(path: str) -> dict[str, Any]:
     import torch.distributed as dist
 
     from dpformer.data import PoissonSampler, Sequences
-    from dpformer.experiments.bench.child import resident_mb
     from dpformer.models.transformer import Transformer
     from dpformer.privacy import create_ledger, make_plan, noise_source
     from dpformer.rows import Rows
@@ -64,7 +61,6 @@ def work(path: str) -> dict[str, Any]:
     from dpformer.training.rows import seed_of
     from dpformer.training.trainer import Optimisation, Trainer
 
-    torch.set_num_threads(1)
     workload = load(path)
     users = len(workload.sequences)
     plan = make_plan(users, 8.0, 1e-6, batch_size=USERS, steps=STEPS + 1, shares={})
@@ -98,14 +94,12 @@ def work(path: str) -> dict[str, Any]:
         began = time.perf_counter()
         drawn = [trainer.make_step().users for _ in range(STEPS)]
         seconds = (time.perf_counter() - began) / STEPS
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
         # Parameters, gradients, two moments and the average.
         state = 5 * 4 * sum(p.numel() for p in trainer.model.parameters()) / 2**20
     return {
-        "seconds": seconds,
+        "step_seconds": seconds,
         "users": sum(drawn) / STEPS,
-        "peak_mb": peak,
-        "added_mb": peak - before,
+        "before_mb": before,
         "state_mb": state,
         "bytes_a_step": sum(sent) / STEPS,
         "largest_message_bytes": max(sent, default=0),
@@ -129,7 +123,3 @@ def show(figures: dict[str, Any]) -> Table:
             f"{row['seconds_relative_to_1']:.2f}",
         )
     return table
-
-
-if __name__ == "__main__":
-    sys.stdout.write(json.dumps(work(**json.loads(sys.argv[1]))) + "\n")
