@@ -22,7 +22,7 @@ PLANTED = Coefficients(
         "micro_batch": 4e-3,
         "parameter": 5e-9,
     },
-    **{"noise": 1e-8, "wire_byte": 6e-10, "message": 1e-4, "together": 1e-2, "busy": 1.2},
+    **{"noise": 1e-8, "wire_byte": 6e-10, "message": 1e-4, "together": 1e-2, "split": 3e-3, "busy": 0.1},
     **{"memory_base": 3e8, "memory_parameter": 28.0, "memory_state": 60.0, "memory_token": 90.0, "memory_logit": 5.0},
 )
 SHAPES = [step for _, step in bench.SHAPES]
@@ -109,11 +109,11 @@ def test_rows_divide_the_table_and_data_divides_the_tokens():
 
 def test_four_ranks_on_two_cores_are_no_faster_than_two():
     two, four = (predict(STEP, Layout(n, "data", n, 2), PLANTED).compute_seconds for n in (2, 4))
-    assert four == pytest.approx(two, rel=0.1)
+    assert two <= four <= 1.3 * two
 
 
 def test_the_committed_coefficients_predict_2_and_4_ranks():
-    """As docs/scaling.md tells: within 20 %, but for 4 ranks with the table in parts on 2 cores; memory within 20 %."""
+    """As docs/scaling.md tells: time and memory within 20 %."""
     found = known()
     assert asdict(coefficients()) == found["coefficients"]
     assert {(row["ranks"], row["mode"]) for row in found["predictions"]} == {
@@ -124,8 +124,7 @@ def test_the_committed_coefficients_predict_2_and_4_ranks():
         cost = predict(step, Layout(row["ranks"], row["mode"], row["ranks"], row["ranks"]), coefficients())
         assert cost.seconds == pytest.approx(row["predicted_seconds"])
         assert abs(cost.memory_bytes / 2**20 / row["memory_mb"] - 1) < 0.2, row
-        limit = 0.4 if (row["ranks"], row["mode"]) == (4, "rows") else 0.2
-        assert abs(cost.seconds / row["seconds"] - 1) < limit, row
+        assert abs(cost.seconds / row["seconds"] - 1) < 0.2, row
 
 
 def test_gpus_on_paper_say_so():

@@ -14,12 +14,12 @@ the parameters outside of the table.
 
     data     s (n/R (H + b t_block + t) + k t_micro + P t_param) + P t_noise       bytes: 8 P
     rows     s (n (H/R + b t_block + t) + k t_micro + p (t_param + t_noise))       bytes: 8 n (2 d + 2) + 4 (P - M d)
-    both     + bytes (R - 1) t_byte + w t_message + t_together
+    both     + bytes (R - 1) t_byte + w t_message + (R - 1) t_together + k t_split [rows]
 
 Here H = h t_head + M t_logit (exponentials and the like) and t = t_token + t_user / L; k is the number of micro-batches of a
-rank, w that of its messages, and t_together what a step costs that is made together, however small it is.
-s says that ranks share a machine: with r of them on c cores, each takes max(1, r/c) times as
-long, and `busy` times as long again when more than one core is busy, since cores share caches and memory. Noise is drawn by
+rank, w that of its messages, t_together what every further rank adds to a step, however small it is, and t_split what a
+micro-batch costs more when the table is split. s says that ranks share a machine: with r of them on c cores, each takes
+max(1, r/c) times as long, and 1 + (r - 1) `busy` times as long again, since processes share caches and memory. Noise is drawn by
 rank 0 while others wait (in `rows` by all). Memory of a rank, u tokens in a micro-batch:
 
     base + p m_param + u N d m_state + u m_token + min(u M, HOLD) m_logit                     M/R for M in `rows`
@@ -105,16 +105,16 @@ class Layout:
         return max(1.0, min(self.per_machine, self.ranks) / self.cores)
 
     @property
-    def several_busy(self) -> bool:
-        """Do ranks run beside one another on one machine?"""
-        return min(self.per_machine, self.ranks, self.cores) > 1
+    def others(self) -> int:
+        """How many ranks run beside one on its machine."""
+        return min(self.per_machine, self.ranks) - 1
 
 
 @dataclass(frozen=True)
 class Coefficients:
     """Seconds for a flop of the head, a logit, a flop of the blocks, a token, a user, a micro-batch, a parameter (on every
-    rank), a parameter's noise, a byte on the wire, a message, a step made together; how much slower a core is when others
-    work; and bytes of memory.
+    rank), a parameter's noise, a byte on the wire, a message, a further rank in a step, a micro-batch of a split table; by how
+    much a process is slower for each other one on its machine; and bytes of memory.
     """
 
     head_flop: float
@@ -128,6 +128,7 @@ class Coefficients:
     wire_byte: float
     message: float
     together: float
+    split: float
     busy: float
     memory_base: float
     memory_parameter: float
@@ -193,7 +194,8 @@ def work(step: Step, layout: Layout) -> dict[str, float]:
         "noise": parameters,
         "wire_byte": 0.0 if alone else sent,
         "message": 0.0 if alone else messages,
-        "together": 0.0 if alone else 1.0,
+        "together": layout.ranks - 1.0,
+        "split": count if layout.mode == "rows" and not alone else 0.0,
         "memory_base": 1.0,
         "memory_parameter": parameters,
         "memory_state": micro * step.blocks * step.dim,
@@ -203,20 +205,20 @@ def work(step: Step, layout: Layout) -> dict[str, float]:
 
 
 COMPUTE = ("head_flop", "logit", "block_flop", "token", "user", "micro_batch")
+TALK = ("message", "together", "split")
 MEMORY = ("memory_base", "memory_parameter", "memory_state", "memory_token", "memory_logit")
 
 
 def predict(step: Step, layout: Layout, c: Coefficients) -> Cost:
     """The cost of a step on the slowest rank, which is rank 0."""
     done = work(step, layout)
-    slow = layout.crowding * (c.busy if layout.several_busy else 1.0)
+    slow = layout.crowding * (1.0 + layout.others * c.busy)
     return Cost(
         compute_seconds=slow * sum(done[name] * getattr(c, name) for name in COMPUTE),
         parameter_seconds=slow * done["parameter"] * c.parameter,
         noise_seconds=done["noise"] * c.noise * (slow if layout.mode == "rows" else 1.0),
         wire_seconds=done["wire_byte"] * c.wire_byte * (layout.ranks - 1)
-        + done["message"] * c.message
-        + done["together"] * c.together,
+        + sum(done[name] * getattr(c, name) for name in TALK),
         wire_bytes=done["wire_byte"],
         messages=done["message"],
         memory_bytes=sum(done[name] * getattr(c, name) for name in MEMORY),

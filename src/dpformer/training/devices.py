@@ -41,7 +41,9 @@ class Gpu:
             user=0.0,
             micro_batch=self.launch,
             wire_byte=1 / (self.share * self.link) / max(1, ranks - 1),
-            busy=1.0,
+            # A split table starts as many more kernels for a micro-batch as it takes time here.
+            split=self.launch * measured.split / measured.micro_batch,
+            busy=0.0,
             memory_base=self.base_memory,
         )
 

@@ -1,7 +1,7 @@
 """The cost model of `dpformer.training.cost`: measure, fit, predict, compare.
 
 Fitted to: steps of one process on generated sequences of many shapes; noise alone; sums between 2 and 4 processes that do nothing
-else; the smallest step that 2 processes make together; and how much slower a process is with another beside it. Compared with:
+else; the smallest steps that they make together; and how much slower a process is with 1 and 3 others beside it. Compared with:
 training steps of 2 and 4 processes on this machine, which no coefficient has seen. Every process has one thread.
 Times are processor seconds of a process (of rank 0, among several),
 medians over some steps of several turns: what else the machine does meanwhile is not to be measured. So a prediction is compared
@@ -56,7 +56,7 @@ SHAPES: list[tuple[int, Step]] = [
         (8, 10, 100, 16, 1, 16384),
     )
 ]
-# The smallest step, whose time among two is that of being several.
+# The smallest step, whose time among several is that of being several.
 TINY = (8, Step(80, 10, 100, 16, 1, 16, 16384))
 MODES: tuple[Mode, ...] = ("data", "rows")
 # What 2 and 4 ranks are asked to do: shapes between those, so that the model has to be right and not only the fit.
@@ -73,6 +73,8 @@ ASKED: list[tuple[Mode, tuple[int, Step]]] = [
 ]
 NUMBERS = (10_000, 1_000_000, 6_000_000)
 RANKS = (2, 4)
+# Every so many shapes are also timed with other processes beside.
+BESIDE = 3
 
 
 def run(quick: bool, say: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
@@ -82,10 +84,10 @@ def run(quick: bool, say: Callable[[str], None] = lambda line: None) -> dict[str
     seen: Seen = {}
     for turn in range(turns):
         say(f"one process, turn {turn + 1} of {turns}")
-        measure_one(seen, shapes, asked)
-        say("processes side by side")
-        measure_beside(seen, asked)
+        measure_one(seen, shapes)
         for size in sizes:
+            say(f"{size} processes side by side")
+            measure_beside(seen, size, shapes)
             say(f"{size} ranks, turn {turn + 1} of {turns}")
             measure_ranks(seen, size, asked)
     return summary(seen, shapes, asked, sizes)
@@ -96,18 +98,20 @@ Shapes = list[tuple[int, Step]]
 Asked = list[tuple[Mode, tuple[int, Step]]]
 
 
-def measure_one(seen: Seen, shapes: Shapes, asked: Asked) -> None:
+def measure_one(seen: Seen, shapes: Shapes) -> None:
     """Steps of one process, and noise."""
-    done = run_child(f"{__name__}:alone", shapes=[_arguments(*shape) for shape in (*shapes, asked[0][1])])
+    done = run_child(f"{__name__}:alone", shapes=[_arguments(*shape) for shape in shapes])
     seen.setdefault("noise", []).append({"noise_seconds": done["noise_seconds"]})
-    for name, found in zip([*(f"shape {k}" for k in range(len(shapes))), "alone"], done["found"], strict=True):
-        seen.setdefault(name, []).append(_of_all([found]))
+    for place, found in enumerate(done["found"]):
+        seen.setdefault(f"shape {place}", []).append(_of_all([found]))
 
 
-def measure_beside(seen: Seen, asked: Asked) -> None:
-    """Two processes that do not speak with each other."""
-    found = run_ranks(f"{__name__}:beside", 2, **_arguments(*asked[0][1]))
-    seen.setdefault("beside", []).append(_of_all(found))
+def measure_beside(seen: Seen, size: int, shapes: Shapes) -> None:
+    """Processes that do not speak with one another."""
+    places = range(0, len(shapes), BESIDE)
+    ranks = run_ranks(f"{__name__}:beside", size, shapes=[_arguments(*shapes[place]) for place in places])
+    for k, place in enumerate(places):
+        seen.setdefault(f"beside {size} {place}", []).append(_of_all([rank["found"][k] for rank in ranks]))
 
 
 def measure_ranks(seen: Seen, size: int, asked: Asked) -> None:
@@ -196,10 +200,10 @@ def alone(shapes: list[dict[str, Any]]) -> dict[str, Any]:
     return {"found": [_steps(ranks=ALONE, **shape) for shape in shapes], "noise_seconds": _noise()}
 
 
-def beside(users: int, step: dict[str, Any]) -> dict[str, Any]:
+def beside(shapes: list[dict[str, Any]]) -> dict[str, Any]:
     """Steps of one process while others do the same, each for itself."""
     with join() as ranks:
-        return _steps(users, step, ALONE, before=ranks.barrier)
+        return {"found": [_steps(ranks=ALONE, before=ranks.barrier, **shape) for shape in shapes]}
 
 
 def together(shapes: list[dict[str, Any]]) -> dict[str, Any]:
@@ -254,14 +258,19 @@ def _fitted(steps: list[Step], measured: dict[str, dict[str, float]], sizes: Seq
         **fit(done, memory, MEMORY),
         **fit(wire, seconds, ("wire_byte", "message")),
     }
-    busy = measured["beside"]["step_seconds"] / measured["alone"]["step_seconds"]
-    c = Coefficients(noise=per_noise, busy=max(1.0, busy), together=0.0, **found)
-    size = min(sizes)
-    more = [
-        measured[f"tiny {size} {mode}"]["step_seconds"] - predict(TINY[1], Layout(size, mode, size, size), c).seconds
-        for mode in MODES
+    slower = [
+        (size - 1, measured[f"beside {size} {k}"]["step_seconds"] / measured[f"shape {k}"]["step_seconds"] - 1)
+        for size in sizes
+        for k in range(0, len(steps), BESIDE)
     ]
-    return replace(c, together=max(0.0, statistics.mean(more)))
+    busy = max(0.0, sum(others * more for others, more in slower) / sum(others**2 for others, _ in slower))
+    c = Coefficients(noise=per_noise, busy=busy, together=0.0, split=0.0, **found)
+    tiny = [
+        (work(TINY[1], layout), measured[f"tiny {layout.ranks} {layout.mode}"]["step_seconds"], layout)
+        for layout in (Layout(size, mode, size, size) for size in sizes for mode in MODES)
+    ]
+    more = [max(1e-6, seconds - predict(TINY[1], layout, c).seconds) for _, seconds, layout in tiny]
+    return replace(c, **fit([row for row, *_ in tiny], more, ("together", "split")))
 
 
 def _compared(step: Step, layout: Layout, c: Coefficients, measured: dict[str, float]) -> dict[str, Any]:
