@@ -8,7 +8,7 @@ from dpformer.data import load
 from dpformer.errors import DPFormerError
 from dpformer.models.joined import FLOOR, Joined
 from dpformer.privacy import epsilon, read_ledger
-from dpformer.training import run as run_module
+from dpformer.training import releases
 from dpformer.training.recipe import PRIOR, make_recipe
 from dpformer.training.session import begin, go_on
 
@@ -58,7 +58,7 @@ def test_a_run_that_was_stopped_goes_on_with_the_same_prior(data, tmp_path, monk
         assert not run.train(seen.append, lambda: len(seen) == steps)
     else:  # after the histogram, before the prior
         with monkeypatch.context() as patch:
-            patch.setattr(run_module, "_release_prior", lambda run: (_ for _ in ()).throw(KeyboardInterrupt))
+            patch.setattr(releases, "prior", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
             with pytest.raises(KeyboardInterrupt):
                 begin(tmp_path / "run", data, recipe())
     if steps:
@@ -107,7 +107,7 @@ def test_a_crash_while_it_learns_from_the_prior_costs_nothing(data, tmp_path, mo
     options = {"distil": 5, "epochs": 0.0, "histogram_share": 0.0, "prior_share": 1.0}
     begin(tmp_path / "whole", data, recipe(**options)).train()
     with monkeypatch.context() as patch:
-        patch.setattr(run_module, "distil", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(releases, "distil", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             begin(tmp_path / "run", data, recipe(**options))
     assert go_on(tmp_path / "run").train()

@@ -16,9 +16,8 @@ from safetensors.torch import load_file
 
 from dpformer.errors import DPFormerError, PrivacyError
 from dpformer.privacy import parse_statement, read_ledger
-from dpformer.training import checkpoint, files
+from dpformer.training import checkpoint, files, releases
 from dpformer.training import folder as folder_module
-from dpformer.training import run as run_module
 from dpformer.training.recipe import Recipe
 from dpformer.training.released import load_model
 from dpformer.training.run import resume, start
@@ -299,17 +298,17 @@ def test_an_exception_while_training_leaves_the_last_checkpoint(tmp_path, data, 
 
 
 def test_before_and_after_the_histogram(tmp_path, data, monkeypatch, whole):
-    histogram = run_module._release_histogram
+    histogram = releases.histogram
     for moment in ("before", "after"):
         folder = tmp_path / moment
 
-        def crash(run, moment=moment):
+        def crash(*arguments, moment=moment):
             if moment == "after":
-                histogram(run)
+                histogram(*arguments)
             raise Killed
 
         with monkeypatch.context() as patched:
-            patched.setattr(run_module, "_release_histogram", crash)
+            patched.setattr(releases, "histogram", crash)
             with pytest.raises(Killed):
                 start(folder, data, small_recipe())
         assert len(read_ledger(folder).entries) == (moment == "after")

@@ -35,9 +35,10 @@ from dpformer.training.files import to_json
 from dpformer.training.folder import RunLock
 from dpformer.training.ranks import Ranks
 from dpformer.training.recipe import Recipe
+from dpformer.training.releases import set_errors
 from dpformer.training.row_trainer import RowTrainer
 from dpformer.training.rows import seed_of
-from dpformer.training.run import Run, set_errors
+from dpformer.training.run import Run
 from dpformer.training.together import Follower
 
 

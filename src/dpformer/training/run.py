@@ -16,7 +16,6 @@ the last file written: a folder that has it has its statement too, and is finish
 from __future__ import annotations
 
 import json
-import math
 import secrets
 import time
 from collections.abc import Callable, Iterable
@@ -28,23 +27,17 @@ import torch
 
 from dpformer.data import Dataset, PoissonSampler, load
 from dpformer.errors import DPFormerError
-from dpformer.models.base import SequenceModel
-from dpformer.models.distilled import distil
 from dpformer.models.statistics.transitions import DPTransitions
-from dpformer.models.transformer import Transformer
 from dpformer.privacy import (
     ItemFrequencies,
     Ledger,
     PrivacyPlan,
     PrivacyStatement,
     TuningPart,
-    assume_public,
     build_statement,
-    fingerprint,
     noise_source,
-    noisy_histogram,
 )
-from dpformer.training.charged import charged
+from dpformer.training import releases
 from dpformer.training.checkpoint import Checkpoints
 from dpformer.training.files import write_file
 from dpformer.training.folder import (
@@ -65,11 +58,11 @@ from dpformer.training.folder import (
 )
 from dpformer.training.memory import enough_memory
 from dpformer.training.ranks import ALONE, Ranks
-from dpformer.training.recipe import HISTOGRAM, PRIOR, STATISTICS, Recipe
+from dpformer.training.recipe import STATISTICS, Recipe
 from dpformer.training.rows import RankLedger
 from dpformer.training.together import compare_data, explained_loss, lead
 from dpformer.training.trackers import Tracker, Trackers, ended, started, stepped
-from dpformer.training.trainer import StepReport, Trainer, digest
+from dpformer.training.trainer import StepReport, Trainer
 
 CHECKPOINT_SECONDS = 60.0
 
@@ -151,6 +144,22 @@ class Run:
         """Go on from a checkpoint."""
         self.trainer.restore(tensors, values)
 
+    def release_histogram(self) -> None:
+        """Release the item histogram, if the plan has one."""
+        frequencies = releases.histogram(self.trainer, len(self.dataset.catalogue))
+        if frequencies is not None:
+            self.use(frequencies)
+
+    def use(self, frequencies: ItemFrequencies) -> None:
+        """Choose the vocabulary by the released histogram, and tell Re-Attention the noise."""
+        self.frequencies = frequencies
+        self.trainer.choose(torch.from_numpy(frequencies.probability).float(), self.recipe.popularity_bias)
+        releases.set_errors(self.trainer.model, self.plan, frequencies, self.recipe)
+
+    def release_prior(self) -> None:
+        """Release the statistics of the prior, if the plan has them; a network that learns from them does so now."""
+        self.prior = releases.prior(self.trainer, self.recipe, len(self.dataset.catalogue))
+
     def lead(self) -> None:
         """Tell the others all that the coming steps depend on."""
         lead(self.trainer, self.recipe)
@@ -188,7 +197,7 @@ class Run:
         averaging = self.trainer.finish()
         self.trainer.move(torch.device("cpu"))
         model = self.trainer.model
-        set_errors(model, self.trainer.plan, self.frequencies, self.recipe, averaging)
+        releases.set_errors(model, self.trainer.plan, self.frequencies, self.recipe, averaging)
         tensors = {f"model.{name}": value.contiguous() for name, value in self._weights().items()}
         if self.frequencies is not None:
             tensors["popularity"] = torch.from_numpy(self.frequencies.probability).float()
@@ -230,8 +239,8 @@ def start(folder: Path, data: Path, recipe: Recipe, ranks: Ranks = ALONE, split:
         with closed_on_error(ledger), explained(folder):
             run = _open(folder, dataset, recipe, plan, ledger, lock, ranks, split)
             run.save()
-            _release_histogram(run)
-            _release_prior(run)
+            run.release_histogram()
+            run.release_prior()
             run.lead()
     return run
 
@@ -284,14 +293,14 @@ def resume(folder: Path, data: Path | None = None, ranks: Ranks = ALONE) -> Run:
             known = {name.removeprefix("prior."): value for name, value in tensors.items() if name.startswith("prior.")}
             if found is not None:  # before the state: what was made of them since is in it
                 about = values["frequencies"]
-                _use(run, ItemFrequencies(found.numpy(), about["source"], about["floor"]))
+                run.use(ItemFrequencies(found.numpy(), about["source"], about["floor"]))
             run.restore(tensors, values)
             if found is None:
-                _release_histogram(run)
+                run.release_histogram()
             if known:
                 run.prior = DPTransitions.from_state(known)
             else:
-                _release_prior(run)
+                run.release_prior()
             if values.get("ranks", 1) != ranks.size:
                 run.save()  # the checkpoint tells how many processes make the steps after it
             run.lead()
@@ -350,60 +359,3 @@ def _open(
         ranks=ranks,
     )
     return Run(folder, dataset, recipe, trainer, lock)
-
-
-def _release_histogram(run: Run) -> None:
-    """Release the item histogram, if the plan has one; a replay from the first checkpoint gives the same."""
-    trainer, plan, items = run.trainer, run.trainer.plan, len(run.dataset.catalogue)
-    release = next((r for r in plan.releases if r.name == HISTOGRAM), None)
-    if release is None:
-        return
-    train = trainer.train
-    if not plan.private:
-        _use(run, assume_public(train.items, train.offsets, items, floor=1 / plan.users))
-        return
-    assert trainer.noise is not None
-    assert trainer.ledger is not None
-    noise = trainer.noise.state()
-    # With the noise: the ledger is published, and a bare hash of the data would confirm a guess of it.
-    inputs = fingerprint(noise, HISTOGRAM, digest(train.items, train.offsets))
-    trainer.ledger.authorise_release(HISTOGRAM, fingerprint(noise), inputs)
-    _use(run, noisy_histogram(train.items, train.offsets, items, release, trainer.noise, plan.users))
-
-
-def _release_prior(run: Run) -> None:
-    """Release the statistics of the prior, if the plan has them; a replay from the first checkpoint gives the same."""
-    trainer, train = run.trainer, run.trainer.train
-    releases = [r for r in trainer.plan.releases if r.name.startswith(PRIOR)]
-    if not releases:
-        return
-    assert trainer.noise is not None
-    assert trainer.ledger is not None
-    prior = DPTransitions()
-    share = prior.shares[releases[0].name.removeprefix(PRIOR)]
-    about = fingerprint(run.recipe.model_dump_json(), digest(train.items, train.offsets))
-    run.prior = prior.fit(
-        train.items,
-        train.offsets,
-        len(run.dataset.catalogue),
-        noise_multiplier=releases[0].noise_multiplier * math.sqrt(share),
-        gaussian=charged(releases, trainer.ledger, trainer.noise, about),
-    )
-    if run.recipe.distil:
-        distil(trainer.model, prior, run.recipe.distil)
-        trainer.know_vocabulary()
-
-
-def _use(run: Run, frequencies: ItemFrequencies) -> None:
-    run.frequencies = frequencies
-    run.trainer.choose(torch.from_numpy(frequencies.probability).float(), run.recipe.popularity_bias)
-    set_errors(run.trainer.model, run.trainer.plan, frequencies, run.recipe)
-
-
-def set_errors(
-    model: SequenceModel, plan: PrivacyPlan, frequencies: ItemFrequencies | None, recipe: Recipe, averaging: float = 1.0
-) -> None:
-    """Tell Re-Attention the noise. Positions are counted as if all sequences were of the greatest length: lengths are private."""
-    if isinstance(model, Transformer) and model.reattention is not None and frequencies is not None and plan.private:
-        p = torch.from_numpy(frequencies.probability).float()
-        model.set_errors(plan.noise_multiplier, plan.batch_size, p, torch.ones(recipe.max_length), averaging)
