@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from dataclasses import replace
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 from dpformer.experiments.bench import field, goals, growth, report, split, training, workloads
-from dpformer.experiments.bench.child import call
+from dpformer.experiments.bench.child import call, run_child
 from dpformer.experiments.bench.contenders import Naive, Own, Plain, PlainPadded, build
 from dpformer.experiments.bench.workloads import SHAPES, Shape
 
@@ -157,7 +158,7 @@ def figures():
     """A whole run on tiny workloads, all in this process: starting dozens of others takes longer than their work."""
     with pytest.MonkeyPatch.context() as patched:
         for module in (training, growth):
-            patched.setattr(module, "run_child", call)
+            patched.setattr(module, "run_child", lambda target, variables=None, **arguments: call(target, **arguments))
         # In one process the peak does not fall again, so a line through two of them would be flat.
         patched.setattr(
             training,
@@ -171,6 +172,15 @@ def figures():
         found = {key: workloads.generate(key, TINY) for key in SHAPES}
         patched.setattr(training, "SPLIT_BATCH", 40)
         return training.measure(found, sizes, lambda line: None) | {"quick": True}
+
+
+def test_a_child_gets_the_variables_that_make_its_memory_stay():
+    assert run_child("tests.experiments.test_bench:variables", field.KEPT)["seen"] == field.KEPT
+    assert run_child("tests.experiments.test_bench:variables")["seen"] != field.KEPT
+
+
+def variables():
+    return {"seen": {name: os.environ.get(name) for name in field.KEPT}}
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -12,7 +12,7 @@ from dpformer.data import prepare, save
 from dpformer.errors import DPFormerError, PrivacyError
 from dpformer.privacy import read_ledger
 from dpformer.training.run import resume, start
-from dpformer.training.trainer import Trainer
+from dpformer.training.workers import Worker
 from tests.training.conftest import small_log, small_recipe
 
 MARK = "x7Qz"  # in every user id of `small_log`
@@ -98,15 +98,15 @@ def test_a_run_without_privacy_is_locked_too(tmp_path, data):
 )
 def test_out_of_memory_in_a_micro_batch_spends_nothing(trouble, tmp_path, data, monkeypatch):
     run = start(tmp_path / "run", data, small_recipe())
-    real = Trainer._add_gradients
+    real = Worker.add
 
     def short(self, batch):
-        if self.step == 3:
+        if run.step == 3:
             raise trouble
         return real(self, batch)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Trainer, "_add_gradients", short)
+        patched.setattr(Worker, "add", short)
         with pytest.raises(DPFormerError, match=r"out of memory.*dpformer resume .*token_budget"):
             run.train()
     run.close()
@@ -117,7 +117,7 @@ def test_out_of_memory_in_a_micro_batch_spends_nothing(trouble, tmp_path, data, 
 
 def test_another_error_is_not_taken_for_a_shortage(tmp_path, data, monkeypatch):
     run = start(tmp_path / "run", data, small_recipe())
-    monkeypatch.setattr(Trainer, "_add_gradients", lambda self, batch: 1 / 0)
+    monkeypatch.setattr(Worker, "add", lambda self, batch: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         run.train()
     run.close()

@@ -195,7 +195,7 @@ def test_an_empty_batch_is_a_step_of_noise_and_is_charged(tmp_path):
 def test_a_user_whose_loss_is_no_number_adds_nothing_and_is_counted(tmp_path):
     plan = make_plan(USERS, 50, 1e-3, batch_size=USERS, steps=3)
     made = trainer(tmp_path, plan)
-    plain = made.losses
+    plain = made.worker.losses
     # Whoever begins with the items of user 4 gets a loss that is no number.
     first = torch.from_numpy(TRAIN[4][-(LENGTH + 1) :].astype(np.int64))
 
@@ -203,7 +203,7 @@ def test_a_user_whose_loss_is_no_number_adds_nothing_and_is_counted(tmp_path):
         hit = torch.tensor([torch.equal(row[: len(first)], first) for row in tokens])
         return plain(tokens) * torch.where(hit, torch.nan, 1.0)
 
-    made.losses = broken
+    made.worker.losses = broken
     others = np.delete(np.arange(USERS), 4)
     expected = expected_gradient(made, others, USERS)
     report = made.make_step()

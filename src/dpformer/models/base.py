@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
 
 from dpformer.errors import DPFormerError
 from dpformer.models.rows import RowEmbedding
@@ -60,6 +61,12 @@ class SequenceModel(nn.Module):
         whole = nn.Embedding(count, d, padding_idx)
         nn.init.normal_(whole.weight, std=0.02)
         return whole
+
+    @property
+    def random(self) -> bool:
+        """Does a forward pass of training draw random numbers?"""
+        rates = [getattr(m, "p" if isinstance(m, _DropoutNd) else "dropout", 0.0) for m in self.modules()]
+        return any(isinstance(rate, float) and rate > 0 for rate in rates)
 
     @property
     def table(self) -> Tensor:

@@ -47,7 +47,7 @@ class RowTrainer(Trainer):
         own = None if noise is None else RowNoise(noise, ranks, self.split)
         super().__init__(model, train, plan, how, sampler, own, shared, about)
         self.ranked = ranks
-        self._head = RowCrossEntropy(model.part)
+        self.worker.head = RowCrossEntropy(model.part)
         if shared is not None:
             shared.alike = self._alike
             # Other machines, or fewer, may round otherwise: made again, it must be this very sum.

@@ -23,14 +23,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dpformer.clipping import PhantomClipping, TiedCrossEntropy
+from dpformer.clipping import PhantomClipping
 from dpformer.clipping.head import HOLD_ELEMENTS, TILE_TOKENS
-from dpformer.data import MicroBatch, PoissonSampler, Sequences, deal, micro_batches
+from dpformer.data import PoissonSampler, Sequences, deal, micro_batches
 from dpformer.errors import PrivacyError, RankError
 from dpformer.models.base import SequenceModel
 from dpformer.privacy import Ledger, NoiseSource, PrivacyPlan, fingerprint
 from dpformer.training.ranks import ALONE, Ranks
 from dpformer.training.rows import RankLedger
+from dpformer.training.workers import Team, Worker
 
 Averaging = Literal["none", "ema", "tail"]
 
@@ -41,7 +42,7 @@ class Optimisation:
 
     warmup: share of the steps over which the learning rate rises; it falls linearly after that.
     averaging: "tail" is the mean of the last fifth of the iterates, "ema" an exponential mean; free post-processing.
-    token_budget: positions of a micro-batch at the most, a matter of memory.
+    token_budget: positions of a micro-batch at the most, a matter of memory; workers side by side share it (see `workers`).
     """
 
     learning_rate: float = 1e-2
@@ -63,6 +64,11 @@ class Optimisation:
         if step <= rise:
             return self.learning_rate * step / rise
         return self.learning_rate * (steps - step + 1) / (steps - rise)
+
+
+def token_budget(how: Optimisation, rows: int) -> int:
+    """Positions of the micro-batches that are at work: with a large catalogue, what the head can keep the logits of."""
+    return min(how.token_budget, max(TILE_TOKENS, HOLD_ELEMENTS // rows))
 
 
 TAIL = 0.2
@@ -112,12 +118,13 @@ class Trainer:
         self.sampler = None if sampler is None else self._checked(sampler)
         self.step = 0
         self.clipping = PhantomClipping(model, how.max_norm, how.rule)
+        self.worker = Worker(model, self.clipping if plan.private else None)
+        self._team = Team(self.worker)
         self.optimizer = torch.optim.Adam(
             model.parameters(), lr=how.learning_rate, weight_decay=how.weight_decay, fused=True
         )
         self.average: dict[str, Tensor] = {}
         self.know_vocabulary()
-        self._head = TiedCrossEntropy()
         self._about = fingerprint(about, repr(how), digest(train.items, train.offsets))
 
     def _checked(self, sampler: PoissonSampler) -> PoissonSampler:
@@ -167,13 +174,9 @@ class Trainer:
         users, own = self._draw()
         for p in self.model.parameters():
             p.grad = torch.zeros_like(p) if p.grad is None else p.grad.zero_()
-        lost, loss = self.clipping.nonfinite, 0.0
-        # With a large catalogue, no more tokens than the head can keep the logits of.
-        budget = min(self.how.token_budget, max(TILE_TOKENS, HOLD_ELEMENTS // self.model.table_rows))
-        batches = micro_batches(self._sequences, own, max_length=self.how.max_length + 1, token_budget=budget)
+        lost = self.clipping.nonfinite
         with self._own_dropout(step):
-            for batch in batches:
-                loss += self._add_gradients(batch)
+            loss = self._add_gradients(own)
         # Here rank 0 waits for the slowest; then all parts of the sum are complete.
         said = self.ranks.hear([step, self._about, weights, loss, self.clipping.nonfinite - lost])
         self._check_alike(said)
@@ -237,31 +240,18 @@ class Trainer:
     def _parameters(self) -> dict[str, torch.nn.Parameter]:
         return dict(self.model.named_parameters())
 
-    def _add_gradients(self, batch: MicroBatch) -> float:
-        """Add the (clipped) gradients of some users to `.grad`; returns the sum of their losses."""
-        device = self.model.embedding.weight.device
-        tokens = batch.tokens.to(device)
-        found: list[Tensor] = []
-
-        def losses() -> Tensor:
-            value = self.losses(tokens)
-            found.append(value.detach())
-            return value
-
-        if self.plan.private:
-            self.clipping.backward(losses)
-        else:
-            losses().sum().backward()
-        return float(torch.nan_to_num(found[0]).sum())
-
-    def losses(self, tokens: Tensor) -> Tensor:
-        """Mean loss of predicting each next item, `[B]`, for sequences `[B, L + 1]`; 0 for a user with a single item."""
-        s, y = tokens[:, :-1], tokens[:, 1:]
-        used = y > 0
-        weights = used / used.sum(1, keepdim=True).clamp_min(1)
-        if s.shape[1] == 0:
-            s, y, weights = tokens, torch.zeros_like(tokens), torch.zeros(tokens.shape, device=tokens.device)
-        return self._head(self.model(s), self.model.table, y, weights, self.model.table_bias)
+    def _add_gradients(self, users: np.ndarray) -> float:
+        """Add the (clipped) gradients of these users to `.grad`; returns the sum of their losses."""
+        longest = self.how.max_length + 1
+        budget = token_budget(self.how, self.model.table_rows)
+        lengths = np.minimum(self._sequences.lengths[users], longest)
+        size = self._team.size(int(lengths.sum()), budget)
+        return self._team.add(
+            [
+                micro_batches(self._sequences, part, max_length=longest, token_budget=max(1, budget // size))
+                for part in deal(users, lengths, size)
+            ]
+        )
 
     def _update(self, step: int) -> None:
         for p in self.model.parameters():

@@ -19,14 +19,15 @@ from pathlib import Path
 from typing import Any
 
 
-def run_child(target: str, **arguments: Any) -> dict[str, Any]:
-    """Call `package.module:function(**arguments)` in a new interpreter.
+def run_child(target: str, variables: dict[str, str] | None = None, **arguments: Any) -> dict[str, Any]:
+    """Call `package.module:function(**arguments)` in a new interpreter, with these environment variables besides ours.
 
     Returns what the function returns (a JSON-ready dict) plus `seconds` (the call alone) and `peak_mb` (resident
     memory of the whole process, imports included).
     """
     command = [sys.executable, "-m", "dpformer.experiments.bench.child", target, json.dumps(arguments)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    environment = {**os.environ, **(variables or {})}
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment)
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return result
 

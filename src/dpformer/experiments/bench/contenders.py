@@ -27,12 +27,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dpformer.data import PoissonSampler, collate
-from dpformer.data.batches import cut
+from dpformer.data import PoissonSampler, collate, cut, deal
 from dpformer.experiments.bench.workloads import Workload
 from dpformer.models.transformer import ReAttention, Transformer
 from dpformer.privacy import PrivacyPlan, create_ledger, noise_source
-from dpformer.training.trainer import Optimisation, Trainer
+from dpformer.training.trainer import Optimisation, Trainer, token_budget
+from dpformer.training.workers import workers_for
 
 D, BLOCKS = 64, 2
 SIGMA = 20.0  # its size costs no time
@@ -155,8 +155,11 @@ class Summed:
 
     def pieces(self, users: np.ndarray) -> list[np.ndarray]:
         """The Trainer's micro-batches, as places of users."""
-        lengths = np.minimum(self.workload.sequences.lengths[users], self.workload.L + 1)
-        return cut(users, lengths, self.how.token_budget)
+        everybody = np.minimum(self.workload.sequences.lengths, self.workload.L + 1)
+        budget = token_budget(self.how, self.workload.items + 1)
+        size = workers_for(int(everybody[users].sum()), budget)
+        parts = deal(users, everybody[users], size)
+        return [piece for part in parts for piece in cut(part, everybody[part], max(1, budget // size))]
 
     def collate(self, piece: np.ndarray) -> Tensor:
         """Tokens `[b, l]`; `[b, L + 1]` if everybody is padded."""

@@ -32,6 +32,10 @@ MAKERS: dict[str, Make] = {
 # These take a part of the batch: all of it would take minutes. The project's own loop and plain training always take it whole.
 PARTIAL = ("plain padded", "opacus hooks", "opacus padded", "opacus ghost", "fastdp", "naive loop")
 FEW = ("naive loop",)
+# glibc gives large memory back to the system when it is freed, and fresh pages cost more than the arithmetic on them. Ordinary
+# training makes hundreds of MB of logits anew in every micro-batch; told to keep what was freed, it is much quicker.
+KEPT = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40), "MALLOC_TOP_PAD_": str(2**28)}
+KEPT_NAMES = ("private", "own non-private", "plain")
 
 
 def present() -> list[str]:
@@ -39,14 +43,16 @@ def present() -> list[str]:
     return [name for name in MAKERS if name not in missing()]
 
 
-def time_all(path: str, batch: int, rounds: int, take: int, few: int, rows: dict[str, int]) -> dict[str, Any]:
+def time_all(
+    path: str, batch: int, rounds: int, take: int, few: int, rows: dict[str, int], names: list[str] | None = None
+) -> dict[str, Any]:
     """Seconds of a step of each contender, `[rounds]` each, and the users and tokens of the steps (the same for all).
 
     All take turns, so that a busy machine slows all alike. take, few: of how many users the slow and the slowest contenders work
-    the gradients out; rows: users at once, where padded.
+    the gradients out; rows: users at once, where padded; names: these contenders alone.
     """
     w = workloads.load(path)
-    names = present()
+    names = names or present()
     made = {name: MAKERS[name](w, batch, taken(name, take, few, rows), rows.get(name, 0)) for name in names}
     seconds: dict[str, list[float]] = {name: [] for name in names}
     users, tokens = [], []

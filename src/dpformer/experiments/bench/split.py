@@ -1,7 +1,8 @@
 """Where the time of a private step goes, and how near the head is to the speed of the matrix products it consists of.
 
 Timers are put around the parts from outside, for the time of the measurement: the product itself has none. Each part gets the
-time that no part inside it has.
+time that no part inside it has. Of workers side by side, a second of one of two counts half, and waiting for them not at all, so
+that the parts sum to the time of the step if all are busy to its end.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import statistics
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -28,6 +30,7 @@ from dpformer.models.transformer import Transformer
 from dpformer.privacy import Ledger, NoiseSource
 from dpformer.training import trainer
 from dpformer.training.trainer import Trainer
+from dpformer.training.workers import WORKERS, Team, Worker
 
 HEAD, NORM_SUM, BLOCKS, NORMS = (
     "head: logits and gradient at H",
@@ -36,7 +39,7 @@ HEAD, NORM_SUM, BLOCKS, NORMS = (
     "other norms and sums",
 )
 NOISE, OPTIMISER, COLLATION, LEDGER, GUARD = "noise", "optimiser", "sampling and collation", "ledger", "guard"
-OTHER = "other"
+OTHER, WAITING = "other", "waiting for workers"
 # What is timed: the owner, the name in it, the part. A name that is gone makes this fail, as it should.
 PLACES: list[tuple[Any, str, str]] = [
     (HeadPass, "__init__", HEAD),
@@ -52,6 +55,8 @@ PLACES: list[tuple[Any, str, str]] = [
     (phantom, "_check_apart", GUARD),
     (NoiseSource, "add_noise_", NOISE),
     (Trainer, "_update", OPTIMISER),
+    (Worker, "add", OTHER),
+    (Team, "_side_by_side", WAITING),
     (PoissonSampler, "draw", COLLATION),
     (trainer, "micro_batches", COLLATION),
     (trainer, "digest", LEDGER),
@@ -64,20 +69,23 @@ class Clock:
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
-        self._inside: list[float] = []
+        self._own, self._lock = threading.local(), threading.Lock()
 
     @contextlib.contextmanager
     def part(self, name: str) -> Iterator[None]:
         """Time a block."""
-        self._inside.append(0.0)
+        share = 1.0 if threading.current_thread() is threading.main_thread() else 1 / WORKERS
+        inside: list[float] = self._own.__dict__.setdefault("inside", [])
+        inside.append(0.0)
         start = time.perf_counter()
         try:
             yield
         finally:
             whole = time.perf_counter() - start
-            self.seconds[name] += whole - self._inside.pop()
-            if self._inside:
-                self._inside[-1] += whole
+            with self._lock:
+                self.seconds[name] += share * (whole - inside.pop())
+            if inside:
+                inside[-1] += whole
 
     def around(self, function: Callable[..., Any], name: str) -> Callable[..., Any]:
         """`function`, timed; of a generator, the making of each element."""
@@ -120,6 +128,7 @@ def measure(path: str, batch: int, steps: int) -> dict[str, Any]:
         before = gemm_speed(w.items + 1)
         with timers() as clock, clock.part(OTHER):
             turn = contender.step()
+        clock.seconds.pop(WAITING, None)
         speed = (before + gemm_speed(w.items + 1)) / 2
         whole = sum(clock.seconds.values())
         found.append({part: seconds / whole for part, seconds in clock.seconds.items()} | {"seconds": whole})

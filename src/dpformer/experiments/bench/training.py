@@ -24,6 +24,7 @@ import torch
 from dpformer.experiments.bench import field, goals, growth, peers, workloads
 from dpformer.experiments.bench.child import run_child
 from dpformer.experiments.bench.contenders import BLOCKS, D
+from dpformer.experiments.bench.field import KEPT, KEPT_NAMES
 from dpformer.experiments.bench.report import markdown, plot, show
 
 __all__ = ["markdown", "plot", "run", "show"]
@@ -124,6 +125,18 @@ def _one(key: str, workload: workloads.Workload, sizes: Sizes, folder: Path, say
         few=sizes.few,
         rows=rows,
     )
+    say(f"{key}: speed, with memory that is kept")
+    kept = run_child(
+        f"{_FIELD}:time_all",
+        KEPT,
+        path=str(path),
+        batch=sizes.batch,
+        rounds=sizes.rounds,
+        take=sizes.take,
+        few=sizes.few,
+        rows={},
+        names=list(KEPT_NAMES),
+    )
     say(f"{key}: time split")
     split = run_child(f"{_SPLIT}:measure", path=str(path), batch=SPLIT_BATCH, steps=sizes.split_steps)
     about = workload.describe()
@@ -135,6 +148,7 @@ def _one(key: str, workload: workloads.Workload, sizes: Sizes, folder: Path, say
         **about,
         "batch": sizes.batch,
         "contenders": contenders,
+        "kept_memory": _contenders(kept),
         "epoch_seconds": about["users"] / contenders["private"]["users_per_second"],
         "memory_batch": sizes.memory_batch,
         "memory": memory,
@@ -186,7 +200,13 @@ def _what_fits(path: Path, sizes: Sizes) -> dict[str, dict[str, Any]]:
             continue
         peaks = []
         for rows in FIT_ROWS:
-            arguments = {"path": str(path), "name": name, "batch": SPLIT_BATCH, "take": rows, "rows": rows}
+            arguments: dict[str, Any] = {
+                "path": str(path),
+                "name": name,
+                "batch": SPLIT_BATCH,
+                "take": rows,
+                "rows": rows,
+            }
             done = run_child(f"{_FIELD}:weigh", **arguments)
             peaks.append(done["peak_mb"] - done["before_mb"])
         slope, base = np.polyfit(FIT_ROWS, peaks, 1)
@@ -200,7 +220,13 @@ def _everybody(path: Path, sizes: Sizes, rows: dict[str, int]) -> dict[str, dict
     found = {}
     for name in field.present():
         take = field.taken(name, sizes.take, sizes.few, rows)
-        arguments = {"path": str(path), "name": name, "batch": sizes.batch, "take": take, "rows": rows.get(name, 0)}
+        arguments: dict[str, Any] = {
+            "path": str(path),
+            "name": name,
+            "batch": sizes.batch,
+            "take": take,
+            "rows": rows.get(name, 0),
+        }
         done = run_child(f"{_FIELD}:weigh", **arguments)
         found[name] = {"peak_mb": done["peak_mb"], "above_mb": done["peak_mb"] - done["before_mb"]}
     return found

@@ -106,6 +106,25 @@ METHODS: tuple[Method, ...] = (
         compare=paper.DPFORMER,
         papers=True,
     ),
+    # The same start, and then steps on people's data, for which the statistics have to give up a part of the budget.
+    *(
+        Method(
+            f"{what}, all but the test item",
+            {
+                **{"hold_out": "test", "prior_share": 0.6, "epochs": 20.0, "learning_rate": 3e-3, "max_length": 50},
+                **more,
+            },
+            preset="distilled",
+            epsilons=(8.0,),
+            compare=paper.DPFORMER,
+            papers=True,
+            first=1,
+        )
+        for what, more in {
+            "Transformer distilled, then DP-SGD": {"prior_weight": 0.0},
+            "DP transitions and the Transformer distilled, then DP-SGD": {},
+        }.items()
+    ),
     Method("popularity, not private", work="popularity", epsilons=(INF,)),
     Method("DP popularity", {"model": "popularity"}),
     Method("DP transitions", {"model": "transitions"}, compare=paper.DPFORMER, papers=True),

@@ -79,7 +79,7 @@ def _losses(run: Run, sequences: list[np.ndarray]) -> np.ndarray:
     with torch.no_grad():
         for items in kept:
             part = torch.from_numpy(items[-(trainer.how.max_length + 1) :].astype(np.int64))[None]
-            found.append(float(trainer.losses(part)))
+            found.append(float(trainer.worker.losses(part)))
     return np.array(found)
 
 

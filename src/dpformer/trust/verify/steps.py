@@ -33,7 +33,7 @@ def losses_of(trainer: Trainer) -> Losses:
     """The losses that a trainer trains with, of any copy of its model."""
 
     def losses(module: nn.Module, tokens: Tensor) -> Tensor:
-        twin = copy.copy(trainer)
+        twin = copy.copy(trainer.worker)
         twin.model = module  # type: ignore[assignment]
         return twin.losses(tokens)
 
