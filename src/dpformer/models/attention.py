@@ -15,6 +15,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from dpformer.models import error
+
+# Entries of attention matrices that are made at a time.
+MATRIX = 2**18
+
 
 def attend(
     q: Tensor,
@@ -72,6 +77,22 @@ def scores(q: Tensor, k: Tensor, penalty: tuple[Tensor, Tensor] | None = None, b
         bias = torch.full((q.shape[-2], q.shape[-2]), -torch.inf, dtype=q.dtype, device=q.device).triu(1)
     logits = torch.baddbmm(bias, q.flatten(0, 1), k.flatten(0, 1).transpose(1, 2), alpha=1 / math.sqrt(d))
     return logits.view(*q.shape[:-1], k.shape[-2]).softmax(-1)
+
+
+def output_error(
+    q: Tensor, k: Tensor, var_values: Tensor, penalty: tuple[Tensor, Tensor] | None, bias: Tensor | None
+) -> Tensor:
+    """The variance of attention's output, `[B, heads, L]`, from that of the values, of the same shape.
+
+    It needs the attention matrix, but only some samples' at a time, as many as a processor's own cache has room for.
+    """
+    size = error.at_once(MATRIX // max(1, math.prod(q.shape[1:3]) * q.shape[2]), q)
+    tensors = (q, k, var_values, *(penalty or ()))
+    found = [
+        error.attention_output(v, scores(q, k, (factors[0], factors[1]) if factors else None, bias))
+        for q, k, v, *factors in zip(*(tensor.split(size) for tensor in tensors), strict=True)
+    ]
+    return torch.cat(found)
 
 
 def literal_attend(

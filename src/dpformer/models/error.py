@@ -60,18 +60,33 @@ def relu_moments(mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _unit_relu(r: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean m and variance of `max(0, X)` for X normal with mean r and variance 1; the variance is `Phi + m (r - m)`."""
-    r = r.clamp(-1e3, 1e3)  # as good as infinite, and without its troubles
-    cdf = torch.special.ndtr(r)
-    density = (r.square() * -0.5).exp_().mul_(1 / math.sqrt(2 * math.pi))
-    m = torch.addcmul(density, r, cdf)
-    return m, torch.addcmul(cdf, m, r - m).clamp_min_(0)
+    """Mean m and variance of `max(0, X)` for X normal with mean r and variance 1; the variance is `Phi + m (r - m)`.
+
+    r is written over: it is one of a few passes over as many numbers as there are features.
+    """
+    r = r.clamp_(-1e3, 1e3)  # as good as infinite, and without its troubles
+    cdf = torch.erf(r * math.sqrt(0.5)).mul_(0.5).add_(0.5)
+    density = r.square().mul_(-0.5).exp_().mul_(1 / math.sqrt(2 * math.pi))
+    m = density.addcmul_(r, cdf)
+    return m, cdf.addcmul_(m, r.sub_(m)).clamp_min_(0)
 
 
 def relu(var: Tensor, x: Tensor) -> Tensor:
     """ReLU (and GELU, where it is up to a third too large at small errors): var `[...]`, x `[..., d]` to `[...]`."""
-    std = var.clamp_min(0).sqrt()[..., None]
-    return var * _unit_relu(x / std.clamp_min(torch.finfo(std.dtype).tiny))[1].mean(-1)
+    flat, tiny = x.reshape(-1, x.shape[-1]), torch.finfo(x.dtype).tiny
+    std = var.reshape(-1, 1).clamp_min(0).sqrt().clamp_min(tiny)
+    parts = (part.split(at_once(ROWS, x)) for part in (flat, std))
+    unit = torch.cat([_unit_relu(r / deviation)[1].mean(-1) for r, deviation in zip(*parts, strict=True)])
+    return var * unit.view(var.shape)
+
+
+# Vectors at a time that a processor's own cache has room for.
+ROWS = 1024
+
+
+def at_once(size: int, like: Tensor) -> int:
+    """Of how many samples or tokens to make what is large at a time; a GPU wants few and large kernels, and gets all."""
+    return max(1, size if like.device.type == "cpu" else like.numel())
 
 
 def layer_norm(var: Tensor, x: Tensor, weight: Tensor | None, eps: float) -> Tensor:

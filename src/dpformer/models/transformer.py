@@ -239,7 +239,7 @@ class Block(nn.Module):
         with torch.no_grad():
             # One number a token: the mean over heads.
             var_v = self._propagate(self.v, h, var, var_w)
-            var_out = error.attention_output(var_v, attention.scores(q, k, penalty, bias)).mean(1)
+            var_out = attention.output_error(q, k, var_v, penalty, bias).mean(1)
             var_out = error.linear(var_out, joined, self.o.weight, var_w)
         return self.o(joined), var_out
 
