@@ -34,8 +34,8 @@ for epsilon in (1.0, 8.0):
 
 # %% [markdown]
 # ## Train
-# Statistics take seconds and are strong. A Transformer, by default with such statistics as
-# a prior, takes longer; four epochs are for this tour.
+# Statistics take seconds and are strong. By default a Transformer learns from them, at no cost of budget. With `epochs` it is
+# trained by DP-SGD, with such statistics as a prior: four epochs are for this tour.
 
 # %%
 counts = DPFormer(epsilon=8, model="transitions").fit(frame)

@@ -13,6 +13,7 @@ from dpformer.training.ranks import Ranks
 from dpformer.training.run import resume
 from dpformer.training.together import follow
 from dpformer.training.trainer import Trainer
+from dpformer.training.workers import Worker
 from tests.distributed.conftest import begun, copied, fork_ranks, small_recipe, train_on
 
 # Sums of some dozen float32 numbers of size 1 in another order, through ten steps of Adam at rate 0.01.
@@ -56,14 +57,14 @@ def test_uneven_and_empty_ranks_and_a_user_who_is_not_finite(tmp_path, loaded, m
     several = begun(tmp_path / "several", loaded, small_recipe())
     one = copied(several, "one")
     draws = [np.arange(0), np.array([7]), np.array([0]), np.array([3, 9]), np.arange(60), np.array([0, 1, 2, 3, 4])]
-    plain = Trainer.losses
+    plain = Worker.losses
 
     def losses(self, tokens):
         """Whoever begins with item 3 has a loss that is not a number."""
         value = plain(self, tokens)
         return value * torch.where(tokens[:, 0] == 3, torch.nan, 1.0)
 
-    monkeypatch.setattr(Trainer, "losses", losses)
+    monkeypatch.setattr(Worker, "losses", losses)
 
     def steps(trainer: Trainer) -> list[float]:
         left = iter(draws)

@@ -206,6 +206,11 @@ def test_settings_from_preset_file_and_flags(tmp_path):
             assert make_recipe(preset, epsilon=float("inf")).prior_share == 0
     with pytest.raises(DPFormerError, match="give a finite epsilon"):
         make_recipe("distilled", epsilon=float("inf"))
+    # The best makes no steps, unless something is said about steps.
+    assert make_recipe("best", d=16) == make_recipe("distilled", d=16)
+    assert make_recipe("best", epochs=0) == make_recipe("distilled")
+    for said in ({"epochs": 2.0}, {"learning_rate": 0.1}, {"prior_share": 0.5}, {"reattention": "off"}):
+        assert make_recipe("best", **said) == make_recipe("joined", **said)
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ def fit(
     preset: Annotated[
         str,
         typer.Option(
-            help="best, whole, distilled (no steps), pure (no prior), paper (the paper's settings) or default (plain)."
+            help="best, distilled (no steps), joined, whole, pure (no prior), paper (the paper's settings) or default (plain)."
         ),
     ] = "best",
     config: Annotated[Path | None, typer.Option(help="A TOML file of settings.")] = None,

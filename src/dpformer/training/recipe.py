@@ -101,7 +101,11 @@ class Recipe(BaseModel):
     averaging: Literal["none", "ema", "tail"] = Field("tail", description="Average of iterates that is released.")
     max_norm: float = Field(1.0, gt=0, description="Clipping norm C.")
     rule: Literal["automatic", "flat"] = Field("automatic", description="Clipping rule.")
-    token_budget: int = Field(16384, ge=1, description="Positions in a micro-batch: memory, not privacy.")
+    token_budget: int = Field(
+        16384,
+        ge=1,
+        description="Positions that are worked on at once: memory, not privacy. Two workers side by side have half each.",
+    )
 
     @property
     def window(self) -> int | None:
@@ -176,8 +180,8 @@ PURE = {
 }
 # The same with the transition statistics beside it: which part of the budget they should have depends on the data.
 WHOLE = {**PURE, "prior_share": 0.35}
-# What `dpformer fit` and `DPFormer` start from: a split that is good on all data sets at hand, and the best on none.
-BEST = {**PURE, "prior_share": 0.6, "prior_weight": 1.0}
+# A split of the budget that is good on all data sets at hand, and the best on none.
+JOINED = {**PURE, "prior_share": 0.6, "prior_weight": 1.0}
 # The statistics with the whole budget, and a Transformer that learns from them at no further cost: no steps on people's data.
 DISTILLED = {
     "histogram_share": 0.0,
@@ -192,8 +196,16 @@ DISTILLED = {
     "identity": True,
     "averaging": "none",
 }
+# What `dpformer fit` and `DPFormer` start from: the best on all data sets at hand (docs/results.md). Settings that speak of steps
+# on people's data, or of the budget's other parts, want a network that makes such steps.
+BEST = DISTILLED
+OF_STEPS = frozenset(
+    {"epochs", "batch_size", "learning_rate", "warmup", "weight_decay", "averaging", "max_norm", "rule", "dropout"}
+    | {"reattention", "histogram_share", "popularity_bias", "prior_share", "distil"}
+)
 PRESETS: dict[str, dict[str, Any]] = {
     "best": BEST,
+    "joined": JOINED,
     "whole": WHOLE,
     "distilled": DISTILLED,
     "pure": PURE,
@@ -255,10 +267,16 @@ def make_recipe(preset: str = "default", file: Path | None = None, **options: An
 
 
 def _start(preset: str, said: dict[str, Any]) -> dict[str, Any]:
-    """What a preset says, less what cannot go with what was asked for: `best` is of a Transformer, a prior of noisy counts."""
-    if preset == "best" and said.get("model", "transformer") != "transformer":
-        return {}
+    """What a preset says, less what cannot go with what was asked for: a prior is of noisy counts.
+
+    `best` is of a Transformer, and of one with steps (`joined`) if something that was asked for is about steps.
+    """
     without_noise = said.get("epsilon") in (float("inf"), "inf")
+    if preset == "best":
+        if said.get("model", "transformer") != "transformer":
+            return {}
+        steps = without_noise or (OF_STEPS & said.keys() and said.get("epochs") not in (0, 0.0, "0"))
+        preset = "joined" if steps else preset
     if preset == "distilled" and without_noise:
         raise DPFormerError("preset 'distilled' has nothing but statistics, released with noise: give a finite epsilon")
     of_prior = ("prior_share", "prior_weight", "distil")

@@ -249,7 +249,8 @@ def refuse_split(processes: int, recipe: Recipe, items: int) -> None:
     """Tables can be split over several processes, with a row or more for each."""
     if recipe.distil:
         raise DPFormerError(
-            "--split-items: a network that is distilled (distil above 0) needs the whole table; leave one out"
+            "--split-items: a network that is distilled (distil above 0, as in the presets best and distilled) needs the whole "
+            "table; give --preset joined, whole or pure"
         )
     rows = min(recipe.vocabulary or items, items)
     if processes < 2:
