@@ -66,11 +66,6 @@ class Optimisation:
         return self.learning_rate * (steps - step + 1) / (steps - rise)
 
 
-def token_budget(how: Optimisation, rows: int) -> int:
-    """Positions of the micro-batches that are at work: with a large catalogue, what the head can keep the logits of."""
-    return min(how.token_budget, max(TILE_TOKENS, HOLD_ELEMENTS // rows))
-
-
 TAIL = 0.2
 EMA = 0.98
 
@@ -243,7 +238,8 @@ class Trainer:
     def _add_gradients(self, users: np.ndarray) -> float:
         """Add the (clipped) gradients of these users to `.grad`; returns the sum of their losses."""
         longest = self.how.max_length + 1
-        budget = token_budget(self.how, self.model.table_rows)
+        # With a large catalogue, no more tokens than the head can keep the logits of.
+        budget = min(self.how.token_budget, max(TILE_TOKENS, HOLD_ELEMENTS // self.model.table_rows))
         lengths = np.minimum(self._sequences.lengths[users], longest)
         size = self._team.size(int(lengths.sum()), budget)
         return self._team.add(

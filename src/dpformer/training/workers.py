@@ -63,11 +63,6 @@ class Worker:
         return losses
 
 
-def workers_for(tokens: int, budget: int) -> int:
-    """How many workers this process has for a batch of so many tokens: one, if it fits the micro-batch of one of two."""
-    return 1 if torch.get_num_threads() < WORKERS or tokens <= budget // WORKERS else WORKERS
-
-
 class Team:
     """The first worker, whose model is the one that is trained, and another that works beside it on copies of it."""
 
@@ -79,14 +74,14 @@ class Team:
         self._pool: ThreadPoolExecutor | None = None
 
     def size(self, tokens: int, budget: int) -> int:
-        """How many workers share a batch of so many tokens.
+        """How many workers share a batch of so many tokens: one, if it fits the micro-batch of one of two.
 
         Dropout draws from one source of random numbers, and in what order threads ask it is not known; a model whose table is
         split speaks with other processes in an order that all must keep.
         """
         model = self.first.model
         alone = model.random or model.part is not None or model.embedding.weight.device.type != "cpu"
-        return 1 if alone else workers_for(tokens, budget)
+        return 1 if alone or torch.get_num_threads() < WORKERS or tokens <= budget // WORKERS else WORKERS
 
     def add(self, parts: Sequence[Part]) -> float:
         """Add the gradients of all parts, one for each worker, to `.grad` of the model; returns the sum of the losses."""

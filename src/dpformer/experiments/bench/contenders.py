@@ -6,7 +6,8 @@ gradients, add noise where the method is private, divide, update with Adam. The 
     private           the project's Trainer: Phantom Clipping, ledger and all
     re-attention      the same with Re-Attention
     own non-private   the same Trainer with epsilon inf: same micro-batches, same tiles of the head, no clipping and noise
-    plain             ordinary PyTorch: autograd, F.cross_entropy on the tokens that are not padding; the Trainer's micro-batches
+    plain             ordinary PyTorch: autograd, F.cross_entropy on the tokens that are not padding; micro-batches of the same
+                      token budget
     plain padded      as most code has it: everybody padded to L, F.cross_entropy with ignore_index; as many positions at once
     naive loop        one user at a time, private
 
@@ -27,12 +28,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dpformer.data import PoissonSampler, collate, cut, deal
+from dpformer.data import PoissonSampler, collate, cut
 from dpformer.experiments.bench.workloads import Workload
 from dpformer.models.transformer import ReAttention, Transformer
 from dpformer.privacy import PrivacyPlan, create_ledger, noise_source
-from dpformer.training.trainer import Optimisation, Trainer, token_budget
-from dpformer.training.workers import workers_for
+from dpformer.training.trainer import Optimisation, Trainer
 
 D, BLOCKS = 64, 2
 SIGMA = 20.0  # its size costs no time
@@ -154,12 +154,9 @@ class Summed:
         return self.workload.tokens(users) / max(1, self.workload.tokens(taken))
 
     def pieces(self, users: np.ndarray) -> list[np.ndarray]:
-        """The Trainer's micro-batches, as places of users."""
-        everybody = np.minimum(self.workload.sequences.lengths, self.workload.L + 1)
-        budget = token_budget(self.how, self.workload.items + 1)
-        size = workers_for(int(everybody[users].sum()), budget)
-        parts = deal(users, everybody[users], size)
-        return [piece for part in parts for piece in cut(part, everybody[part], max(1, budget // size))]
+        """Micro-batches of the Trainer's token budget, as places of users."""
+        lengths = np.minimum(self.workload.sequences.lengths[users], self.workload.L + 1)
+        return cut(users, lengths, self.how.token_budget)
 
     def collate(self, piece: np.ndarray) -> Tensor:
         """Tokens `[b, l]`; `[b, L + 1]` if everybody is padded."""
@@ -198,7 +195,7 @@ def split(tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 class Plain(Summed):
-    """Ordinary training, in the Trainer's micro-batches."""
+    """Ordinary training, in micro-batches of the Trainer's token budget."""
 
     def add(self, tokens: Tensor) -> None:
         """Autograd; logits of the tokens that are not padding alone."""

@@ -64,11 +64,11 @@ taken within a round, and the table has the median and the range over rounds. Sl
 the batch, evenly from the longest to the shortest users, and their time is scaled to all of it. Memory is the peak of a process
 that does nothing else, interpreter, libraries and data included.
 
-Private training deals a batch to two workers where there are two threads or more, each with half of them. Ordinary PyTorch gets
-the same micro-batches, one after the other, and all threads. A good part of its time goes into fresh memory, which the C library
-asks of the system for every tensor of logits and gives back at once; private training has workspaces that stay. One table has the
-same steps in a process that was told to keep what is freed (`{" ".join(f"{k}={v}" for k, v in KEPT.items())}`): that is what is
-left when memory costs nothing.
+Private training deals a batch to two workers where there are two threads or more, each with half of them and half of the token
+budget of a micro-batch, or less where the catalogue is large. Ordinary PyTorch has micro-batches of the whole budget, one after
+the other, and all threads. A good part of its time goes into fresh memory, which the C library asks of the system for every
+tensor of logits and gives back at once; private training has workspaces that stay. One table has the same steps in a process
+that was told to keep what is freed (`{" ".join(f"{k}={v}" for k, v in KEPT.items())}`): what is left when memory costs nothing.
 
 ![Peak memory over batch size]({MEMORY_PLOT})
 
