@@ -146,14 +146,17 @@ def test_an_error_in_one_worker_ends_the_step_with_nothing_spent(tmp_path, monke
     made.make_step()
 
 
-@pytest.mark.parametrize("how", ["dropout", "a layer of dropout", "a thread", "a small batch"])
-def test_one_worker_where_two_would_not_do(how):
+@pytest.mark.parametrize("how", ["dropout", "a layer of dropout", "a thread", "a small batch", "a large table"])
+def test_one_worker_where_two_would_not_do(how, monkeypatch):
     torch.manual_seed(0)
     model = Transformer(9, LENGTH, d=8, dropout=0.1 if how == "dropout" else 0.0)
     if how == "a layer of dropout":
         model.more = nn.Dropout(0.2)
     if how == "a thread":
         torch.set_num_threads(1)
+    if how == "a large table":
+        model = Transformer(90, LENGTH, d=8)
+        monkeypatch.setattr(workers, "LARGE", 500)
     team = Team(Worker(model, PhantomClipping(model)))
     assert team.size(8 if how == "a small batch" else 100, 16) == 1
     assert Team(Worker(Transformer(9, LENGTH, d=8), None)).size(100, 16) == (1 if how == "a thread" else 2)

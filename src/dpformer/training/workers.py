@@ -22,6 +22,8 @@ from dpformer.data import MicroBatch
 from dpformer.models.base import SequenceModel
 
 WORKERS = 2
+# Numbers of an item table that two workers share: a quarter of a million items of width 64.
+LARGE = 2**24
 
 Part = Iterable[MicroBatch]
 
@@ -77,10 +79,12 @@ class Team:
         """How many workers share a batch of so many tokens: one, if it fits the micro-batch of one of two.
 
         Dropout draws from one source of random numbers, and in what order threads ask it is not known; a model whose table is
-        split speaks with other processes in an order that all must keep.
+        split speaks with other processes in an order that all must keep; a large table is work enough for all threads, and another
+        sum of its gradients would be memory for nothing.
         """
         model = self.first.model
         alone = model.random or model.part is not None or model.embedding.weight.device.type != "cpu"
+        alone |= model.table.numel() > LARGE
         return 1 if alone or torch.get_num_threads() < WORKERS or tokens <= budget // WORKERS else WORKERS
 
     def add(self, parts: Sequence[Part]) -> float:
