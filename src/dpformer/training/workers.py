@@ -79,8 +79,8 @@ class Team:
         """How many workers share a batch of so many tokens: one, if it fits the micro-batch of one of two.
 
         Dropout draws from one source of random numbers, and in what order threads ask it is not known; a model whose table is
-        split speaks with other processes in an order that all must keep; a large table is work enough for all threads, and one more
-        sum of its gradients would be memory for nothing.
+        split speaks with other processes in an order that all must keep; a large table is work enough for all threads, and one
+        more sum of its gradients would be memory for nothing.
         """
         model = self.first.model
         alone = model.random or model.part is not None or model.embedding.weight.device.type != "cpu"
