@@ -86,13 +86,12 @@ def output_error(
 
     It needs the attention matrix, but only some samples' at a time, as many as a processor's own cache has room for.
     """
-    size = error.at_once(MATRIX // max(1, math.prod(q.shape[1:3]) * q.shape[2]), q)
-    tensors = (q, k, var_values, *(penalty or ()))
-    found = [
-        error.attention_output(v, scores(q, k, (factors[0], factors[1]) if factors else None, bias))
-        for q, k, v, *factors in zip(*(tensor.split(size) for tensor in tensors), strict=True)
-    ]
-    return torch.cat(found)
+
+    def of_some(q: Tensor, k: Tensor, v: Tensor, *factors: Tensor) -> Tensor:
+        return error.attention_output(v, scores(q, k, (factors[0], factors[1]) if factors else None, bias))
+
+    size = MATRIX // max(1, q.shape[1] * q.shape[2] ** 2)
+    return error.in_parts(of_some, size, q, k, var_values, *(penalty or ()))
 
 
 def literal_attend(

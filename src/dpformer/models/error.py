@@ -16,6 +16,7 @@ Eq. correction      on the logits, with `|q|^2 / d_head`, not on the scores afte
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -73,10 +74,8 @@ def _unit_relu(r: Tensor) -> tuple[Tensor, Tensor]:
 
 def relu(var: Tensor, x: Tensor) -> Tensor:
     """ReLU (and GELU, where it is up to a third too large at small errors): var `[...]`, x `[..., d]` to `[...]`."""
-    flat, tiny = x.reshape(-1, x.shape[-1]), torch.finfo(x.dtype).tiny
-    std = var.reshape(-1, 1).clamp_min(0).sqrt().clamp_min(tiny)
-    parts = (part.split(at_once(ROWS, x)) for part in (flat, std))
-    unit = torch.cat([_unit_relu(r / deviation)[1].mean(-1) for r, deviation in zip(*parts, strict=True)])
+    std = var.reshape(-1, 1).clamp_min(0).sqrt().clamp_min(torch.finfo(x.dtype).tiny)
+    unit = in_parts(lambda x, std: _unit_relu(x / std)[1].mean(-1), ROWS, x.reshape(-1, x.shape[-1]), std)
     return var * unit.view(var.shape)
 
 
@@ -84,9 +83,14 @@ def relu(var: Tensor, x: Tensor) -> Tensor:
 ROWS = 1024
 
 
-def at_once(size: int, like: Tensor) -> int:
-    """Of how many samples or tokens to make what is large at a time; a GPU wants few and large kernels, and gets all."""
-    return max(1, size if like.device.type == "cpu" else like.numel())
+def in_parts(function: Callable[..., Tensor], size: int, *tensors: Tensor) -> Tensor:
+    """`function(*tensors)`, which is of each row alone, for so many rows at a time.
+
+    On a GPU, and where a graph is drawn, all at once: there is no cache to keep to, and few and large kernels are better.
+    """
+    if tensors[0].device.type != "cpu" or torch.compiler.is_compiling():
+        return function(*tensors)
+    return torch.cat([function(*part) for part in zip(*(t.split(max(1, size)) for t in tensors), strict=True)])
 
 
 def layer_norm(var: Tensor, x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
