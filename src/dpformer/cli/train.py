@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
+    from dpformer.privacy import PrivacyStatement
     from dpformer.training.ranks import Ranks
     from dpformer.training.run import Progress
     from dpformer.training.session import AnyRun
@@ -65,7 +66,7 @@ def fit(
     On several processes or machines: torchrun --nproc-per-node 2 -m dpformer fit DATA -o RUN (torchrun takes --run for its own).
     """
     from dpformer.training.recipe import make_recipe
-    from dpformer.training.session import begin
+    from dpformer.training.session import begin, finished
 
     flags = {"epsilon": epsilon, "delta": delta, "model": model, "noise": noise, "seed": seed}
     options = {key: value for key, value in flags.items() if value is not None} | _settings(setting or [])
@@ -75,6 +76,9 @@ def fit(
             return
         with ranks.leading():
             recipe, trackers = make_recipe(preset, config, **options), _trackers(tensorboard)
+        if finished(run, ranks):
+            _show_finished(run, as_json)
+            return
         _train(begin(run, data, recipe, ranks, split_items), trackers, quiet, as_json)
 
 
@@ -87,7 +91,7 @@ def resume(
     as_json: AsJson = False,
 ) -> None:
     """Go on with a run that was interrupted, exactly where an uninterrupted one would be. Also under torchrun, see `fit`."""
-    from dpformer.training.session import go_on
+    from dpformer.training.session import finished, go_on
 
     with _joined(timeout) as ranks:
         if not ranks.first:
@@ -95,6 +99,9 @@ def resume(
             return
         with ranks.leading():
             trackers = _trackers(tensorboard)
+        if finished(run, ranks):
+            _show_finished(run, as_json)
+            return
         _train(go_on(run, data, ranks), trackers, quiet, as_json)
 
 
@@ -161,7 +168,7 @@ def _settings(pairs: list[str]) -> dict[str, Any]:
 
 
 def _train(run: AnyRun, trackers: list[Tracker], quiet: bool, as_json: bool) -> None:
-    from dpformer.cli.output import print_json, stderr, stdout
+    from dpformer.cli.output import stderr
 
     plan = run.plan
     if not quiet:
@@ -185,14 +192,28 @@ def _train(run: AnyRun, trackers: list[Tracker], quiet: bool, as_json: bool) -> 
             f"stopped and saved after step {run.step}; go on with: dpformer resume {run.folder}", soft_wrap=True
         )
         sys.exit(130)
-    statement = run.statement()
+    _show(run.folder, run.statement(), as_json)
+
+
+def _show_finished(folder: Path, as_json: bool) -> None:
+    """After a restart by torchrun that came when all was done."""
+    from dpformer.cli.output import stderr
+    from dpformer.training.released import read_statement
+
+    stderr.print(f"{folder}: was finished before torchrun restarted; its model is released", soft_wrap=True)
+    _show(folder, read_statement(folder), as_json)
+
+
+def _show(folder: Path, statement: PrivacyStatement, as_json: bool) -> None:
+    from dpformer.cli.output import print_json, stderr, stdout
+
     if as_json:
         import json
 
-        print_json({"run": str(run.folder), "steps": run.step, "privacy": json.loads(statement.to_json())})
+        print_json({"run": str(folder), "steps": statement.steps.planned, "privacy": json.loads(statement.to_json())})
         return
     stdout.print(statement.text(), markup=False, soft_wrap=True)
-    stderr.print(f"released in {run.folder}: evaluate it with `dpformer evaluate {run.folder}`", soft_wrap=True)
+    stderr.print(f"released in {folder}: evaluate it with `dpformer evaluate {folder}`", soft_wrap=True)
 
 
 @contextmanager

@@ -31,7 +31,8 @@ from dpformer.training.sizes import column_hashes
 CONFIG, MODEL, ITEMS, PRIVACY, EVENTS, CARD = (
     *("config.json", "model.safetensors", "items.parquet", "privacy.json", "events.jsonl", "README.md"),
 )
-# Where the data was, for `evaluate` on this machine; not part of the model, and without a hash, which would confirm a guess.
+# Where the data was, for `evaluate` on this machine, and whose run it is (see `jobs`); not part of the model, and without a hash
+# of the data, which would confirm a guess.
 LOCAL = "local.json"
 # Hashes of what is released, against damage; whoever forges the one forges the other.
 FILES = "files.json"
@@ -91,7 +92,7 @@ def read_recipe(folder: Path) -> Recipe:
 def make_folder(
     folder: Path, data: Path, dataset: Dataset, recipe: Recipe, plan: PrivacyPlan, job: str | None = None
 ) -> Ledger | None:
-    """What every run folder has from the start: config, catalogue, ledger, and a private place. `job`: see `began_in`."""
+    """What every run folder has from the start: config, catalogue, ledger, and a private place. `job`: see `jobs`."""
     config = {
         "format": "dpformer-run",
         "version": 1,
@@ -108,10 +109,11 @@ def make_folder(
     ledger = create_ledger(folder, plan) if plan.private else None
     with closed_on_error(ledger), explained(folder):
         Checkpoints(folder).make_folder()
-        write_json(folder / LOCAL, {"data": str(data.resolve())}, mode=0o600)
+        local = {"data": str(data.resolve())} | ({} if job is None else {"job": job})
+        write_json(folder / LOCAL, local, mode=0o600)
         known = {name: sha256(folder / name) for name in (CONFIG, ITEMS)}
         source: dict[str, Any] = {"path": str(data.resolve()), "sha256": _hash(data), "files": known}
-        source |= {"columns": column_hashes(dataset.catalogue), "job": job}
+        source |= {"columns": column_hashes(dataset.catalogue)}
         write_json(folder / PRIVATE / "data.json", source, mode=0o600)
     return ledger
 
@@ -176,12 +178,6 @@ def check_catalogue(path: Path, catalogue: pl.DataFrame, known: dict[str, Any]) 
     for name, expected in known.items():
         if found.get(name) != expected:
             raise DPFormerError(f"{path}: column {name!r} is damaged or was changed; copy the released folder again")
-
-
-def began_in(folder: Path, job: str | None) -> bool:
-    """Is this the unfinished run of a job (`Ranks.job`), and not somebody else's?"""
-    path = folder / PRIVATE / "data.json"
-    return job is not None and path.is_file() and bool(read_json(path).get("job") == job)
 
 
 def data_of(folder: Path) -> Path:

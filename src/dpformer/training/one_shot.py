@@ -28,7 +28,9 @@ from dpformer.training.folder import (
     reopen,
     write_release,
 )
+from dpformer.training.jobs import take_over
 from dpformer.training.memory import enough_memory
+from dpformer.training.ranks import ALONE, Ranks
 from dpformer.training.recipe import STATISTICS, Recipe
 from dpformer.training.run import Progress, state_privacy
 from dpformer.training.trackers import Tracker, Trackers, ended, started
@@ -85,27 +87,29 @@ class OneShotRun:
         self.lock.close()
 
 
-def start_one_shot(folder: Path, data: Path, recipe: Recipe, job: str | None = None) -> OneShotRun:
-    """Begin a run of statistics in a new folder."""
+def start_one_shot(folder: Path, data: Path, recipe: Recipe, ranks: Ranks = ALONE) -> OneShotRun:
+    """Begin a run of statistics in a new folder. Of several processes rank 0 does it alone."""
     refuse_used(folder)
     dataset = load(data)
     plan = recipe.plan(len(dataset.sequences))
     lock = hold_new(folder)
     with closed_on_error(lock):
-        ledger = make_folder(folder, data, dataset, recipe, plan, job)
+        ledger = make_folder(folder, data, dataset, recipe, plan, ranks.job)
         assert ledger is not None  # `make_recipe` refuses statistics without privacy
         with closed_on_error(ledger):
+            ranks.note_run(folder)
             noise = noise_source(recipe.noise, recipe.seed)
             Checkpoints(folder).save({"none": torch.zeros(0)}, {"noise": noise.state(), "ledger": place_of(ledger)})
     return OneShotRun(folder, dataset, recipe, ledger, noise, lock)
 
 
-def resume_one_shot(folder: Path, data: Path | None = None) -> OneShotRun:
+def resume_one_shot(folder: Path, data: Path | None = None, ranks: Ranks = ALONE) -> OneShotRun:
     """Make the releases of an interrupted run again, with the same noise."""
     lock = hold(folder)
     with closed_on_error(lock):
         recipe = read_recipe(folder)
         dataset, ledger, _, values = reopen(folder, data)
+        take_over(folder, ranks)
         assert ledger is not None
         with closed_on_error(ledger):
             noise = noise_source(recipe.noise, recipe.seed)

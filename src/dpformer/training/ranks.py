@@ -17,11 +17,11 @@ from __future__ import annotations
 import json
 import os
 import re
-import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,10 +30,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dpformer.errors import RankError
+from dpformer.training.meeting import Meeting
 
 # torch's own limit; loading data and the first releases of rank 0 must fit in.
 SECONDS = 1800.0
-_JOB = "dpformer/job"
 _STOPPED = -1
 _CPU = torch.device("cpu")
 
@@ -47,7 +47,8 @@ class Ranks:
     """This process among `size`. Alone (the default), every exchange is trivial and torch.distributed is not touched.
 
     tensors, words: the process groups for tensors and for all else. job: the same text in all restarts of one torchrun, and
-    different in any other; None without torchrun. restarts: how often torchrun has restarted the processes.
+    different in any other; None without torchrun. restarts: how often torchrun has restarted rank 0; rank 0 knows. meeting: what
+    outlives a restart.
     """
 
     rank: int = 0
@@ -58,6 +59,7 @@ class Ranks:
     words: dist.ProcessGroup | None = None
     job: str | None = None
     restarts: int = 0
+    meeting: Meeting | None = field(default=None, repr=False, compare=False)
 
     @property
     def first(self) -> bool:
@@ -153,6 +155,19 @@ class Ranks:
                         self._send(None, rank)
             raise
 
+    def note_run(self, folder: Path) -> None:
+        """Note for restarts where the run is. Rank 0 does, before anything is spent."""
+        if self.meeting is not None:
+            with _stored():
+                self.meeting.note_run(folder)
+
+    def noted_run(self) -> str | None:
+        """What was noted, by these processes or by those before a restart."""
+        if self.meeting is None:
+            return None
+        with _stored():
+            return self.meeting.noted_run()
+
     def _send(self, value: bytes | None, rank: int) -> None:
         """None says: rank 0 cannot go on."""
         with self._with(rank):
@@ -210,10 +225,15 @@ def join(seconds: float = SECONDS, environment: Mapping[str, str] = os.environ) 
     if "RANK" not in environment or "WORLD_SIZE" not in environment:
         yield ALONE
         return
-    restarts = int(environment.get("TORCHELASTIC_RESTART_COUNT", "0"))
     rank, size = int(environment["RANK"]), int(environment["WORLD_SIZE"])
+    # Whoever waits for rank 0 gives it the time to find out whom it waits for itself.
+    wait = seconds if rank == 0 else 2 * seconds
+    with _stored():
+        meeting = Meeting(environment, wait) if environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True" else None
+        job = None if meeting is None else meeting.job
+        restarts = meeting.count() if meeting is not None and rank == 0 else 0
     if size == 1:
-        yield Ranks(seconds=seconds, job=_job(environment, seconds), restarts=restarts)
+        yield Ranks(seconds=seconds, job=job, restarts=restarts, meeting=meeting)
         return
     local = int(environment.get("LOCAL_RANK", "0"))
     # Of all processes or of none: gloo and NCCL do not speak with one another.
@@ -221,13 +241,9 @@ def join(seconds: float = SECONDS, environment: Mapping[str, str] = os.environ) 
     device = torch.device("cuda", local) if gpu else _CPU
     if gpu:
         torch.cuda.set_device(device)
-    # Whoever waits for rank 0 gives it the time to find out whom it waits for itself.
-    limit = timedelta(seconds=seconds if rank == 0 else 2 * seconds)
+    limit = timedelta(seconds=wait)
     try:
-        store = _store(environment, limit)
-        if store is not None:
-            # torchrun's store outlives the processes: after a restart it still has the addresses of those that are gone.
-            store = dist.PrefixStore(f"dpformer/{restarts}/{size}", store)  # type: ignore[attr-defined]
+        store = None if meeting is None else meeting.store(rank, size)
         dist.init_process_group("nccl" if gpu else "gloo", store=store, rank=rank, world_size=size, timeout=limit)
         tensors = dist.group.WORLD
         words = dist.new_group(backend="gloo", timeout=limit) if gpu else tensors
@@ -239,7 +255,7 @@ def join(seconds: float = SECONDS, environment: Mapping[str, str] = os.environ) 
         ) from None
     sound = True
     try:
-        yield Ranks(rank, size, device, seconds, tensors, words, _job(environment, seconds), restarts)
+        yield Ranks(rank, size, device, seconds, tensors, words, job, restarts, meeting)
     except RankError:
         sound = False  # taking leave of somebody who is gone may wait for ever
         raise
@@ -248,20 +264,10 @@ def join(seconds: float = SECONDS, environment: Mapping[str, str] = os.environ) 
             dist.destroy_process_group()
 
 
-def _store(environment: Mapping[str, str], limit: timedelta) -> Any:
-    """The store of torchrun itself, which lasts as long as torchrun; None if there is none."""
-    if environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
-        return None
-    address, port = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
-    return dist.TCPStore(address, port, is_master=False, timeout=limit)  # type: ignore[attr-defined]
-
-
-def _job(environment: Mapping[str, str], seconds: float) -> str | None:
-    """A text that all restarts of one torchrun share, kept in its store."""
+@contextmanager
+def _stored() -> Iterator[None]:
     try:
-        store = _store(environment, timedelta(seconds=seconds))
-        # Sets it if nobody has, and gives what is there.
-        return None if store is None else str(store.compare_set(_JOB, "", secrets.token_hex(16)).decode())
+        yield
     except RuntimeError as error:
         raise RankError(f"torchrun's store cannot be reached ({_short(error)}); start it again") from None
 

@@ -56,6 +56,7 @@ from dpformer.training.folder import (
     reopen,
     write_release,
 )
+from dpformer.training.jobs import take_over
 from dpformer.training.memory import enough_memory
 from dpformer.training.ranks import ALONE, Ranks
 from dpformer.training.recipe import STATISTICS, Recipe
@@ -237,6 +238,7 @@ def start(folder: Path, data: Path, recipe: Recipe, ranks: Ranks = ALONE, split:
     with closed_on_error(lock):
         ledger = make_folder(folder, data, dataset, recipe, plan, ranks.job)
         with closed_on_error(ledger), explained(folder):
+            ranks.note_run(folder)
             run = _open(folder, dataset, recipe, plan, ledger, lock, ranks, split)
             run.save()
             run.release_histogram()
@@ -289,6 +291,7 @@ def resume(folder: Path, data: Path | None = None, ranks: Ranks = ALONE) -> Run:
         with closed_on_error(ledger):
             _refuse_other_ranks(folder, values, ledger, ranks)
             compare_data(ranks, dataset, data or data_of(folder))
+            take_over(folder, ranks)
             run = _open(folder, dataset, recipe, plan, ledger, lock, ranks, bool(values.get("split")), again=True)
             found = tensors.pop("frequencies", None)
             known = {name.removeprefix("prior."): value for name, value in tensors.items() if name.startswith("prior.")}

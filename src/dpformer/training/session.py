@@ -8,7 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from dpformer.errors import DPFormerError
-from dpformer.training.folder import began_in, read_recipe
+from dpformer.training.folder import read_recipe
+from dpformer.training.jobs import began_in, finished_in, refuse_second
 from dpformer.training.one_shot import OneShotRun, resume_one_shot, start_one_shot
 from dpformer.training.ranks import ALONE, Ranks
 from dpformer.training.recipe import STATISTICS, Recipe
@@ -26,10 +27,11 @@ def begin(folder: Path, data: Path, recipe: Recipe, ranks: Ranks = ALONE, split:
     with ranks.leading():
         if ranks.restarts and began_in(folder, ranks.job):
             return _go_on(folder, data, ranks)
+        refuse_second(folder, ranks)
         if recipe.model in STATISTICS:
             if split:
                 raise DPFormerError(f"model {recipe.model!r} has no item tables to split; leave --split-items out")
-            return alone(ranks, start_one_shot(folder, data, recipe, ranks.job))
+            return alone(ranks, start_one_shot(folder, data, recipe, ranks))
         return start(folder, data, recipe, ranks, split)
 
 
@@ -39,7 +41,13 @@ def go_on(folder: Path, data: Path | None = None, ranks: Ranks = ALONE) -> AnyRu
         return _go_on(folder, data, ranks)
 
 
+def finished(folder: Path, ranks: Ranks) -> bool:
+    """Did these processes release their model before torchrun restarted them? Then nothing is left to do, for any of them."""
+    with ranks.leading():
+        return finished_in(folder, ranks) and alone(ranks, True)
+
+
 def _go_on(folder: Path, data: Path | None, ranks: Ranks) -> AnyRun:
     if read_recipe(folder).model in STATISTICS:
-        return alone(ranks, resume_one_shot(folder, data))
+        return alone(ranks, resume_one_shot(folder, data, ranks))
     return resume(folder, data, ranks)
