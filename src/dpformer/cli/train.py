@@ -72,14 +72,16 @@ def fit(
     options = {key: value for key, value in flags.items() if value is not None} | _settings(setting or [])
     with _joined(timeout) as ranks:
         if not ranks.first:
-            _follow(ranks, data)
+            _follow(ranks, data, run)
             return
         with ranks.leading():
             recipe, trackers = make_recipe(preset, config, **options), _trackers(tensorboard)
         if finished(run, ranks):
             _show_finished(run, as_json)
             return
-        _train(begin(run, data, recipe, ranks, split_items), trackers, quiet, as_json)
+        with _told_when_stopped(run, ranks, split_items):
+            begun = begin(run, data, recipe, ranks, split_items)
+        _train(begun, trackers, quiet, as_json)
 
 
 def resume(
@@ -95,7 +97,7 @@ def resume(
 
     with _joined(timeout) as ranks:
         if not ranks.first:
-            _follow(ranks, data)
+            _follow(ranks, data, run)
             return
         with ranks.leading():
             trackers = _trackers(tensorboard)
@@ -119,21 +121,51 @@ def _joined(timeout: float) -> Iterator[Ranks]:
         except LeaderError:
             sys.exit(2)
         except DPFormerError as error:
-            if isinstance(error, RankError):  # torchrun ends whoever is left: not before it has been said why
+            if ranks.first or isinstance(error, RankError):  # torchrun ends whoever is left: not before it is said why
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)
             if ranks.first or isinstance(error, RankError):
                 raise
             raise type(error)(f"rank {ranks.rank}: {error}") from None
 
 
-def _follow(ranks: Ranks, data: Path | None) -> None:
+def _follow(ranks: Ranks, data: Path | None, run: Path) -> None:
     """The part of a process that does not lead: it makes the steps, and says and writes nothing."""
+    from dpformer.errors import RankError
+    from dpformer.training.ranks import LeaderError
     from dpformer.training.together import follow
 
-    with stoppable() as asked:
-        follower = follow(ranks, data)
-        if follower is not None and not follower.train(lambda: bool(asked)):
-            sys.exit(130)
+    try:
+        with stoppable() as asked:
+            follower = follow(ranks, data)
+            if follower is not None and not follower.train(lambda: bool(asked)):
+                sys.exit(130)
+    except LeaderError:
+        raise
+    except RankError as error:  # somebody must say it when it is rank 0 that was lost
+        raise RankError(f"{error}. If rank 0 does not say why, go on {_way_on(run, ranks.size)}") from None
+
+
+def _way_on(run: Path, processes: int) -> str:
+    """How to go on with a run that needs as many processes as it had."""
+    if processes == 1:
+        return f"with: dpformer resume {run}"
+    return f"with as many processes ({processes}): torchrun ... -m dpformer resume {run}"
+
+
+@contextmanager
+def _told_when_stopped(run: Path, ranks: Ranks, split: bool) -> Iterator[None]:
+    """Ctrl-C while a run begins: what it has released so far is not lost."""
+    from dpformer.cli.output import stderr
+    from dpformer.training.checkpoint import PRIVATE
+
+    try:
+        yield
+    except KeyboardInterrupt:
+        if (run / PRIVATE).is_dir():
+            stderr.print(
+                f"stopped before the first step; go on {_way_on(run, ranks.size if split else 1)}", soft_wrap=True
+            )
+        raise
 
 
 def _trackers(tensorboard: Path | None) -> list[Tracker]:
@@ -182,15 +214,15 @@ def _train(run: AnyRun, trackers: list[Tracker], quiet: bool, as_json: bool) -> 
             done = run.train(on_step, lambda: bool(asked), trackers=trackers)
     except KeyboardInterrupt:
         stderr.print(
-            f"stopped at once; go on from the last checkpoint with: dpformer resume {run.folder}", soft_wrap=True
+            f"stopped at once; go on from the last checkpoint {_way_on(run.folder, run.ranks.size)}", soft_wrap=True
         )
         sys.exit(130)
     finally:
         run.close()
     if not done:
-        stderr.print(
-            f"stopped and saved after step {run.step}; go on with: dpformer resume {run.folder}", soft_wrap=True
-        )
+        way = _way_on(run.folder, run.ranks.size if run.split else 1)
+        more = ", or under torchrun with any number of processes" if run.ranks.size > 1 and not run.split else ""
+        stderr.print(f"stopped and saved after step {run.step}; go on {way}{more}", soft_wrap=True)
         sys.exit(130)
     _show(run.folder, run.statement(), as_json)
 

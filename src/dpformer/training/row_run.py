@@ -45,6 +45,7 @@ from dpformer.training.together import Follower
 class RowRun(Run):
     """A run of rank 0, which leads."""
 
+    split = True
     trainer: RowTrainer
 
     @classmethod

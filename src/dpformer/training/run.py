@@ -80,6 +80,8 @@ class Progress:
 class Run:
     """An open run. Make one with `start` or `resume`; `train` until it is done or told to stop."""
 
+    split = False  # are the item tables split over the ranks?
+
     def __init__(self, folder: Path, dataset: Dataset, recipe: Recipe, trainer: Trainer, lock: RunLock):
         self.folder, self.dataset, self.recipe, self.trainer, self.lock = folder, dataset, recipe, trainer, lock
         self.ranks = trainer.ranks

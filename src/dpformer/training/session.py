@@ -14,7 +14,7 @@ from dpformer.training.one_shot import OneShotRun, resume_one_shot, start_one_sh
 from dpformer.training.ranks import ALONE, Ranks
 from dpformer.training.recipe import STATISTICS, Recipe
 from dpformer.training.run import Run, resume, start
-from dpformer.training.together import alone
+from dpformer.training.together import alone, explained_loss
 
 AnyRun = Run | OneShotRun
 
@@ -24,7 +24,7 @@ def begin(folder: Path, data: Path, recipe: Recipe, ranks: Ranks = ALONE, split:
 
     When torchrun has restarted its processes, the run that they began goes on; anybody else's is refused as ever.
     """
-    with ranks.leading():
+    with explained_loss(folder, ranks), ranks.leading():
         if ranks.restarts and began_in(folder, ranks.job):
             return _go_on(folder, data, ranks)
         refuse_second(folder, ranks)
@@ -37,7 +37,7 @@ def begin(folder: Path, data: Path, recipe: Recipe, ranks: Ranks = ALONE, split:
 
 def go_on(folder: Path, data: Path | None = None, ranks: Ranks = ALONE) -> AnyRun:
     """Go on with a run that was interrupted."""
-    with ranks.leading():
+    with explained_loss(folder, ranks), ranks.leading():
         return _go_on(folder, data, ranks)
 
 

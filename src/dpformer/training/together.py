@@ -26,6 +26,7 @@ from safetensors.torch import save as to_safetensors
 from dpformer.data import Dataset, load
 from dpformer.errors import DPFormerError, RankError
 from dpformer.privacy.ledger import plan_from_json, plan_to_json
+from dpformer.training.checkpoint import PRIVATE
 from dpformer.training.ranks import LeaderError, Ranks
 from dpformer.training.recipe import Recipe
 from dpformer.training.trainer import Trainer, digest
@@ -115,12 +116,14 @@ def follow(ranks: Ranks, data: Path | None = None) -> Follower | None:
 
 @contextmanager
 def explained_loss(folder: Path, ranks: Ranks) -> Iterator[None]:
-    """Say what to do when a process was lost."""
+    """On rank 0: say what to do when a process was lost."""
     try:
         yield
     except LeaderError:
         raise
     except RankError as error:
+        if not (folder / PRIVATE).is_dir():
+            raise RankError(f"{error}. Nothing was begun or spent: start it again") from None
         raise RankError(
             f"{error}. The run has ended; the ledger says at least what was spent, and steps since the last checkpoint are made "
             f"again at no cost. Go on with as many processes ({ranks.size}): torchrun ... -m dpformer resume {folder}"
