@@ -78,6 +78,9 @@ def load(folder: Path | str) -> Dataset:
         sequences = Sequences.from_frames(_checked(file, catalogue) for file in files)
     except (*READ_ERRORS, ValueError) as error:
         raise DataError(f"{folder}: was not written by dpformer prepare ({first_line(error)}); {_AGAIN}") from None
+    # Somebody who is there twice would be sampled and clipped as two, and the guarantee is for one.
+    if twice := len(sequences.users) - sequences.users.n_unique():
+        raise DataError(f"{folder}: {twice} users are in it more than once; {_AGAIN}")
     del manifest["files"]
     return Dataset(sequences, catalogue, manifest)
 

@@ -1,0 +1,104 @@
+"""A prepared folder in shards trains the model of the same data in one file, to the last bit; and says whose a sequence is once."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from dpformer.data import load
+from dpformer.data.store import ITEMS, SHARDS, finish
+from dpformer.data.summary import item_counts
+from dpformer.errors import DataError
+from dpformer.privacy import read_ledger
+from dpformer.training.recipe import Recipe
+from dpformer.training.session import begin, go_on
+from tests.distributed.processes import together
+from tests.distributed.test_rows_run import ranks_of, train
+from tests.training.conftest import data, quick_accounting, small_recipe  # noqa: F401
+
+RECIPES = {
+    "network": small_recipe(vocabulary=11, popularity_bias=True, histogram_share=0.1, dropout=0.2),
+    "popularity": small_recipe(model="popularity"),
+}
+
+
+def write_shards(whole: Path, folder: Path, cuts: list[int], again: int = 0) -> Path:
+    """What Spark writes of the same data: users up to each cut in a file of their own. again: users who are in two files."""
+    dataset = load(whole)
+    frame = dataset.sequences.frame()
+    (folder / SHARDS).mkdir(parents=True)
+    names = []
+    for place, (first, last) in enumerate(zip([0, *cuts], [*cuts, len(frame)], strict=True)):
+        names.append(f"{SHARDS}/part-{place:05}.parquet")
+        frame[max(0, first - again) : last].write_parquet(folder / names[-1])
+    dataset.catalogue.write_parquet(folder / ITEMS)
+    finish(folder, len(frame), item_counts(dataset), dataset.manifest, [*names, ITEMS])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def shards(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:  # noqa: F811
+    return write_shards(data, tmp_path_factory.mktemp("shards") / "data", [1, 2, 40])
+
+
+def assert_same(folder: Path, other: Path) -> None:
+    for name in ("model.safetensors", "README.md", "config.json"):
+        assert (folder / name).read_bytes() == (other / name).read_bytes(), name
+    # Hashes of data, batch, weights and noise of every step.
+    assert read_ledger(folder).entries == read_ledger(other).entries
+    statements = [json.loads((run / "privacy.json").read_text()) for run in (folder, other)]
+    for statement in statements:
+        del statement["ledger"]  # the run's id
+    assert statements[0] == statements[1]
+
+
+@pytest.mark.parametrize("kind", RECIPES)
+def test_one_process(kind, data, shards, tmp_path):  # noqa: F811
+    for name, source in (("whole", data), ("shards", shards)):
+        assert begin(tmp_path / name, source, RECIPES[kind]).train()
+    assert_same(tmp_path / "shards", tmp_path / "whole")
+
+
+def several(rank: int, size: int, place: str, whole: str, shards: str) -> list[bool]:
+    """On one file; on shards; and on shards again, stopped and gone on with."""
+    ranks, folder, found = ranks_of(rank, size), Path(place), []
+    for name, source, split in (("whole", whole, False), ("shards", shards, False), ("rows", shards, True)):
+        recipe: Recipe = RECIPES["network"]
+
+        def fit(name: str = name, source: str = source, split: bool = split, recipe: Recipe = recipe) -> object:
+            return begin(folder / name, Path(source), recipe, ranks, split)
+
+        found.append(train(ranks, fit, stop_at=4 if name == "shards" else 0))
+    found.append(train(ranks, lambda: go_on(folder / "shards", ranks=ranks)))
+    return found
+
+
+def test_two_processes_and_a_run_that_goes_on(data, shards, tmp_path):  # noqa: F811
+    assert together(2, several, str(tmp_path), str(data), str(shards)) == [[True, False, True, True]] * 2
+    assert_same(tmp_path / "shards", tmp_path / "whole")
+    assert read_ledger(tmp_path / "rows").steps_charged == 10
+
+
+def test_a_shard_that_is_missing_or_changed_is_refused(data, tmp_path):  # noqa: F811
+    folder = write_shards(data, tmp_path / "data", [20])
+    second = folder / SHARDS / "part-00001.parquet"
+    content = second.read_bytes()
+    pl.read_parquet(second)[:-1].write_parquet(second)
+    with pytest.raises(DataError, match=r"part-00001.parquet: is not what the manifest says"):
+        begin(tmp_path / "run", folder, RECIPES["network"])
+    second.unlink()
+    with pytest.raises(DataError, match=r"part-00001.parquet: is missing"):
+        begin(tmp_path / "run", folder, RECIPES["network"])
+    assert not (tmp_path / "run").exists()
+    second.write_bytes(content)
+    load(folder)
+
+
+def test_nobody_is_two_people(data, tmp_path):  # noqa: F811
+    """Somebody in two shards would be drawn and clipped twice, and be told of the guarantee for one."""
+    folder = write_shards(data, tmp_path / "data", [20, 40], again=1)
+    with pytest.raises(DataError, match=r"2 users are in it more than once; run dpformer prepare again"):
+        load(folder)
