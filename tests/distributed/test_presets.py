@@ -1,0 +1,136 @@
+"""What rank 0 does alone, or before the steps: statistics, priors, distilled networks. As one process does it, and paid for once."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from dpformer.privacy import read_ledger
+from dpformer.training import together
+from dpformer.training.ranks import Ranks
+from dpformer.training.recipe import Recipe, make_recipe
+from dpformer.training.session import begin, go_on
+from dpformer.training.together import follow
+from tests.distributed.processes import together as run_together
+from tests.distributed.test_rows_run import ranks_of
+from tests.training.conftest import data, quick_accounting  # noqa: F401
+
+BUDGET: dict[str, Any] = {"epsilon": 20.0, "delta": 1e-3, "noise": "seeded", "seed": 1}
+SMALL: dict[str, Any] = {**BUDGET, "d": 8, "max_length": 6}
+# Everybody is in every batch: a plan that needs no numerical accounting.
+STEPS: dict[str, Any] = {**SMALL, "batch_size": 60, "epochs": 4.0}
+RECIPES: dict[str, Recipe] = {
+    "transitions": make_recipe("best", model="transitions", **BUDGET),
+    "popularity": make_recipe("best", model="popularity", **BUDGET),
+    "distilled": make_recipe("distilled", **{**SMALL, "distil": 2}),
+    "whole": make_recipe("whole", **STEPS),
+    "best": make_recipe("best", **STEPS),
+    "distilled, then steps": make_recipe("best", **{**STEPS, "distil": 2}),
+}
+WITHOUT_STEPS = ("transitions", "popularity", "distilled")
+
+
+def fit(ranks: Ranks, open_run: Any) -> bool | None:
+    """As the command does. None for a process that was not needed."""
+    if not ranks.first:
+        follower = follow(ranks)
+        return None if follower is None else follower.train()
+    run = open_run()
+    try:
+        return bool(run.train())
+    finally:
+        run.close()
+
+
+def all_of_them(rank: int, size: int, place: str, data: str) -> list[bool | None]:  # noqa: F811
+    ranks = ranks_of(rank, size)
+    return [fit(ranks, lambda n=n, r=r: begin(Path(place) / n, Path(data), r, ranks)) for n, r in RECIPES.items()]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("presets")
+
+
+@pytest.fixture(scope="module")
+def ended(place: Path, data: Path) -> list[list[bool | None]]:  # noqa: F811
+    return run_together(2, all_of_them, str(place), str(data))
+
+
+@pytest.mark.parametrize("kind", RECIPES)
+def test_two_processes_release_what_one_does(kind, ended, place, data, tmp_path):  # noqa: F811
+    alone = RECIPES[kind].model in ("transitions", "popularity")
+    assert [found[list(RECIPES).index(kind)] for found in ended] == [True, None if alone else True]
+    one = tmp_path / "one"
+    assert begin(one, data, RECIPES[kind]).train()
+    several = place / kind
+    found, expected = (load_file(run / "model.safetensors") for run in (several, one))
+    assert found.keys() == expected.keys()
+    tolerance = 0.0 if kind in WITHOUT_STEPS else 1e-5
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=tolerance, atol=tolerance, equal_nan=True, msg=name)
+    accounts = [read_ledger(run) for run in (several, one)]
+    assert [entry.what for entry in accounts[0].entries] == [entry.what for entry in accounts[1].entries]
+    statements = [json.loads((run / "privacy.json").read_text()) for run in (several, one)]
+    for statement in statements:
+        del statement["ledger"]  # the run's id and hashes
+    assert statements[0] == statements[1]
+    assert not (several / "private").exists()
+
+
+def lost_before(rank: int, size: int, folder: str, data: str) -> None:  # noqa: F811
+    """Rank 1 ends when it is asked for its data."""
+    ranks = ranks_of(rank, size)
+    together._contents = lambda dataset: os.kill(os.getpid(), signal.SIGKILL) if rank else {}
+    fit(ranks, lambda: begin(Path(folder), Path(data), RECIPES["best"], ranks))
+
+
+def lost_meanwhile(rank: int, size: int, folder: str, data: str) -> None:  # noqa: F811
+    """Rank 1 ends while rank 0 releases the prior."""
+    ranks = ranks_of(rank, size)
+    tell = Ranks.tell
+
+    def told(self: Ranks, value: Any = None) -> Any:
+        if rank and told.calls == 1:  # type: ignore[attr-defined]
+            os.kill(os.getpid(), signal.SIGKILL)
+        told.calls += 1  # type: ignore[attr-defined]
+        return tell(self, value)
+
+    told.calls = 0  # type: ignore[attr-defined]
+    Ranks.tell = told  # type: ignore[method-assign]
+    fit(ranks, lambda: begin(Path(folder), Path(data), RECIPES["best"], ranks))
+
+
+def resumed(rank: int, size: int, folder: str) -> bool | None:
+    ranks = ranks_of(rank, size)
+    return fit(ranks, lambda: go_on(Path(folder), ranks=ranks))
+
+
+def test_a_rank_lost_before_anything_was_begun(data, tmp_path):  # noqa: F811
+    folder = tmp_path / "run"
+    (_, error), (code, _) = run_together(2, lost_before, str(folder), str(data), failing=True)
+    assert code == -signal.SIGKILL
+    assert "rank 0 waited for rank 1 of 2, which has ended" in error
+    assert "Nothing was begun or spent: start it again" in error
+    assert not folder.exists()
+
+
+def test_a_rank_lost_while_the_prior_is_released(ended, place, data, tmp_path):  # noqa: F811
+    """What was released is in the ledger; going on makes it again with the same noise, and pays nothing more."""
+    folder = tmp_path / "run"
+    (_, error), (code, _) = run_together(2, lost_meanwhile, str(folder), str(data), failing=True)
+    assert code == -signal.SIGKILL
+    assert f"Go on with as many processes (2): torchrun ... -m dpformer resume {folder}" in error
+    charged = read_ledger(folder).entries
+    assert len(charged) == 5
+    assert not any(entry.kind == "step" for entry in charged)
+    assert run_together(2, resumed, str(folder)) == [True, True]
+    assert read_ledger(folder).entries == read_ledger(place / "best").entries
+    assert (folder / "model.safetensors").read_bytes() == (place / "best" / "model.safetensors").read_bytes()
