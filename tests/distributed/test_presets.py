@@ -1,4 +1,4 @@
-"""What rank 0 does alone, or before the steps: statistics, priors, distilled networks. As one process does it, and paid for once."""
+"""What rank 0 does alone, or before the steps: statistics, priors, distilled networks. As one process does it, paid for once."""
 
 from __future__ import annotations
 

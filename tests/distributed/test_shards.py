@@ -1,4 +1,4 @@
-"""A prepared folder in shards trains the model of the same data in one file, to the last bit; and says whose a sequence is once."""
+"""A prepared folder in shards trains the model of the same data in one file, to the last bit; nobody is in it twice."""
 
 from __future__ import annotations
 

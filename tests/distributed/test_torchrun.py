@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from dpformer.privacy import read_ledger
-from tests.distributed.conftest import begun, small_recipe
+from tests.distributed.conftest import begun, free_port, small_recipe
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 # Everybody is in every batch: a plan that needs no numerical accounting. Slow steps, to be killed in one.
@@ -34,26 +34,69 @@ def workers(agent: int) -> list[int]:
     return sorted(int(pid) for pid in found if b"dpformer" in Path(f"/proc/{pid}/cmdline").read_bytes())
 
 
+def is_rank(pid: int, rank: int) -> bool:
+    return f"RANK={rank}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+
+
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the workers of torchrun in /proc")
-def test_torchrun_restarts_a_killed_worker_and_the_run_goes_on(tmp_path, data):
+def test_torchruns_of_two_machines_restart_when_a_worker_is_killed_and_the_run_goes_on(tmp_path, data):
+    """The machine whose worker was killed counts a restart, and the other one perhaps does not: they must meet all the same."""
     folder = tmp_path / "run"
-    command = [*TORCHRUN, "--nproc-per-node", "2", "--max-restarts", "2", "--standalone", *fit(data, folder)]
+    place = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{free_port()}", "--rdzv-id", "test"]
+    command = [*TORCHRUN, "--nnodes", "2", "--nproc-per-node", "1", "--max-restarts", "2", *place, *fit(data, folder)]
     with open(tmp_path / "log", "w") as log:
-        agent = subprocess.Popen(command, env=environment(), stderr=log, stdout=log)
+        agents = [subprocess.Popen(command, env=environment(), stderr=log, stdout=log) for _ in range(2)]
     try:
         events, end = folder / "events.jsonl", time.monotonic() + 200
         while time.monotonic() < end and not (events.exists() and events.read_bytes().count(b"\n") >= 3):
-            assert agent.poll() is None, (tmp_path / "log").read_text()
+            assert [agent.poll() for agent in agents] == [None, None], (tmp_path / "log").read_text()
             time.sleep(0.005)
-        os.kill(workers(agent.pid)[-1], signal.SIGKILL)
-        assert agent.wait(300) == 0, (tmp_path / "log").read_text()
+        (other,) = (pid for agent in agents for pid in workers(agent.pid) if is_rank(pid, 1))
+        os.kill(other, signal.SIGKILL)
+        assert [agent.wait(300) for agent in agents] == [0, 0], (tmp_path / "log").read_text()
     finally:
-        agent.kill()
+        for agent in agents:
+            agent.kill()
     account = read_ledger(folder)
     assert account.steps_charged == account.plan.steps == events.read_bytes().count(b"\n") == 30
     assert (folder / "model.safetensors").exists()
     assert not (folder / "private").exists()
     assert "-9" in (tmp_path / "log").read_text()  # the one that was killed
+
+
+# Ends as dpformer ends; rank 1 then kills itself, the first time.
+DIES = """
+import os, signal
+from dpformer.cli import main
+try:
+    main()
+finally:
+    if os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_worker_that_dies_when_the_model_is_released(tmp_path, data):
+    """torchrun restarts all; they find that the run is finished, and end well."""
+    folder, script = tmp_path / "run", tmp_path / "dies.py"
+    script.write_text(DIES)
+    command = [
+        *TORCHRUN,
+        "--nproc-per-node",
+        "2",
+        "--standalone",
+        "--max-restarts",
+        "1",
+        str(script),
+        *fit(data, folder)[2:],
+    ]
+    ended = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=300, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert "-9" in ended.stderr  # the one that was killed
+    assert f"{folder}: was finished before torchrun restarted; its model is released" in ended.stderr
+    assert "differential privacy for one user" in ended.stdout
+    account = read_ledger(folder)
+    assert account.steps_charged == account.plan.steps == 30
 
 
 @pytest.fixture

@@ -1,0 +1,140 @@
+"""Processes find those of the same start, whatever earlier starts left in torchrun's store; and what a restart may take over."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+
+from dpformer.errors import DPFormerError
+from dpformer.privacy import read_ledger
+from dpformer.training.meeting import Meeting
+from dpformer.training.ranks import Ranks
+from dpformer.training.session import begin, finished, go_on
+from tests.training.conftest import data, quick_accounting, small_recipe  # noqa: F401
+
+Open = Callable[..., Meeting]
+
+
+@pytest.fixture
+def at_the_store() -> Iterator[Open]:
+    """A store as torchrun has it, and a way for a process to reach it."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=20))
+
+    def reach(run: str = "x", seconds: float = 20.0) -> Meeting:
+        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "TORCHELASTIC_RUN_ID": run}
+        return Meeting(place, seconds)
+
+    yield reach
+
+
+class Process(threading.Thread):
+    """One rank of a start: which name does it find?"""
+
+    def __init__(self, meeting: Meeting, rank: int, size: int) -> None:
+        super().__init__(daemon=True)
+        self.meeting, self.place, self.name_found, self.error = meeting, (rank, size), "", ""
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self.meeting.store(*self.place).set("here", "")
+            self.name_found = self.meeting._store.get("lead").decode()
+        except RuntimeError as error:
+            self.error = str(error)
+
+
+def found(*processes: Process) -> list[str]:
+    for process in processes:
+        process.join(30)
+    assert [process.error for process in processes] == [""] * len(processes)
+    return [process.name_found for process in processes]
+
+
+def test_everybody_finds_the_others_of_the_same_start(at_the_store):
+    """Ranks 1 and 2 come before rank 0, and read what rank 0 of the start before has left."""
+    names = set()
+    for start in range(3):
+        others = [Process(at_the_store(), rank, 3) for rank in (1, 2)]
+        time.sleep(0.1)
+        assert all(process.is_alive() for process in others), "met somebody of an earlier start"
+        name, *same = found(Process(at_the_store(), 0, 3), *others)
+        assert same == [name, name]
+        names.add(name)
+        assert len(names) == start + 1
+
+
+def test_a_start_that_came_to_nothing(at_the_store):
+    """Rank 0 and one other were there, the third never; all are started again, as two."""
+    half = [Process(at_the_store(seconds=0.3), rank, 3) for rank in (0, 1)]
+    for process in half:
+        process.join(20)
+    assert [process.error for process in half] == ["timed out: no word of rank 2", "timed out: no word of rank 0"]
+    name, same = found(Process(at_the_store(), 1, 2), Process(at_the_store(), 0, 2))
+    assert name == same
+
+
+def test_two_torchruns_at_one_address_are_two_jobs(at_the_store):
+    assert at_the_store("x").job == at_the_store("x").job != at_the_store("y").job
+    assert [at_the_store("x").count() for _ in range(3)] == [0, 1, 2]
+    assert at_the_store("y").count() == 0
+    at_the_store("x").note_run(Path("runs/a"))
+    assert at_the_store("x").noted_run().startswith(str(Path("runs/a").resolve()))
+    assert at_the_store("y").noted_run() is None
+
+
+def test_a_restart_on_another_machine_does_not_pay_again(at_the_store, data, tmp_path):  # noqa: F811
+    """Rank 0 has another disk after the restart: it does not see the run that was begun, and must not begin it anew."""
+    meeting = at_the_store()
+    first = begin(tmp_path / "here", data, small_recipe(), Ranks(job=meeting.job, meeting=meeting))
+    first.trainer.make_step()
+    first.close()
+    again = Ranks(job=meeting.job, restarts=1, meeting=at_the_store())
+    with pytest.raises(DPFormerError, match=r"is not the run that torchrun began .* that is .*/here on machine"):
+        begin(tmp_path / "there", data, small_recipe(), again)
+    with pytest.raises(DPFormerError, match="is not the run that torchrun began"):
+        begin(tmp_path / "there", data, small_recipe(model="popularity"), again)
+    assert not (tmp_path / "there").exists()
+    assert begin(tmp_path / "here", data, small_recipe(), again).train()
+
+
+def test_a_restart_before_anything_was_begun_begins(at_the_store, data, tmp_path):  # noqa: F811
+    ranks = Ranks(job=at_the_store().job, restarts=2, meeting=at_the_store())
+    assert not finished(tmp_path / "run", ranks)
+    assert begin(tmp_path / "run", data, small_recipe(model="popularity"), ranks).train()
+
+
+@pytest.mark.parametrize("model", ["transformer", "popularity"])
+def test_only_the_job_that_released_is_told_that_all_is_done(model, data, tmp_path):  # noqa: F811
+    folder, recipe = tmp_path / "run", small_recipe(model=model, batch_size=60, histogram_share=0.0)
+    assert begin(folder, data, recipe, Ranks(job="a")).train()
+    (folder / "private").mkdir()  # a crash between the release and this
+    before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    for ranks in (Ranks(), Ranks(job="a"), Ranks(job="b", restarts=1), Ranks(restarts=1)):
+        assert not finished(folder, ranks)
+        with pytest.raises(DPFormerError, match="exists already"):
+            begin(folder, data, recipe, ranks)
+    with pytest.raises(DPFormerError, match="is finished"):
+        go_on(folder, ranks=Ranks(job="b"))
+    (folder / "private").mkdir(exist_ok=True)
+    assert finished(folder, Ranks(job="a", restarts=1))
+    assert not (folder / "private").exists()
+    assert before == {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+
+@pytest.mark.parametrize("model", ["transformer", "popularity"])
+def test_a_run_belongs_to_the_job_that_went_on_with_it(model, data, tmp_path):  # noqa: F811
+    folder, recipe = tmp_path / "run", small_recipe(model=model, batch_size=60, histogram_share=0.0)
+    begin(folder, data, recipe, Ranks(job="a")).close()
+    assert go_on(folder, ranks=Ranks(job="b")).train()
+    assert not finished(folder, Ranks(job="a", restarts=1))
+    assert finished(folder, Ranks(job="b", restarts=1))
+    assert set(json.loads((folder / "local.json").read_text())) == {"data", "job"}
+    assert (folder / "local.json").stat().st_mode & 0o777 == 0o600
+    assert read_ledger(folder).steps_charged == read_ledger(folder).plan.steps
