@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -178,6 +179,11 @@ def test_other_data_is_detected_before_the_start(tmp_path, whole, loaded, monkey
     assert "is not the data that rank 0 has" in ended[0].error
     assert ended[1].error.startswith("LeaderError")  # which the command line keeps to itself
 
+    def other_version(ranks: Ranks) -> None:
+        if not ranks.first:
+            together.__version__ = "0.0.0"
+        train_on(folder)(ranks)
+
     def missing(ranks: Ranks) -> None:
         if ranks.first:
             train_on(folder)(ranks)
@@ -189,6 +195,10 @@ def test_other_data_is_detected_before_the_start(tmp_path, whole, loaded, monkey
         together.load = load
         follow(ranks)
 
+    ended = fork_ranks(tmp_path / "ends", 2, other_version)
+    assert re.search(
+        r"rank 1 has dpformer 0.0.0, torch .*, and rank 0 has dpformer .*; install the same", ended[0].error
+    )
     ended = fork_ranks(tmp_path / "ends", 2, missing)
     assert "rank 1: no such folder; every machine needs the data" in ended[0].error
     assert read_ledger(folder).steps_charged == 0

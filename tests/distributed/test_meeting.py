@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
@@ -23,7 +23,7 @@ Open = Callable[..., Meeting]
 
 
 @pytest.fixture
-def at_the_store() -> Iterator[Open]:
+def at_the_store() -> Open:
     """A store as torchrun has it, and a way for a process to reach it."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=20))
 
@@ -31,7 +31,7 @@ def at_the_store() -> Iterator[Open]:
         place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "TORCHELASTIC_RUN_ID": run}
         return Meeting(place, seconds)
 
-    yield reach
+    return reach
 
 
 class Process(threading.Thread):

@@ -19,7 +19,7 @@ from dpformer.privacy import plan as plan_module
 from dpformer.privacy import read_ledger
 from dpformer.privacy import statement as statement_module
 from dpformer.training.ranks import ALONE, Ranks
-from dpformer.training.recipe import Recipe
+from dpformer.training.recipe import Recipe, make_recipe
 from dpformer.training.released import load_model
 from dpformer.training.rows import RowNoise
 from dpformer.training.run import resume
@@ -156,4 +156,6 @@ def test_refusals(ended, data, tmp_path):  # noqa: F811
         begin(tmp_path / "a", data, RECIPE, ALONE, split=True)
     with pytest.raises(DPFormerError, match="'popularity' has no item tables to split"):
         begin(tmp_path / "a", data, small_recipe(model="popularity"), ALONE, split=True)
+    with pytest.raises(DPFormerError, match=r"a network that is distilled .* needs the whole table"):
+        begin(tmp_path / "a", data, make_recipe("distilled", epsilon=20.0, delta=1e-3), Ranks(), split=True)
     assert not (tmp_path / "a").exists()

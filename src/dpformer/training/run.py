@@ -250,7 +250,7 @@ def start(folder: Path, data: Path, recipe: Recipe, ranks: Ranks = ALONE, split:
 
 
 def refuse_split(processes: int, recipe: Recipe, items: int) -> None:
-    """Tables can be split over several processes, with a row or more for each."""
+    """Tables can be split over several processes, with a row or more for each; and not where a network is distilled."""
     if recipe.distil:
         raise DPFormerError(
             "--split-items: a network that is distilled (distil above 0, as in the presets best and distilled) needs the whole "

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from dpformer.errors import DPFormerError
-from dpformer.training.folder import read_recipe
+from dpformer.training.folder import read_recipe, refuse_used
 from dpformer.training.jobs import began_in, finished_in, refuse_second
 from dpformer.training.one_shot import OneShotRun, resume_one_shot, start_one_shot
 from dpformer.training.ranks import ALONE, Ranks
@@ -24,30 +24,44 @@ def begin(folder: Path, data: Path, recipe: Recipe, ranks: Ranks = ALONE, split:
 
     When torchrun has restarted its processes, the run that they began goes on; anybody else's is refused as ever.
     """
+    with ranks.leading():
+        again = ranks.restarts > 0 and began_in(folder, ranks.job)
+    if again:
+        return go_on(folder, data, ranks)
     with explained_loss(folder, ranks), ranks.leading():
-        if ranks.restarts and began_in(folder, ranks.job):
-            return _go_on(folder, data, ranks)
         refuse_second(folder, ranks)
-        if recipe.model in STATISTICS:
-            if split:
-                raise DPFormerError(f"model {recipe.model!r} has no item tables to split; leave --split-items out")
-            return alone(ranks, start_one_shot(folder, data, recipe, ranks))
-        return start(folder, data, recipe, ranks, split)
+        if split and recipe.model in STATISTICS:
+            raise DPFormerError(f"model {recipe.model!r} has no item tables to split; leave --split-items out")
+        if split or _has_steps(recipe):
+            return start(folder, data, recipe, ranks, split)
+        # Without steps there is nothing to share out, and the others need not wait until rank 0 has made the releases.
+        refuse_used(folder)
+        ranks = alone(ranks)
+    if recipe.model in STATISTICS:
+        return start_one_shot(folder, data, recipe, ranks)
+    return start(folder, data, recipe, ranks)
 
 
 def go_on(folder: Path, data: Path | None = None, ranks: Ranks = ALONE) -> AnyRun:
     """Go on with a run that was interrupted."""
     with explained_loss(folder, ranks), ranks.leading():
-        return _go_on(folder, data, ranks)
+        recipe = read_recipe(folder)
+        if _has_steps(recipe):
+            return resume(folder, data, ranks)
+        ranks = alone(ranks)
+    if recipe.model in STATISTICS:
+        return resume_one_shot(folder, data, ranks)
+    return resume(folder, data, ranks)
 
 
 def finished(folder: Path, ranks: Ranks) -> bool:
     """Did these processes release their model before torchrun restarted them? Then nothing is left to do, for any of them."""
     with ranks.leading():
-        return finished_in(folder, ranks) and alone(ranks, True)
+        done = finished_in(folder, ranks)
+        if done:
+            alone(ranks)
+        return done
 
 
-def _go_on(folder: Path, data: Path | None, ranks: Ranks) -> AnyRun:
-    if read_recipe(folder).model in STATISTICS:
-        return alone(ranks, resume_one_shot(folder, data, ranks))
-    return resume(folder, data, ranks)
+def _has_steps(recipe: Recipe) -> bool:
+    return recipe.epochs > 0 and recipe.model not in STATISTICS

@@ -17,12 +17,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
 
 import torch
 from safetensors.torch import load as from_safetensors
 from safetensors.torch import save as to_safetensors
 
+from dpformer import __version__
 from dpformer.data import Dataset, load
 from dpformer.errors import DPFormerError, RankError
 from dpformer.privacy.ledger import plan_from_json, plan_to_json
@@ -31,13 +31,11 @@ from dpformer.training.ranks import LeaderError, Ranks
 from dpformer.training.recipe import Recipe
 from dpformer.training.trainer import Trainer, digest
 
-T = TypeVar("T")
 
-
-def alone(ranks: Ranks, work: T) -> T:
-    """Tell the others that rank 0 needs none of them for this."""
+def alone(ranks: Ranks) -> Ranks:
+    """Tell the others that rank 0 needs none of them, and be one process from now on."""
     ranks.tell(None)
-    return work
+    return Ranks(job=ranks.job, restarts=ranks.restarts, meeting=ranks.meeting)
 
 
 def compare_data(ranks: Ranks, dataset: Dataset, path: Path) -> None:
@@ -45,12 +43,17 @@ def compare_data(ranks: Ranks, dataset: Dataset, path: Path) -> None:
     if ranks.size == 1:
         return
     ranks.tell(str(path.resolve()))
-    for rank, found in enumerate(ranks.hear(_contents(dataset))):
+    own = _contents(dataset)
+    for rank, found in enumerate(ranks.hear(own)):
         if found.get("error"):
             raise DPFormerError(
                 f"rank {rank}: {found['error']}; every machine needs the data, at the same path or by --data"
             )
-        if found != _contents(dataset):
+        if found["versions"] != own["versions"]:
+            raise DPFormerError(
+                f"rank {rank} has {found['versions']}, and rank 0 has {own['versions']}; install the same on all machines"
+            )
+        if found != own:
             raise DPFormerError(f"rank {rank}: {path} is not the data that rank 0 has; copy it to all machines")
 
 
@@ -132,4 +135,7 @@ def explained_loss(folder: Path, ranks: Ranks) -> Iterator[None]:
 
 def _contents(dataset: Dataset) -> dict[str, str]:
     sequences = dataset.sequences
-    return {"sequences": digest(sequences.items, sequences.offsets), "items": str(len(dataset.catalogue))}
+    # Of another version the clipping may be other than it says.
+    versions = f"dpformer {__version__}, torch {torch.__version__}"
+    items = str(len(dataset.catalogue))
+    return {"sequences": digest(sequences.items, sequences.offsets), "items": items, "versions": versions}
