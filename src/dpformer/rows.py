@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from dpformer.errors import DPFormerError, RankError
+from dpformer.lost import of_all
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -75,8 +76,5 @@ class Rows:
         try:
             dist.all_reduce(x, op=getattr(dist.ReduceOp, how), group=self.group)
         except RuntimeError as error:
-            raise RankError(
-                f"rank {self.rank} was summing with the other {self.size - 1}, one of which has ended or hangs "
-                f"({' '.join(str(error).split())[:200]})"
-            ) from None
+            raise RankError(of_all(error, self.rank, self.size)) from None
         return x

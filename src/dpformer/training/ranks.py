@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -30,6 +29,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dpformer.errors import RankError
+from dpformer.lost import fate, of_all, short
 from dpformer.training.meeting import Meeting
 
 # torch's own limit; loading data and the first releases of rank 0 must fit in.
@@ -193,7 +193,7 @@ class Ranks:
             yield
         except (RuntimeError, ValueError) as error:
             raise RankError(
-                f"rank {self.rank} waited for rank {rank} of {self.size}, which {self._fate(error)}"
+                f"rank {self.rank} waited for rank {rank} of {self.size}, which {fate(error, self.seconds)}"
             ) from None
 
     @contextmanager
@@ -202,18 +202,7 @@ class Ranks:
         try:
             yield
         except (RuntimeError, ValueError) as error:
-            others = ", ".join(str(rank) for rank in range(self.size) if rank != self.rank)
-            whom = f"rank {others}, which" if self.size == 2 else f"ranks {others}, one of which"
-            raise RankError(f"rank {self.rank} was summing with {whom} {self._fate(error)}") from None
-
-    def _fate(self, error: Exception) -> str:
-        text = str(error).lower()
-        if "timed out" in text or "timeout" in text:
-            return (
-                f"has not answered in time (--timeout {self.seconds:g} s): it hangs, or its machine or network is down; end all "
-                "processes before you go on"
-            )
-        return f"has ended: killed, crashed or out of memory, or its network is down ({_short(error)})"
+            raise RankError(of_all(error, self.rank, self.size, self.seconds)) from None
 
 
 ALONE = Ranks()
@@ -250,7 +239,7 @@ def join(seconds: float = SECONDS, environment: Mapping[str, str] = os.environ) 
     except (RuntimeError, ValueError) as error:
         where = f"{environment.get('MASTER_ADDR')}:{environment.get('MASTER_PORT')}"
         raise RankError(
-            f"rank {rank} of {size} did not meet the others at {where} ({_short(error)}); check that all machines were "
+            f"rank {rank} of {size} did not meet the others at {where} ({short(error)}); check that all machines were "
             "started, reach that address, and have the same --nnodes"
         ) from None
     sound = True
@@ -269,7 +258,7 @@ def _stored() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        raise RankError(f"torchrun's store cannot be reached ({_short(error)}); start it again") from None
+        raise RankError(f"torchrun's store cannot be reached ({short(error)}); start it again") from None
 
 
 @contextmanager
@@ -282,8 +271,3 @@ def _flat(tensors: Sequence[Tensor]) -> Iterator[Tensor]:
         for tensor in tensors:
             tensor.copy_(flat[start : start + tensor.numel()].view_as(tensor))
             start += tensor.numel()
-
-
-def _short(error: Exception) -> str:
-    """What the library says, in a line and without its own file names."""
-    return re.sub(r"^\[[^\]]*\] *", "", " ".join(str(error).split())).split(". ")[0][:200]
