@@ -110,7 +110,7 @@ def estimate(plan: PrivacyPlan, shape: Shape, ranks: int) -> dict[str, Any]:
         "tokens_per_step": step.tokens,
         "flops_per_step": step.flops,
         "ranks": ranks,
-        "assumes": f"{length:g} tokens a user, d = {dim}, {blocks} blocks, {items:,} items learned",
+        "assumes": f"{length:.3g} tokens a user, d = {dim}, {blocks} blocks, {items:,} items learned",
         "layouts": [{**row, "training_seconds": row["seconds"] * plan.steps} for row in rows],
     }
 
