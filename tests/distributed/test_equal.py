@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from dpformer.privacy import noise_source, read_ledger
+from dpformer.training import workers
 from dpformer.training.ranks import Ranks
 from dpformer.training.run import resume
 from dpformer.training.together import follow
@@ -52,8 +53,9 @@ def test_the_model_and_the_statement_are_those_of_one_process(kind, size, tmp_pa
     assert not (several / "private").exists()
 
 
-def test_uneven_and_empty_ranks_and_a_user_who_is_not_finite(tmp_path, loaded, monkeypatch):
-    """Batches of nobody, of fewer people than processes, of people without a pair of items, of everybody."""
+@pytest.mark.parametrize("team", [1, 2])
+def test_uneven_and_empty_ranks_and_a_user_who_is_not_finite(team, tmp_path, loaded, monkeypatch):
+    """Batches of nobody, of fewer people than processes (or than their workers), of people without a pair, of everybody."""
     several = begun(tmp_path / "several", loaded, small_recipe())
     one = copied(several, "one")
     draws = [np.arange(0), np.array([7]), np.array([0]), np.array([3, 9]), np.arange(60), np.array([0, 1, 2, 3, 4])]
@@ -75,11 +77,12 @@ def test_uneven_and_empty_ranks_and_a_user_who_is_not_finite(tmp_path, loaded, m
         return [*weights.tolist(), *([report.nonfinite for report in reports] if trainer.sampler else [])]
 
     def work(ranks: Ranks) -> list[float]:
-        if not ranks.first:
-            return steps(follow(ranks).trainer)
-        return steps(resume(several, ranks=ranks).trainer)
+        trainer = (resume(several, ranks=ranks) if ranks.first else follow(ranks)).trainer
+        torch.set_num_threads(team)
+        return steps(trainer)
 
     expected = steps(resume(one).trainer)
+    monkeypatch.setattr(workers, "workers_for", lambda tokens, budget: team)
     assert sum(expected[-len(draws) :]) > 0
     ended = fork_ranks(tmp_path / "ends", 4, work)
     assert [end.error for end in ended] == [""] * 4
