@@ -31,8 +31,8 @@ RECIPES: dict[str, Recipe] = {
     "popularity": make_recipe("best", model="popularity", **BUDGET),
     "distilled": make_recipe("distilled", **{**SMALL, "distil": 2}),
     "whole": make_recipe("whole", **STEPS),
-    "best": make_recipe("best", **STEPS),
-    "distilled, then steps": make_recipe("best", **{**STEPS, "distil": 2}),
+    "joined": make_recipe("joined", **STEPS),
+    "distilled, then steps": make_recipe("joined", **{**STEPS, "distil": 2}),
 }
 WITHOUT_STEPS = ("transitions", "popularity", "distilled")
 
@@ -89,7 +89,7 @@ def lost_before(rank: int, size: int, folder: str, data: str) -> None:  # noqa: 
     """Rank 1 ends when it is asked for its data."""
     ranks = ranks_of(rank, size)
     together._contents = lambda dataset: os.kill(os.getpid(), signal.SIGKILL) if rank else {}
-    fit(ranks, lambda: begin(Path(folder), Path(data), RECIPES["best"], ranks))
+    fit(ranks, lambda: begin(Path(folder), Path(data), RECIPES["joined"], ranks))
 
 
 def lost_meanwhile(rank: int, size: int, folder: str, data: str) -> None:  # noqa: F811
@@ -105,7 +105,7 @@ def lost_meanwhile(rank: int, size: int, folder: str, data: str) -> None:  # noq
 
     told.calls = 0  # type: ignore[attr-defined]
     Ranks.tell = told  # type: ignore[method-assign]
-    fit(ranks, lambda: begin(Path(folder), Path(data), RECIPES["best"], ranks))
+    fit(ranks, lambda: begin(Path(folder), Path(data), RECIPES["joined"], ranks))
 
 
 def resumed(rank: int, size: int, folder: str) -> bool | None:
@@ -132,5 +132,5 @@ def test_a_rank_lost_while_the_prior_is_released(ended, place, data, tmp_path): 
     assert len(charged) == 5
     assert not any(entry.kind == "step" for entry in charged)
     assert run_together(2, resumed, str(folder)) == [True, True]
-    assert read_ledger(folder).entries == read_ledger(place / "best").entries
-    assert (folder / "model.safetensors").read_bytes() == (place / "best" / "model.safetensors").read_bytes()
+    assert read_ledger(folder).entries == read_ledger(place / "joined").entries
+    assert (folder / "model.safetensors").read_bytes() == (place / "joined" / "model.safetensors").read_bytes()

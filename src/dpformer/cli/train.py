@@ -66,7 +66,7 @@ def fit(
     On several processes or machines: torchrun --nproc-per-node 2 -m dpformer fit DATA -o RUN (torchrun takes --run for its own).
     """
     from dpformer.training.recipe import make_recipe
-    from dpformer.training.session import begin, finished
+    from dpformer.training.session import begin, finished, has_steps
 
     flags = {"epsilon": epsilon, "delta": delta, "model": model, "noise": noise, "seed": seed}
     options = {key: value for key, value in flags.items() if value is not None} | _settings(setting or [])
@@ -79,6 +79,8 @@ def fit(
         if finished(run, ranks):
             _show_finished(run, as_json)
             return
+        if ranks.size > 1 and not has_steps(recipe) and not split_items and not quiet:
+            _say_alone(ranks.size)
         with _told_when_stopped(run, ranks, split_items):
             begun = begin(run, data, recipe, ranks, split_items)
         _train(begun, trackers, quiet, as_json)
@@ -143,6 +145,16 @@ def _follow(ranks: Ranks, data: Path | None, run: Path) -> None:
         raise
     except RankError as error:  # somebody must say it when it is rank 0 that was lost
         raise RankError(f"{error}. If rank 0 does not say why, go on {_way_on(run, ranks.size)}") from None
+
+
+def _say_alone(processes: int) -> None:
+    from dpformer.cli.output import stderr
+
+    stderr.print(
+        f"{processes} processes, and no steps to share out: one of them makes all of it, and the others end. Presets with steps: "
+        "joined, whole, pure, paper",
+        soft_wrap=True,
+    )
 
 
 def _way_on(run: Path, processes: int) -> str:

@@ -32,7 +32,7 @@ def begin(folder: Path, data: Path, recipe: Recipe, ranks: Ranks = ALONE, split:
         refuse_second(folder, ranks)
         if split and recipe.model in STATISTICS:
             raise DPFormerError(f"model {recipe.model!r} has no item tables to split; leave --split-items out")
-        if split or _has_steps(recipe):
+        if split or has_steps(recipe):
             return start(folder, data, recipe, ranks, split)
         # Without steps there is nothing to share out, and the others need not wait until rank 0 has made the releases.
         refuse_used(folder)
@@ -46,7 +46,7 @@ def go_on(folder: Path, data: Path | None = None, ranks: Ranks = ALONE) -> AnyRu
     """Go on with a run that was interrupted."""
     with explained_loss(folder, ranks), ranks.leading():
         recipe = read_recipe(folder)
-        if _has_steps(recipe):
+        if has_steps(recipe):
             return resume(folder, data, ranks)
         ranks = alone(ranks)
     if recipe.model in STATISTICS:
@@ -63,5 +63,6 @@ def finished(folder: Path, ranks: Ranks) -> bool:
         return done
 
 
-def _has_steps(recipe: Recipe) -> bool:
+def has_steps(recipe: Recipe) -> bool:
+    """Are there steps for several processes to share out? Otherwise rank 0 makes the run alone."""
     return recipe.epochs > 0 and recipe.model not in STATISTICS
