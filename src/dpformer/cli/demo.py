@@ -21,7 +21,7 @@ def demo(
     from dpformer.cli.evaluate import table as figures_table
     from dpformer.cli.output import print_json, stderr, stdout
     from dpformer.cli.prepare import statistics_table
-    from dpformer.cli.train import show_progress
+    from dpformer.cli.progress import show_progress
     from dpformer.data import load, prepare_named, save, statistics
     from dpformer.data.named import DEMO
     from dpformer.errors import DPFormerError

@@ -55,7 +55,7 @@ def reproduce(
     import sys
 
     from dpformer.cli.output import print_json, stderr, stdout
-    from dpformer.cli.train import stoppable
+    from dpformer.cli.progress import stoppable
     from dpformer.errors import DPFormerError
     from dpformer.experiments.reproduce import RESULTS
 
