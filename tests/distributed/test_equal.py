@@ -9,12 +9,11 @@ import torch
 from safetensors.torch import load_file
 
 from dpformer.privacy import noise_source, read_ledger
-from dpformer.training import workers
 from dpformer.training.ranks import Ranks
 from dpformer.training.run import resume
 from dpformer.training.together import follow
 from dpformer.training.trainer import Trainer
-from dpformer.training.workers import Worker
+from dpformer.training.workers import Team, Worker
 from tests.distributed.conftest import begun, copied, fork_ranks, small_recipe, train_on
 
 # Sums of some dozen float32 numbers of size 1 in another order, through ten steps of Adam at rate 0.01.
@@ -82,7 +81,7 @@ def test_uneven_and_empty_ranks_and_a_user_who_is_not_finite(team, tmp_path, loa
         return steps(trainer)
 
     expected = steps(resume(one).trainer)
-    monkeypatch.setattr(workers, "workers_for", lambda tokens, budget: team)
+    monkeypatch.setattr(Team, "size", lambda self, tokens, budget: team)
     assert sum(expected[-len(draws) :]) > 0
     ended = fork_ranks(tmp_path / "ends", 4, work)
     assert [end.error for end in ended] == [""] * 4
