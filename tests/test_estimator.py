@@ -79,3 +79,10 @@ def test_settings_and_order_are_checked():
         DPFormer(epsilon=-1)
     with pytest.raises(DPFormerError, match="fit first"):
         DPFormer().recommend(histories=[["a"]])
+
+
+def test_several_processes_do_not_each_spend_the_budget(monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(DPFormerError, match="each would spend the whole budget"):
+        DPFormer(epsilon=8, model="popularity").fit(demo_frame())

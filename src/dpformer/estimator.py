@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
@@ -52,6 +53,11 @@ class DPFormer:
 
         `trackers` follow the training (see docs/training.md).
         """
+        if "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            raise DPFormerError(
+                "DPFormer.fit trains in one process, and torchrun started several: each would spend the whole budget on the same "
+                "people. Prepare the log and start torchrun ... -m dpformer fit (docs/guides/several-machines.md)"
+            )
         self._dataset = log if isinstance(log, Dataset) else prepare(log, **columns)  # type: ignore[arg-type]
         self._temporary = tempfile.TemporaryDirectory(prefix="dpformer-")
         folder = Path(self._temporary.name)

@@ -65,9 +65,9 @@ class MicroBatch:
     lengths: "torch.Tensor"
 
 
-# Padding that one micro-batch may hold, as a share of the token budget. Smaller means more and smaller micro-batches, each of which
-# costs some time however small it is: on Amazon Games (2,048 users, budget 8,192) 1/16 gives 15 % padding in 7 of them, 1/4 27 %
-# in 4, no limit 32 % in 4. The output layer, where most of the time goes, has no padding in any case.
+# Padding that one micro-batch may hold, as a share of the token budget. Smaller means more and smaller micro-batches, each of
+# which costs some time however small it is: on Amazon Games (2,048 users, budget 8,192) 1/16 gives 15 % padding in 7 of them, 1/4
+# 27 % in 4, no limit 32 % in 4. The output layer, where most of the time goes, has no padding in any case.
 _PADDING_SHARE = 1 / 4
 
 
