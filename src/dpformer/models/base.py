@@ -66,7 +66,7 @@ class SequenceModel(nn.Module):
     def random(self) -> bool:
         """Does a forward pass of training draw random numbers?"""
         rates = [getattr(m, "p" if isinstance(m, _DropoutNd) else "dropout", 0.0) for m in self.modules()]
-        return any(isinstance(rate, float) and rate > 0 for rate in rates)
+        return any(isinstance(rate, (int, float)) and rate > 0 for rate in rates)
 
     @property
     def table(self) -> Tensor:
