@@ -77,7 +77,6 @@ def test_uneven_and_empty_ranks_and_a_user_who_is_not_finite(team, tmp_path, loa
 
     def work(ranks: Ranks) -> list[float]:
         trainer = (resume(several, ranks=ranks) if ranks.first else follow(ranks)).trainer
-        torch.set_num_threads(team)
         return steps(trainer)
 
     expected = steps(resume(one).trainer)

@@ -1,6 +1,6 @@
 """Workers side by side: the same sum as one worker's and as the definition's, the same bits every time, nobody twice."""
 
-from collections.abc import Iterator
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -23,13 +23,20 @@ from tests.training.test_step import (
     trainer,
 )
 
+Threads = Callable[[int], None]
+ask = torch.get_num_threads  # itself, whatever it is made to say below
+
 
 @pytest.fixture(autouse=True)
-def two_threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
+def threads(monkeypatch: pytest.MonkeyPatch) -> Threads:
+    """As if torch had two threads, or as many as are said. It keeps its one: other tests fork, which OpenMP's do not survive."""
+
+    def say(count: int) -> None:
+        monkeypatch.setattr(torch, "get_num_threads", lambda: count)
+
+    say(2)
+    monkeypatch.setattr(workers, "FEW", 0)
+    return say
 
 
 def two(made: Trainer) -> bool:
@@ -84,7 +91,7 @@ def test_the_same_bits_every_time_and_everybody_once(tmp_path, monkeypatch):
         assert all(torch.equal(torch.as_tensor(a), torch.as_tensor(b)) for a, b in zip(one, other, strict=True))
 
 
-def test_weights_that_change_between_steps_are_those_of_all_workers(tmp_path):
+def test_weights_that_change_between_steps_are_those_of_all_workers(tmp_path, threads):
     """A vocabulary that is chosen, weights that are loaded or changed in place or replaced: nothing of the last step is left."""
     made = trainer(tmp_path, vocabulary=6)
     made.make_step()
@@ -98,9 +105,9 @@ def test_weights_that_change_between_steps_are_those_of_all_workers(tmp_path):
     ):  # fmt: skip
         change()
         two_made = gradient_of_sum(made)
-        torch.set_num_threads(1)
+        threads(1)
         one_made = gradient_of_sum(made)
-        torch.set_num_threads(2)
+        threads(2)
         assert distance(two_made, one_made) < 1e-9
     assert two(made)
 
@@ -112,11 +119,11 @@ def gradient_of_sum(made: Trainer) -> dict[str, torch.Tensor]:
     return {name: p.grad.clone() for name, p in made.model.named_parameters()}
 
 
-def test_who_is_not_finite_is_counted_once(tmp_path):
+def test_who_is_not_finite_is_counted_once(tmp_path, threads):
     counts = []
-    for threads in (1, 2):
-        torch.set_num_threads(threads)
-        made = trainer(tmp_path / str(threads), make_plan(USERS, 50, 1e-3, batch_size=USERS, steps=2))
+    for count in (1, 2):
+        threads(count)
+        made = trainer(tmp_path / str(count), make_plan(USERS, 50, 1e-3, batch_size=USERS, steps=2))
         made.model.embedding.weight.data[3] = torch.nan
         # The tied table is in everybody's softmax: an item that is read but not predicted shows the count.
         made.model.output_bias[3] = -torch.inf
@@ -146,46 +153,47 @@ def test_an_error_in_one_worker_ends_the_step_with_nothing_spent(tmp_path, monke
     made.make_step()
 
 
-@pytest.mark.parametrize("how", ["dropout", "a layer of dropout", "a thread", "a small batch", "a large table"])
-def test_one_worker_where_two_would_not_do(how, monkeypatch):
+@pytest.mark.parametrize(
+    "how", ["dropout", "a layer of dropout", "a thread", "a small batch", "few tokens", "a large table"]
+)
+def test_one_worker_where_two_would_not_do(how, monkeypatch, threads):
     torch.manual_seed(0)
     model = Transformer(9, LENGTH, d=8, dropout=0.1 if how == "dropout" else 0.0)
     if how == "a layer of dropout":
         model.more = nn.Dropout(0.2)
     if how == "a thread":
-        torch.set_num_threads(1)
+        threads(1)
+    if how == "few tokens":
+        monkeypatch.setattr(workers, "FEW", 100)
     if how == "a large table":
         model = Transformer(90, LENGTH, d=8)
         monkeypatch.setattr(workers, "LARGE", 500)
     team = Team(Worker(model, PhantomClipping(model)))
     assert team.size(8 if how == "a small batch" else 100, 16) == 1
-    assert Team(Worker(Transformer(9, LENGTH, d=8), None)).size(100, 16) == (1 if how == "a thread" else 2)
+    assert Team(Worker(Transformer(9, LENGTH, d=8), None)).size(101, 16) == (1 if how == "a thread" else 2)
 
 
-def test_the_caller_keeps_its_threads_and_each_worker_has_its_share(tmp_path, monkeypatch):
-    torch.set_num_threads(4)
-    shares = []
+def test_the_caller_keeps_its_threads_and_each_worker_has_its_share(tmp_path, monkeypatch, threads):
+    before, shares = ask(), []
     real = Worker.add_all
-    monkeypatch.setattr(
-        Worker, "add_all", lambda self, part: shares.append(torch.get_num_threads()) or real(self, part)
-    )
+    monkeypatch.setattr(Worker, "add_all", lambda self, part: shares.append(ask()) or real(self, part))
     made = trainer(tmp_path)
+    threads(4)
     made.make_step()
-    assert torch.get_num_threads() == 4
-    assert shares == [2, 2]
-    torch.set_num_threads(2)
+    assert (ask(), shares) == (before, [2, 2])
+    threads(2)
     made.make_step()
-    assert shares[2:] == [1, 1]
+    assert (ask(), shares[2:]) == (before, [1, 1])
 
 
-def test_two_workers_hold_no_more_of_a_batch_than_one(tmp_path, monkeypatch):
+def test_two_workers_hold_no_more_of_a_batch_than_one(tmp_path, monkeypatch, threads):
     sizes = {1: [], 2: []}
     real = workers.Worker.add
     plan = make_plan(USERS, 50, 1e-3, batch_size=USERS, steps=1)
-    for threads, found in sizes.items():
-        torch.set_num_threads(threads)
+    for count, found in sizes.items():
+        threads(count)
         how = Optimisation(max_length=LENGTH, token_budget=24)
         monkeypatch.setattr(Worker, "add", lambda self, b, found=found: found.append(b.tokens.numel()) or real(self, b))
-        trainer(tmp_path / str(threads), plan, how=how).make_step()
+        trainer(tmp_path / str(count), plan, how=how).make_step()
     assert max(sizes[1]) <= 24
     assert max(sizes[2]) <= 12

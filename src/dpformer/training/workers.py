@@ -22,6 +22,8 @@ from dpformer.data import MicroBatch
 from dpformer.models.base import SequenceModel
 
 WORKERS = 2
+# Tokens of a batch that one worker is as quick with: every micro-batch costs some time however small it is.
+FEW = 4096
 # Numbers of an item table that two workers share: a quarter of a million items of width 64.
 LARGE = 2**24
 
@@ -76,7 +78,7 @@ class Team:
         self._pool: ThreadPoolExecutor | None = None
 
     def size(self, tokens: int, budget: int) -> int:
-        """How many workers share a batch of so many tokens: one, if it fits the micro-batch of one of two.
+        """How many workers share a batch of so many tokens: one, if they are few or fit the micro-batch of one of two.
 
         Dropout draws from one source of random numbers, and in what order threads ask it is not known; a model whose table is
         split speaks with other processes in an order that all must keep; a large table is work enough for all threads, and one
@@ -85,7 +87,8 @@ class Team:
         model = self.first.model
         alone = model.random or model.part is not None or model.embedding.weight.device.type != "cpu"
         alone |= model.table.numel() > LARGE
-        return 1 if alone or torch.get_num_threads() < WORKERS or tokens <= budget // WORKERS else WORKERS
+        alone |= torch.get_num_threads() < WORKERS or tokens <= max(FEW, budget // WORKERS)
+        return 1 if alone else WORKERS
 
     def add(self, parts: Sequence[Part]) -> float:
         """Add the gradients of all parts, one for each worker, to `.grad` of the model; returns the sum of the losses."""
@@ -131,7 +134,7 @@ class Team:
             wait(futures)
 
     def _threads_of(self, workers: int) -> ThreadPoolExecutor:
-        each = torch.get_num_threads() // workers
+        each = max(1, torch.get_num_threads() // workers)
         # A forked process has none of its parent's threads.
         known = (os.getpid(), each)
         if self._pool is None or self._threads != known:

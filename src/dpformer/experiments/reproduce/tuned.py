@@ -24,7 +24,7 @@ from dpformer.experiments.reproduce.work import Done, ShouldStop, Tell, figures_
 from dpformer.models.statistics import DPTransitions, TransitionSettings
 from dpformer.privacy import GaussianRelease, Tuning, noise_source, tuned_epsilon, tuned_release_multiplier
 
-# Fixed beforehand and public. Chosen by what the settings mean; the defaults are among them.
+# Fixed beforehand and public. Chosen by what the settings mean; the default's head lies between these.
 GRID: tuple[dict[str, Any], ...] = tuple(
     {"head": head, "lags": lags, **stages}
     for head in (500, 1000, 2000)
