@@ -196,8 +196,9 @@ DISTILLED = {
     "identity": True,
     "averaging": "none",
 }
-# What `dpformer fit` and `DPFormer` start from: the best on all data sets at hand (docs/results.md). Settings that speak of steps
-# on people's data, or of the budget's other parts, want a network that makes such steps.
+# What `dpformer fit` and `DPFormer` start from: on all data sets at hand the best, or within the spread of seeds of it
+# (docs/results.md). Settings that speak of steps on people's data, or of the budget's other parts, want a network that makes
+# such steps.
 BEST = DISTILLED
 OF_STEPS = frozenset(
     {"epochs", "batch_size", "learning_rate", "warmup", "weight_decay", "averaging", "max_norm", "rule", "dropout"}
