@@ -124,7 +124,6 @@ def _joined(timeout: float) -> Iterator[Ranks]:
         except DPFormerError as error:
             if ranks.first or isinstance(error, RankError):  # torchrun ends whoever is left: not before it is said why
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)
-            if ranks.first or isinstance(error, RankError):
                 raise
             raise type(error)(f"rank {ranks.rank}: {error}") from None
 

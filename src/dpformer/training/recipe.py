@@ -276,7 +276,7 @@ def _start(preset: str, said: dict[str, Any]) -> dict[str, Any]:
     if preset == "best":
         if said.get("model", "transformer") != "transformer":
             return {}
-        steps = without_noise or (OF_STEPS & said.keys() and said.get("epochs") not in (0, 0.0, "0"))
+        steps = without_noise or (OF_STEPS & said.keys() and said.get("epochs") not in (0, "0"))
         preset = "joined" if steps else preset
     if preset == "distilled" and without_noise:
         raise DPFormerError("preset 'distilled' has nothing but statistics, released with noise: give a finite epsilon")

@@ -30,7 +30,7 @@ from dpformer.experiments.bench.child import forget_peak, peak_mb, run_child, ru
 from dpformer.models.transformer import Transformer
 from dpformer.privacy import PrivacyPlan, create_ledger, noise_source
 from dpformer.rows import Rows
-from dpformer.training.cost import COMPUTE, MEMORY, Coefficients, Layout, Mode, Step, fit, predict, work
+from dpformer.training.cost import COMPUTE, MEMORY, MODES, Coefficients, Layout, Mode, Step, fit, predict, work
 from dpformer.training.ranks import ALONE, Ranks, join
 from dpformer.training.row_trainer import RowTrainer
 from dpformer.training.speed import gemm_speed
@@ -57,8 +57,7 @@ SHAPES: list[tuple[int, Step]] = [
     )
 ]
 # The smallest step, whose time among several is that of being several.
-TINY = (8, Step(80, 10, 100, 16, 1, 16, 16384))
-MODES: tuple[Mode, ...] = ("data", "rows")
+TINY = SHAPES[-1]
 # What 2 and 4 ranks are asked to do: shapes between those, so that the model has to be right and not only the fit.
 _ASKED: tuple[tuple[Mode, int, int, int, int, int], ...] = (
     ("data", 128, 50, 3_416, 64, 2),

@@ -120,14 +120,12 @@ def _contenders(w: dict[str, Any], missing: dict[str, str]) -> Rows:
     rows = []
     for name, row in w["contenders"].items():
         at_once = f", {row['users_at_once']} at once" if row.get("users_at_once") else ""
-        over, private = row["over_plain"], row["private_over_it"]
         rows.append(
             [
                 LABELS[name] + at_once,
                 f"{row['users_per_second']:,.0f}",
                 f"{row['tokens_per_second']:,.0f}",
-                f"{over['median']:.2f} ({over['low']:.2f}-{over['high']:.2f})",
-                f"{private['median']:.2f} ({private['low']:.2f}-{private['high']:.2f})",
+                *_ratios(row),
                 f"{row['peak_mb']:,.0f}" if "peak_mb" in row else "",
                 f"{row['above_mb']:,.0f}" if "above_mb" in row else "",
             ]
@@ -137,18 +135,16 @@ def _contenders(w: dict[str, Any], missing: dict[str, str]) -> Rows:
 
 def _kept(figures: dict[str, Any]) -> Rows:
     return [
-        [
-            key,
-            LABELS[name],
-            f"{row['users_per_second']:,.0f}",
-            *(
-                f"{row[k]['median']:.2f} ({row[k]['low']:.2f}-{row[k]['high']:.2f})"
-                for k in ("over_plain", "private_over_it")
-            ),
-        ]
+        [key, LABELS[name], f"{row['users_per_second']:,.0f}", *_ratios(row)]
         for key, w in figures["workloads"].items()
         for name, row in w["kept_memory"].items()
     ]
+
+
+def _ratios(row: dict[str, Any]) -> list[str]:
+    """Of a contender: its speed over plain, and private over its speed; medians and ranges."""
+    found = (row["over_plain"], row["private_over_it"])
+    return [f"{one['median']:.2f} ({one['low']:.2f}-{one['high']:.2f})" for one in found]
 
 
 def _memory(figures: dict[str, Any]) -> Rows:

@@ -24,7 +24,6 @@ import torch
 from dpformer.experiments.bench import field, goals, growth, peers, workloads
 from dpformer.experiments.bench.child import run_child
 from dpformer.experiments.bench.contenders import BLOCKS, D
-from dpformer.experiments.bench.field import KEPT, KEPT_NAMES
 from dpformer.experiments.bench.report import markdown, plot, show
 
 __all__ = ["markdown", "plot", "run", "show"]
@@ -116,27 +115,10 @@ def _one(key: str, workload: workloads.Workload, sizes: Sizes, folder: Path, say
     rows = {name: min(sizes.most, fit["users"]) for name, fit in fits.items() if name == "opacus padded"}
     peaks = _everybody(path, sizes, rows) if sizes.everybody else {}
     say(f"{key}: speed, {sizes.rounds} rounds of {len(field.present())} contenders")
-    timed = run_child(
-        f"{_FIELD}:time_all",
-        path=str(path),
-        batch=sizes.batch,
-        rounds=sizes.rounds,
-        take=sizes.take,
-        few=sizes.few,
-        rows=rows,
-    )
+    how = {"batch": sizes.batch, "rounds": sizes.rounds, "take": sizes.take, "few": sizes.few}
+    timed = run_child(f"{_FIELD}:time_all", None, path=str(path), rows=rows, **how)
     say(f"{key}: speed, with memory that is kept")
-    kept = run_child(
-        f"{_FIELD}:time_all",
-        KEPT,
-        path=str(path),
-        batch=sizes.batch,
-        rounds=sizes.rounds,
-        take=sizes.take,
-        few=sizes.few,
-        rows={},
-        names=list(KEPT_NAMES),
-    )
+    kept = run_child(f"{_FIELD}:time_all", field.KEPT, path=str(path), rows={}, names=list(field.KEPT_NAMES), **how)
     say(f"{key}: time split")
     split = run_child(f"{_SPLIT}:measure", path=str(path), batch=SPLIT_BATCH, steps=sizes.split_steps)
     about = workload.describe()
@@ -200,14 +182,7 @@ def _what_fits(path: Path, sizes: Sizes) -> dict[str, dict[str, Any]]:
             continue
         peaks = []
         for rows in FIT_ROWS:
-            arguments: dict[str, Any] = {
-                "path": str(path),
-                "name": name,
-                "batch": SPLIT_BATCH,
-                "take": rows,
-                "rows": rows,
-            }
-            done = run_child(f"{_FIELD}:weigh", **arguments)
+            done = run_child(f"{_FIELD}:weigh", path=str(path), name=name, batch=SPLIT_BATCH, take=rows, rows=rows)
             peaks.append(done["peak_mb"] - done["before_mb"])
         slope, base = np.polyfit(FIT_ROWS, peaks, 1)
         users = max(1, int((ROOM_MB - base) / slope))
@@ -219,15 +194,8 @@ def _everybody(path: Path, sizes: Sizes, rows: dict[str, int]) -> dict[str, dict
     """Peak memory of every contender in a step as it is timed."""
     found = {}
     for name in field.present():
-        take = field.taken(name, sizes.take, sizes.few, rows)
-        arguments: dict[str, Any] = {
-            "path": str(path),
-            "name": name,
-            "batch": sizes.batch,
-            "take": take,
-            "rows": rows.get(name, 0),
-        }
-        done = run_child(f"{_FIELD}:weigh", **arguments)
+        take, at_once = field.taken(name, sizes.take, sizes.few, rows), rows.get(name, 0)
+        done = run_child(f"{_FIELD}:weigh", path=str(path), name=name, batch=sizes.batch, take=take, rows=at_once)
         found[name] = {"peak_mb": done["peak_mb"], "above_mb": done["peak_mb"] - done["before_mb"]}
     return found
 
