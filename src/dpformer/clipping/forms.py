@@ -14,6 +14,7 @@ no bound. `inner` has one formula per pair of forms.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -21,6 +22,9 @@ import torch
 from torch import Tensor
 
 from dpformer.errors import ClippingError
+
+# Numbers whose squares are added up in their own type, at most.
+SQUARES = 1024
 
 
 @dataclass
@@ -242,8 +246,15 @@ def merge(forms: list[Form]) -> list[Form]:
 
 
 def squared_norms(gradients: Tensor) -> Tensor:
-    """`|G_i|^2` of gradients `[B, R, C]` themselves, `[B]`: rows in their own type, the sum of rows in float64."""
-    return torch.linalg.vector_norm(gradients, dim=-1).double().square().sum(1)
+    """`|G_i|^2` of gradients `[B, R, C]` themselves, `[B]`: a few hundred numbers in their own type, the sum of these in float64."""
+    pieces = gradients.view(len(gradients), -1, _piece(gradients[0].numel()))
+    return torch.linalg.vector_norm(pieces, dim=-1).double().square().sum(1)
+
+
+@functools.cache
+def _piece(count: int) -> int:
+    """Into pieces of how many to cut so many numbers, so that none is left: the longer, the quicker, and the less exact."""
+    return max(k for k in range(1, SQUARES + 1) if count % k == 0)
 
 
 def _cat(tensors: Iterable[Tensor]) -> Tensor:

@@ -7,7 +7,9 @@ For tokens t with hidden state H_t, target y_t and weight w_t, and the table E `
 
 Logits and D exist for one tile at a time in memory that is used again. D is needed twice, for the gradient at H and, when
 that has gone through the network, for the norm and the sum of the gradient at E. It is kept in between if the batch is
-small enough (`HOLD_ELEMENTS`), else computed again; never more than that is held, whatever batch and length.
+small enough (`HOLD_ELEMENTS`), else computed again; never more than that is held, whatever batch and length. Of a long sample
+the gradient at E itself, `[d, M]`, is less than its D, `[T, M]`: under clipping, where its norm is wanted, it is formed while D
+is in the processor's cache, and kept in place of D.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import handle_torch_function, has_torch_function
 
+from dpformer.clipping.gradient import Route
 from dpformer.clipping.workspace import Workspace
 from dpformer.errors import ClippingError
 
@@ -105,12 +108,27 @@ class Tile:
 
 
 @dataclass(frozen=True)
-class _Group:
-    """Samples `[b]` of similar length; their T tokens each lie one after the other from `start`."""
+class Group:
+    """Samples `[b]` of similar length; their T tokens each lie one after the other from `start`.
+
+    `at` is the place of the first of them in `HeadPass.order`, where the others follow it. kept: their gradients at E are kept,
+    and not their D.
+    """
 
     samples: Tensor
     T: int
     start: int
+    at: int
+    kept: bool
+
+
+def by_pairs(T: int, d: int, route: Route | None) -> bool:
+    """Whether samples of T tokens are measured by pairs of tokens, if they can be, or else by their gradients at E.
+
+    Both routes need D'H. Pairs also need D D', T products an element of D; formed, a few passes over d / T elements for it.
+    Measured, these passes cost about as much as 18 such products.
+    """
+    return 18 * d > T**2 if route is None else route == "gram"
 
 
 class HeadPass:
@@ -121,25 +139,39 @@ class HeadPass:
         D = r (U - total onehot y)      total = sum U      r = w / total
 
     The shift is the largest logit; or 0 where `|H| max |E| + max |b|` is small enough, as it usually is.
+
+    route: how samples will be measured, as in `PhantomClipping`; "gram" if they will not, or want D in any case.
     """
 
     def __init__(
-        self, hidden: Tensor, table: Tensor, targets: Tensor, weights: Tensor, bias: Tensor | None, workspace: Workspace
+        self,
+        hidden: Tensor,
+        table: Tensor,
+        targets: Tensor,
+        weights: Tensor,
+        bias: Tensor | None,
+        workspace: Workspace,
+        route: Route | None = "gram",
     ) -> None:
         self.shape = hidden.shape
         self.E = table
         self.bias, self.out = _split(None if bias is None else bias.to(table.dtype))
         self.workspace = workspace
-        positions = self._make_groups(weights)
+        positions = self._make_groups(weights, route)
         self.w = torch.where(self.padding, 0, weights.flatten()[positions]).to(table.dtype)
         self.y = torch.where(self.padding, 0, targets.flatten()[positions])
         # 0 at padding: what stands there must not matter.
         self.H = hidden.reshape(-1, hidden.shape[-1])[positions].to(table.dtype).masked_fill(self.padding[:, None], 0)
         self.total = torch.ones_like(self.w)
         self.shift = self._make_shift()
-        self.held: Tensor | None = None
-        if len(positions) * len(table) <= HOLD_ELEMENTS:
-            self.held = workspace.take("held", len(positions), len(table), self.H)
+        # Of kept samples, which are the first, G; then D of all tokens from `short` on.
+        self.short = sum(len(group.samples) * group.T for group in self.groups if group.kept)
+        self.G = self.held = None
+        kept = sum(len(group.samples) for group in self.groups if group.kept) * self.shape[2]
+        rows = kept + len(positions) - self.short
+        if rows * len(table) <= HOLD_ELEMENTS:
+            memory = workspace.take("held", rows, len(table), self.H)
+            self.G, self.held = memory[:kept].view(-1, self.shape[2], len(table)), memory[kept:]
             workspace.held_by = self
         self.losses, self.bound, gradient = self._forward()
         r = (self.w / self.total)[:, None]
@@ -154,18 +186,30 @@ class HeadPass:
     def tiles(self, H: Tensor | None = None) -> Iterator[Tile]:
         """All samples with at least one weighted token, D and all; H `[tokens, d]` in place of the head's own, if given."""
         H = self.rH if H is None else H
-        at = 0
         for group in self.groups:
-            b = len(group.samples)
-            step = group.T if b > 1 else self.group
-            for t in range(0, group.T, step):
-                T = min(step, group.T - t)
-                places = slice(group.start + t, group.start + t + b * T)
-                D = self._again(places).view(b, T, -1)
-                yield Tile(group.samples, H[places].view(b, T, -1), D, t == 0, t + T == group.T, at)
-            at += b
+            yield from self.tiles_of(group, H)
 
-    def _make_groups(self, weights: Tensor) -> Tensor:
+    def tiles_of(self, group: Group, H: Tensor) -> Iterator[Tile]:
+        """The tiles of one group."""
+        b = len(group.samples)
+        step = group.T if b > 1 else self.group
+        for t in range(0, group.T, step):
+            T = min(step, group.T - t)
+            places = slice(group.start + t, group.start + t + b * T)
+            D = self._again(places).view(b, T, -1)
+            yield Tile(group.samples, H[places].view(b, T, -1), D, t == 0, t + T == group.T, group.at)
+
+    def kept(self, group: Group) -> Tensor | None:
+        """The gradients at E of a group's samples, `[b, d, M]`, transposed; None if they are not kept, or no longer."""
+        if not group.kept or self.G is None or self.workspace.held_by is not self:
+            return None
+        return self.G[group.at : group.at + len(group.samples)]
+
+    def release(self) -> None:
+        """Whoever asks again gets it computed again: what was kept was written over."""
+        self.workspace.held_by = None
+
+    def _make_groups(self, weights: Tensor, route: Route | None) -> Tensor:
         """Cut the samples into groups; returns the positions `[tokens]` of all groups' tokens in the flattened `[B * L]`."""
         B, L = weights.shape
         self.group = max(TILE_TOKENS, GROUP_ELEMENTS // self._width())
@@ -174,7 +218,7 @@ class HeadPass:
         order = torch.argsort(counts, descending=True, stable=True)
         front = torch.argsort((~used).to(torch.uint8), dim=1, stable=True)
         lengths = counts[order].tolist()
-        self.groups: list[_Group] = []
+        self.groups: list[Group] = []
         positions, padding, start, k = [counts.new_zeros(0)], [used.new_zeros(0)], 0, 0
         while k < B and lengths[k] > 0:
             T = lengths[k]
@@ -185,7 +229,8 @@ class HeadPass:
             while n > 1 and 2 * lengths[k + n - 1] < T:
                 n -= 1
             samples = order[k : k + n]
-            self.groups.append(_Group(samples, T, start))
+            kept = T >= self.shape[2] and not by_pairs(T, self.shape[2], route)
+            self.groups.append(Group(samples, T, start, k, kept))
             columns = front[samples, :T]
             positions.append((samples[:, None] * L + columns).flatten())
             padding.append(~used[samples].gather(1, columns).flatten())
@@ -218,16 +263,19 @@ class HeadPass:
         """Losses `[B]`, bounds `[B]`, and the gradient at the tokens' hidden states `[tokens, d]`, still without r."""
         gradient = torch.empty_like(self.H)
         hit = torch.empty_like(self.w)
-        for start in range(0, len(self.H), TILE_TOKENS):
-            places = slice(start, start + TILE_TOKENS)
+        for places, sample, first in self._cut():
             y = self.y[places, None]
             z = self._logits(places)
             hit[places] = z.gather(1, y)[:, 0]
             if self.shift is not None:
                 z.sub_(torch.amax(z, 1, keepdim=True, out=self.shift[places]))
-            torch.sum(z.exp_(), 1, out=self.total[places])
-            z.scatter_add_(1, y, -self.total[places, None])
+            total = torch.sum(z.exp_(), 1, out=self.total[places])[:, None]
+            z.scatter_add_(1, y, -total)
             torch.mm(z, self.E, out=gradient[places])
+            if sample is not None and self.G is not None:
+                rH = self.H[places] * (self.w[places, None] / total)
+                # At beta 0 what was there does not matter, not even if it is not finite.
+                self.G[sample].addmm_(rH.T, z, beta=0.0 if first else 1.0)
         self.at_target = -self.total
         loss = self.total.log() - hit + (0 if self.shift is None else self.shift[:, 0])
         # Sum of the norms of the terms of each sample's gradient at E: see `Clip`. |D_t| <= sqrt(2) w (1 - p_y): the other
@@ -235,6 +283,21 @@ class HeadPass:
         size = (2**0.5) * self.w * (1 - torch.exp(-loss)) * torch.linalg.vector_norm(self.H, dim=1)
         losses, bound = self._per_sample(self.w * loss, size)
         return losses, bound, gradient
+
+    def _cut(self) -> Iterator[tuple[slice, int | None, bool]]:
+        """The tokens of tiles; of a kept sample, whose tokens have tiles of their own, its place in the order, and whether they
+        are its first ones.
+        """
+        start = 0
+        if self.G is not None:
+            start = self.short
+            for group in self.groups[: sum(group.kept for group in self.groups)]:
+                for k in range(len(group.samples)):
+                    at = group.start + k * group.T
+                    for t in range(0, group.T, self.group):
+                        yield slice(at + t, at + min(t + self.group, group.T)), group.at + k, t == 0
+        for at in range(start, len(self.H), TILE_TOKENS):
+            yield slice(at, min(at + TILE_TOKENS, len(self.H))), None, True
 
     def _per_sample(self, *values: Tensor) -> tuple[Tensor, ...]:
         """Sums of tokens' values, each `[tokens]`, over the tokens of each sample, each `[B]`."""
@@ -244,18 +307,26 @@ class HeadPass:
 
     def _logits(self, places: slice) -> Tensor:
         H = self.H[places]
-        z = self.held[places] if self.held is not None else self.workspace.take("tile", len(H), len(self.E), H)
+        z = self._held(places)
+        if z is None:
+            z = self.workspace.take("tile", len(H), len(self.E), H)
         if self.bias is not None:
             return torch.addmm(self.bias, H, self.E.T, out=z)
         torch.mm(H, self.E.T, out=z)
         return z if self.out is None else z.index_fill_(1, self.out, -torch.inf)
 
+    def _held(self, places: slice) -> Tensor | None:
+        """Where D of some tokens is kept."""
+        if self.held is None or places.start < self.short:
+            return None
+        return self.held[places.start - self.short : places.stop - self.short]
+
     def _again(self, places: slice) -> Tensor:
         """`U - total onehot y` of some tokens."""
-        if self.held is not None:
-            if self.workspace.held_by is self:
-                return self.held[places]
+        if self.workspace.held_by is not self:
             self.held = None  # another pass has written over it
+        if (held := self._held(places)) is not None:
+            return held
         z = self._logits(places)
         if self.shift is not None:
             z.sub_(self.shift[places])

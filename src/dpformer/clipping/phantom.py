@@ -120,7 +120,7 @@ class PhantomClipping:
     def _run(self, compute_losses: Losses, weigh: Weigh | None) -> Tensor:
         trainable = self._check_parameters()
         held = {name: (p.grad, p.grad._version if p.grad is not None else 0) for name, p in trainable}
-        tape = Tape(self.module)
+        tape = Tape(self.module, self.route)
         with torch.enable_grad(), tape:
             losses = compute_losses()
         _check_losses(losses)

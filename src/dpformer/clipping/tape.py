@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, resolve_name
 
 from dpformer.clipping.forms import Form
+from dpformer.clipping.gradient import Route
 from dpformer.clipping.samples import Samples
 from dpformer.clipping.views import View
 from dpformer.errors import ClippingError
@@ -65,8 +66,10 @@ class Use:
 class Tape(TorchFunctionMode):
     """Records the uses of the trainable parameters of `module`; a context manager around the forward pass."""
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, route: Route | None = None) -> None:
         super().__init__()
+        # How whoever clips wants samples measured: a head forms their gradients, or not, while it has what they are made of.
+        self.route = route
         self.uses: list[Use] = []
         self.samples = Samples(module)
         self._trainable = {id(p): name for name, p in module.named_parameters() if p.requires_grad}

@@ -48,7 +48,7 @@ def tied(
     if view.value is not view.parameter:
         raise tape.refuse(function, view, "needs the whole table; use a bias of -inf to leave items out")
     arguments = (hidden.detach(), view.parameter.detach(), targets, weights, bias, workspace)
-    head = HeadPass(*arguments) if rows is None else RowHeadPass(*arguments, rows)
+    head = HeadPass(*arguments, tape.route) if rows is None else RowHeadPass(*arguments, rows)
 
     def derive(gradient: Tensor, batch: int) -> Iterator[tuple[View, Any]]:
         yield view, Head(head, gradient)
