@@ -60,4 +60,4 @@ class Clip:
             factors = (self.max_norm / safe).clamp_max(1)
         else:
             factors = self.max_norm / (safe + STABILITY)
-        return torch.where(safe.isfinite(), factors, 0.0)
+        return factors.nan_to_num_(0.0)  # an infinite norm has made it 0 already

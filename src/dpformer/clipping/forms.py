@@ -15,6 +15,7 @@ no bound. `inner` has one formula per pair of forms.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -37,7 +38,7 @@ class Outer:
 
     def bound(self) -> Tensor:
         """`sqrt(sum_t |rows_t|^2 sum_t |cols_t|^2)` `[B]`: no less than `sum_t |rows_t| |cols_t|`, the sizes of all terms."""
-        rows, cols = self.sizes or (lengths(self.rows.flatten(1)), lengths(self.cols.flatten(1)))
+        rows, cols = self.sizes or (sizes(self.rows.flatten(1)), sizes(self.cols.flatten(1)))
         return rows * cols
 
     def hidden(self) -> Tensor:
@@ -81,8 +82,8 @@ class Sparse:
     values: Tensor
 
     def bound(self) -> Tensor:
-        """`sum_t |values_t|` `[B]`."""
-        return lengths(self.values).sum(1)
+        """`sum_t |values_t|` `[B]`, or a little more."""
+        return sizes(self.values).sum(1)
 
     def form_into(self, out: Tensor, samples: slice) -> None:
         """Add the gradients of `samples` to `out` `[b, R, C]`."""
@@ -259,6 +260,12 @@ def _piece(count: int) -> int:
 
 def _cat(tensors: Iterable[Tensor]) -> Tensor:
     return torch.cat(list(tensors), dim=1)
+
+
+def sizes(x: Tensor) -> Tensor:
+    """Norms over the last dimension, float64, or a little more: no less than the norm where squares underflow."""
+    lost = math.sqrt(2 * torch.finfo(x.dtype).tiny * x.shape[-1])
+    return torch.linalg.vector_norm(x, dim=-1).double().add_(lost)
 
 
 def lengths(x: Tensor) -> Tensor:

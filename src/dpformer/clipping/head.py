@@ -29,8 +29,8 @@ from dpformer.errors import ClippingError
 # Tokens in a tile of logits. So many keep a tile of a few thousand items in a processor's own cache, and are enough for the
 # matrix products to run at full speed.
 TILE_TOKENS = 64
-# Tokens that are clipped together: in whole samples, as many as make a few MB of D.
-GROUP_ELEMENTS = 2**21
+# Tokens that are clipped together: in whole samples, as many as make some MB of D.
+GROUP_ELEMENTS = 2**22
 # The most that is kept of D from the forward to the clipping pass: 200 MB of float32.
 HOLD_ELEMENTS = 3 * 2**24
 # Logits between -LIMIT and LIMIT need no shift: exponentials, their sum over a million items and its square are all in range.
@@ -219,7 +219,8 @@ class HeadPass:
         front = torch.argsort((~used).to(torch.uint8), dim=1, stable=True)
         lengths = counts[order].tolist()
         self.groups: list[Group] = []
-        positions, padding, start, k = [counts.new_zeros(0)], [used.new_zeros(0)], 0, 0
+        widths: list[int] = []
+        start, k = 0, 0
         while k < B and lengths[k] > 0:
             T = lengths[k]
             n = max(1, self.group // T)
@@ -231,19 +232,18 @@ class HeadPass:
             samples = order[k : k + n]
             kept = T >= self.shape[2] and not by_pairs(T, self.shape[2], route)
             self.groups.append(Group(samples, T, start, k, kept))
-            columns = front[samples, :T]
-            positions.append((samples[:, None] * L + columns).flatten())
-            padding.append(~used[samples].gather(1, columns).flatten())
+            widths += [T] * n
             start += n * T
             k += n
-        self.order, self.empty = (
-            order[:k],
-            order[k:],
-        )  # samples in the order of the groups; those without a weighted token
-        lengths = [torch.full((len(g.samples),), g.T) for g in self.groups]
-        self.owners = self.order.repeat_interleave(torch.cat([*lengths, counts.new_zeros(0).cpu()]).to(order.device))
-        self.padding = torch.cat(padding)
-        return torch.cat(positions)
+        # Samples in the order of the groups; those without a weighted token.
+        self.order, self.empty = order[:k], order[k:]
+        width = torch.tensor(widths, dtype=order.dtype, device=order.device)
+        self.owners = self.order.repeat_interleave(width, output_size=start)
+        # Of each token, its number in its sample: weighted ones are in front, and what comes after them is padding.
+        first = (width.cumsum(0) - width).repeat_interleave(width, output_size=start)
+        column = torch.arange(start, device=order.device) - first
+        self.padding = column >= counts[self.owners]
+        return self.owners * L + front[self.owners, column]
 
     def _width(self) -> int:
         """Items whose logits a token has here."""

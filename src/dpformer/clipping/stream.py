@@ -142,9 +142,9 @@ class _Pass:
         squared = self.squared[part] + _products(tile.D, tile.H)
         if self.sparse is not None:
             squared += 2 * inner(own, Sparse(self.sparse.index[part], self.sparse.values[part]))
-        weights = self._settle(part, squared)
+        weights, finite = self._settle(part, squared)
         if weights is not None and self.total is not None:
-            if not _all_finite(squared):
+            if not finite:
                 own.forget(~squared.isfinite())
             H = own.cols * weights.to(own.cols.dtype)[:, None, None]
             self.total.addmm_(H.flatten(0, 1).T, own.rows.flatten(0, 1))
@@ -186,19 +186,21 @@ class _Pass:
             for form in self.forms:
                 form.form_transposed_into(buffer, self.order[part])
         squared = squared_norms(buffer)
-        weights = self._settle(part, squared)
+        weights, finite = self._settle(part, squared)
         if weights is not None and self.total is not None:
-            if not _all_finite(squared):
+            if not finite:
                 buffer.masked_fill_(~squared.isfinite()[:, None, None], 0)
             self.total.view(-1).addmv_(buffer.flatten(1).T, weights.to(buffer.dtype))
 
-    def _settle(self, part: slice, squared: Tensor) -> Tensor | None:
-        """Note squared norms `[b]`; returns the weights in the sum, `[b]`, 0 for what is not finite."""
+    def _settle(self, part: slice, squared: Tensor) -> tuple[Tensor | None, bool]:
+        """Note squared norms `[b]`; returns the weights in the sum, `[b]`, 0 for what is not finite, and whether all are."""
         self.squared[part] = squared
         if self.weigh is None:
-            return None
+            return None, True
         weights = self.weigh(self.order[part], self.known[part] + squared, self.bound[part])
-        return weights if _all_finite(squared) else torch.where(squared.isfinite(), weights, 0.0)
+        # Of numbers that are not negative: one infinity or NaN makes the sum one.
+        finite = math.isfinite(float(squared.sum()))
+        return (weights if finite else torch.where(squared.isfinite(), weights, 0.0)), finite
 
     def _take(self, name: str, samples: int) -> Tensor:
         """Memory for transposed gradients, `[samples, d, M]`."""
@@ -219,17 +221,14 @@ def _products(D: Tensor, H: Tensor) -> Tensor:
     Both matrices are symmetric: from `PIECE` tokens with those up to them, pairs before the piece count twice.
     """
     T = D.shape[1]
+    HH = torch.bmm(H, H.transpose(1, 2))
+    if T < 2 * PIECE - 2:
+        return torch.bmm(D, D.transpose(1, 2)).mul_(HH).sum((1, 2), dtype=torch.float64)
     total = torch.zeros(len(D), dtype=torch.float64, device=D.device)
-    step = T if T < 2 * PIECE - 2 else PIECE
-    for t in range(0, T, step):
-        a, u = slice(t, t + step), slice(0, t + step)
-        pairs = (D[:, a] @ D[:, u].transpose(1, 2)) * (H[:, a] @ H[:, u].transpose(1, 2))
+    for t in range(0, T, PIECE):
+        a, u = slice(t, t + PIECE), slice(0, t + PIECE)
+        pairs = torch.bmm(D[:, a], D[:, u].transpose(1, 2)).mul_(HH[:, a, u])
         total += pairs.sum((1, 2), dtype=torch.float64)
         if t:
             total += pairs[..., :t].sum((1, 2), dtype=torch.float64)
     return total
-
-
-def _all_finite(x: Tensor) -> bool:
-    # Of numbers that are not negative; one infinity or NaN makes the sum one.
-    return math.isfinite(float(x.sum()))

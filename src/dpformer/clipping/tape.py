@@ -72,8 +72,8 @@ class Tape(TorchFunctionMode):
         self.route = route
         self.uses: list[Use] = []
         self.samples = Samples(module)
-        self._trainable = {id(p): name for name, p in module.named_parameters() if p.requires_grad}
         self._views = {id(p): View(p, name, p) for name, p in module.named_parameters() if p.requires_grad}
+        self._trainable = {key: view.name for key, view in self._views.items()}
         self._broadcasts: dict[int, tuple[Tensor, View, Use]] = {}
         # Norms of inputs by sample and identity, found once for what several uses share; uses keep the inputs. It holds neither
         # the tape nor an input: a circle of references would keep the memory of a pass until the collector comes.

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from dpformer.clipping.forms import Form, lengths
+from dpformer.clipping.forms import Form, sizes
 from dpformer.clipping.views import View
 
 
@@ -18,9 +18,9 @@ def per_sample(x: Tensor, batch: int, dtype: torch.dtype) -> Tensor:
 
 
 def sizes_of(x: Tensor, batch: int) -> Tensor:
-    """The norms of the samples' parts of x, `[B]`, float64."""
+    """The norms of the samples' parts of x, `[B]`, float64, or a little more; see `forms.sizes`."""
     wide = x.detach().to(torch.promote_types(x.dtype, torch.float32))  # autocast may have used a narrow type
-    return lengths(wide.reshape(batch, -1))
+    return sizes(wide.reshape(batch, -1))
 
 
 def from_broadcast(view: View, terms: Tensor, batch: int, size: Tensor | None = None) -> Form:
