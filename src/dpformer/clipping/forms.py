@@ -247,7 +247,7 @@ def merge(forms: list[Form]) -> list[Form]:
 
 
 def squared_norms(gradients: Tensor) -> Tensor:
-    """`|G_i|^2` of gradients `[B, R, C]` themselves, `[B]`: a few hundred numbers in their own type, the sum of these in float64."""
+    """`|G_i|^2` of gradients `[B, R, C]` themselves, `[B]`: pieces in their own type, their sum in float64."""
     pieces = gradients.view(len(gradients), -1, _piece(gradients[0].numel()))
     return torch.linalg.vector_norm(pieces, dim=-1).double().square().sum(1)
 

@@ -230,7 +230,7 @@ class HeadPass:
             while n > 1 and 2 * lengths[k + n - 1] < T:
                 n -= 1
             samples = order[k : k + n]
-            kept = T >= self.shape[2] and not by_pairs(T, self.shape[2], route)
+            kept = self.shape[2] <= T and not by_pairs(T, self.shape[2], route)
             self.groups.append(Group(samples, T, start, k, kept))
             widths += [T] * n
             start += n * T

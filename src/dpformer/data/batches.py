@@ -71,8 +71,12 @@ class MicroBatch:
 _PADDING_SHARE = 1 / 4
 
 
-def cut(users: np.ndarray, lengths: np.ndarray, token_budget: int) -> list[np.ndarray]:
+def cut(
+    users: np.ndarray, lengths: np.ndarray, token_budget: int, row_budget: int | None = None, longest: int = 0
+) -> list[np.ndarray]:
     """Cut a batch into micro-batches of at most `token_budget` positions, padding included.
+
+    row_budget: as many positions again, where a user counts for no more than `longest` of them.
 
     users: int64 [batch]; lengths: int64 [batch], theirs. Longest first: the first user of a micro-batch tells its
     width, and it ends where the positions or the padding would become too many. A user longer than the budget is alone.
@@ -86,6 +90,8 @@ def cut(users: np.ndarray, lengths: np.ndarray, token_budget: int) -> list[np.nd
     while start < len(users):
         width = int(lengths[start])
         rows = max(1, token_budget // width)
+        if row_budget is not None:
+            rows = min(rows, max(1, row_budget // min(width, longest)))
         padding = np.cumsum(width - lengths[start : start + rows])
         rows = int(np.searchsorted(padding, token_budget * _PADDING_SHARE, side="right"))
         parts.append(users[start : start + rows])
@@ -127,13 +133,19 @@ def collate(sequences: Sequences, users: np.ndarray, max_length: int) -> MicroBa
 
 
 def micro_batches(
-    sequences: Sequences, users: np.ndarray, *, max_length: int, token_budget: int
+    sequences: Sequences,
+    users: np.ndarray,
+    *,
+    max_length: int,
+    token_budget: int,
+    row_budget: int | None = None,
+    longest: int = 0,
 ) -> Iterator[MicroBatch]:
-    """A batch in micro-batches: every user of `users` in exactly one; none for an empty batch."""
+    """A batch in micro-batches: every user of `users` in exactly one; none for an empty batch. For the others see `cut`."""
     if max_length < 1:
         raise DataError(f"a greatest length of {max_length} leaves nothing of a sequence; give 1 or more")
     lengths = np.minimum(sequences.lengths[users], max_length)
-    for part in cut(users, lengths, token_budget):
+    for part in cut(users, lengths, token_budget, row_budget, longest):
         yield collate(sequences, part, max_length)
 
 

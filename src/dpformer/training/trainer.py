@@ -17,6 +17,7 @@ import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -238,16 +239,20 @@ class Trainer:
     def _add_gradients(self, users: np.ndarray) -> float:
         """Add the (clipped) gradients of these users to `.grad`; returns the sum of their losses."""
         longest = self.how.max_length + 1
-        # With a large catalogue, no more tokens than the head can keep the logits of.
-        budget = min(self.how.token_budget, max(TILE_TOKENS, HOLD_ELEMENTS // self.model.table_rows))
+        budget = self.how.token_budget
+        # The head keeps a row of the catalogue's width for each token, or of a long user one for each column of the table.
+        rows = min(budget // 2, max(TILE_TOKENS, HOLD_ELEMENTS // self.model.table_rows))
         lengths = np.minimum(self._sequences.lengths[users], longest)
-        size = self._team.size(int(lengths.sum()), budget)
-        return self._team.add(
-            [
-                micro_batches(self._sequences, part, max_length=longest, token_budget=max(1, budget // size))
-                for part in deal(users, lengths, size)
-            ]
+        size = self._team.size(int(lengths.sum()), min(budget, rows))
+        part = partial(
+            micro_batches,
+            self._sequences,
+            max_length=longest,
+            token_budget=max(1, budget // size),
+            row_budget=max(1, rows // size),
+            longest=self.model.table.shape[1],
         )
+        return self._team.add([part(some) for some in deal(users, lengths, size)])
 
     def _update(self, step: int) -> None:
         for p in self.model.parameters():
