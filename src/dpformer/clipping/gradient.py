@@ -140,29 +140,41 @@ class ParameterGradient:
 
 
 class OuterGradients:
-    """The gradients of several parameters of one shape with a linear use each, formed in one place: fewer, larger operations."""
+    """The gradients of several parameters of one shape with a linear use each, formed in one place: fewer, larger operations.
+
+    They are kept where they are no larger than the factors they are made of; else one parameter's are formed after the other's
+    in the same memory, and added up from the factors.
+    """
 
     def __init__(self, parameters: list[ParameterGradient], workspace: Workspace) -> None:
         self.parameters = [found.parameter for found in parameters]
-        forms = [form for found in parameters for form in found.forms if isinstance(form, Outer)]
-        self.bound = torch.stack([form.bound() for form in forms]).square().sum(0)
-        R, C = parameters[0].shape
-        batch = parameters[0].batch
+        self.forms = [form for found in parameters for form in found.forms if isinstance(form, Outer)]
+        self.bound = torch.stack([form.bound() for form in self.forms]).square().sum(0)
+        self.shape = R, C = parameters[0].shape
+        rows, T = self.forms[0].rows, self.forms[0].rows.shape[1]
+        self.keep = R * C <= T * (R + C)
+        kept, batch = len(self.forms) if self.keep else 1, parameters[0].batch
         # [parameters, B, R C]; valid until the next backward pass.
-        memory = workspace.take(f"formed {R} {C}", len(forms) * batch, R * C, forms[0].rows)
-        self.gradients = memory.view(len(forms), batch, R * C)
-        for form, out in zip(forms, self.gradients, strict=True):
-            form.form(out.view(batch, R, C), slice(None))
-        self.shape = R, C
+        self.gradients = workspace.take(f"formed {R} {C}", kept * batch, R * C, rows).view(kept, batch, R * C)
 
     def measure(self) -> tuple[Tensor, Tensor]:
         """As `ParameterGradient.measure`."""
-        rows = torch.linalg.vector_norm(self.gradients.unflatten(-1, self.shape), dim=-1)
-        return rows.double().square().sum((0, 2)), self.bound
+        squared = torch.zeros_like(self.bound)
+        for k, form in enumerate(self.forms):
+            gradients = self.gradients[k if self.keep else 0]
+            form.form(gradients.unflatten(-1, self.shape), slice(None))
+            squared += squared_norms(gradients.unflatten(-1, self.shape))
+        return squared, self.bound
 
     def add_weighted_sum(self, weights: Tensor) -> None:
         """As `ParameterGradient.add_weighted_sum`."""
-        sums = weights.to(self.gradients.dtype).expand(len(self.gradients), 1, -1) @ self.gradients
+        weights = weights.to(self.gradients.dtype)
+        if not self.keep:
+            for p, form in zip(self.parameters, self.forms, strict=True):
+                assert p.grad is not None
+                form.add_weighted(weights, p.grad.view(self.shape))
+            return
+        sums = weights.expand(len(self.gradients), 1, -1) @ self.gradients
         for p, total in zip(self.parameters, sums, strict=True):
             assert p.grad is not None
             p.grad.add_(total.view(p.shape))
@@ -170,6 +182,8 @@ class OuterGradients:
     def forget(self, samples: Tensor) -> None:
         """As `ParameterGradient.forget`."""
         self.gradients.masked_fill_(samples[:, None], 0)
+        for form in self.forms:
+            form.forget(samples)
 
 
 class DenseGradients:
