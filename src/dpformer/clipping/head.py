@@ -22,7 +22,6 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import handle_torch_function, has_torch_function
 
-from dpformer.clipping.forms import squared_norms
 from dpformer.clipping.gradient import Route
 from dpformer.clipping.workspace import Workspace
 from dpformer.errors import ClippingError
@@ -174,8 +173,6 @@ class HeadPass:
             memory = workspace.take("held", rows, len(table), self.H)
             self.G, self.held = memory[:kept].view(-1, self.shape[2], len(table)), memory[kept:]
             workspace.held_by = self
-        # Of kept samples, `|G|^2`.
-        self.squared: list[Tensor] = []
         self.losses, self.bound, gradient = self._forward()
         r = (self.w / self.total)[:, None]
         self.rH = self.H * r
@@ -207,6 +204,10 @@ class HeadPass:
         if not group.kept or self.G is None or self.workspace.held_by is not self:
             return None
         return self.G[group.at : group.at + len(group.samples)]
+
+    def release(self) -> None:
+        """Whoever asks again gets it computed again: what was kept was written over."""
+        self.workspace.held_by = None
 
     def _make_groups(self, weights: Tensor, route: Route | None) -> Tensor:
         """Cut the samples into groups; returns the positions `[tokens]` of all groups' tokens in the flattened `[B * L]`."""
@@ -262,7 +263,7 @@ class HeadPass:
         """Losses `[B]`, bounds `[B]`, and the gradient at the tokens' hidden states `[tokens, d]`, still without r."""
         gradient = torch.empty_like(self.H)
         hit = torch.empty_like(self.w)
-        for places, sample, first, last in self._cut():
+        for places, sample, first in self._cut():
             y = self.y[places, None]
             z = self._logits(places)
             hit[places] = z.gather(1, y)[:, 0]
@@ -275,8 +276,6 @@ class HeadPass:
                 rH = self.H[places] * (self.w[places, None] / total)
                 # At beta 0 what was there does not matter, not even if it is not finite.
                 self.G[sample].addmm_(rH.T, z, beta=0.0 if first else 1.0)
-                if last:
-                    self.squared.append(squared_norms(self.G[sample : sample + 1]))
         self.at_target = -self.total
         loss = self.total.log() - hit + (0 if self.shift is None else self.shift[:, 0])
         # Sum of the norms of the terms of each sample's gradient at E: see `Clip`. |D_t| <= sqrt(2) w (1 - p_y): the other
@@ -285,9 +284,9 @@ class HeadPass:
         losses, bound = self._per_sample(self.w * loss, size)
         return losses, bound, gradient
 
-    def _cut(self) -> Iterator[tuple[slice, int | None, bool, bool]]:
+    def _cut(self) -> Iterator[tuple[slice, int | None, bool]]:
         """The tokens of tiles; of a kept sample, whose tokens have tiles of their own, its place in the order, and whether they
-        are its first and its last ones.
+        are its first ones.
         """
         start = 0
         if self.G is not None:
@@ -296,10 +295,9 @@ class HeadPass:
                 for k in range(len(group.samples)):
                     at = group.start + k * group.T
                     for t in range(0, group.T, self.group):
-                        last = t + self.group >= group.T
-                        yield slice(at + t, at + min(t + self.group, group.T)), group.at + k, t == 0, last
+                        yield slice(at + t, at + min(t + self.group, group.T)), group.at + k, t == 0
         for at in range(start, len(self.H), TILE_TOKENS):
-            yield slice(at, min(at + TILE_TOKENS, len(self.H))), None, True, True
+            yield slice(at, min(at + TILE_TOKENS, len(self.H))), None, True
 
     def _per_sample(self, *values: Tensor) -> tuple[Tensor, ...]:
         """Sums of tokens' values, each `[tokens]`, over the tokens of each sample, each `[B]`."""

@@ -13,7 +13,7 @@ formed and summed transposed, `[d, M]`: H'D runs over D in the order it lies in 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -73,21 +73,22 @@ class StreamedGradient:
         others = self.others.bound()
         bound = (others + self.head.bound.double() * self.upstream.abs().double()).square()
         # Of the other uses alone, for samples that are not formed: theirs come with the head's.
-        groups = self.head.groups
-        all_formed = not len(self.head.empty) and not any(self._by_gram(group) or self._kept(group) for group in groups)
+        all_formed = not len(self.head.empty) and not any(self._by_gram(group) for group in self.head.groups)
         squared = torch.zeros_like(bound) if all_formed else self.others.squared(others)
         known = (torch.zeros_like(bound), bound) if rest is None else (rest[0], rest[1] + bound)
         # What is looked up for each tile lies in its order, so that a tile takes a slice.
         order = self.head.order
         pass_ = _Pass(self, weigh, order, squared[order], known[0][order], known[1][order])
         H = self.head.rH * self.upstream[self.head.owners, None]
-        for group in groups:
-            if self._kept(group):
-                pass_.kept(group)
+        for group in self.head.groups:
+            if (G := self.head.kept(group)) is not None:
+                pass_.kept(group, G)
                 continue
             for tile in self.head.tiles_of(group, H):
                 pass_.gram(tile) if self._by_gram(group) else pass_.formed(tile)
         squared[order] = pass_.squared
+        if weigh is not None:
+            self.head.release()
         if weigh is not None and pass_.total is not None:
             assert self.parameter.grad is not None
             self.parameter.grad.add_(pass_.total.T)
@@ -103,20 +104,12 @@ class StreamedGradient:
             self.others.add_weighted_sum(pending)
         return squared, bound
 
-    @property
-    def _simple(self) -> bool:
-        """Whether the other uses are look-ups alone."""
-        forms = self.others.forms
-        return not forms or (len(forms) == 1 and isinstance(forms[0], Sparse))
-
     def _by_gram(self, group: Group) -> bool:
         """Whether a group's samples are measured by pairs of tokens."""
+        forms = self.others.forms
+        simple = not forms or (len(forms) == 1 and isinstance(forms[0], Sparse))
         whole = len(group.samples) > 1 or self.head.group >= group.T
-        return self._simple and whole and not group.kept and by_pairs(group.T, self.parameter.shape[1], self.route)
-
-    def _kept(self, group: Group) -> bool:
-        """Whether a group's gradients at the head are there, and all that is needed."""
-        return self._simple and self.head.kept(group) is not None
+        return simple and whole and not group.kept and by_pairs(group.T, self.parameter.shape[1], self.route)
 
 
 class _Pass:
@@ -161,10 +154,7 @@ class _Pass:
         """Samples by their gradients themselves, a few at a time."""
         M, d = self.shape
         b = len(tile.samples)
-        pieces = -(-b // max(1, FORMED_ELEMENTS // (M * d)))
-        step = -(-b // pieces)
-        for k in range(0, b, step):
-            n = min(step, b - k)
+        for k, n in _parts(b, FORMED_ELEMENTS // (M * d)):
             part = slice(tile.at + k, tile.at + k + n)
             # A sample in several tiles is alone in them; its gradient stays in memory from the first to the last.
             buffer = self._take("formed", n)
@@ -173,37 +163,34 @@ class _Pass:
                 torch.bmm(H, D, out=buffer)
             else:
                 buffer.baddbmm_(H, D)
-            if not tile.last:
-                continue
-            if self.sparse is not None:
-                self.sparse.form_transposed_into(buffer, part)
-            else:
-                for form in self.forms:
-                    form.form_transposed_into(buffer, self.order[part])
-            squared = squared_norms(buffer)
-            weights, finite = self._settle(part, squared)
-            if weights is not None and self.total is not None:
-                if not finite:
-                    buffer.masked_fill_(~squared.isfinite()[:, None, None], 0)
-                self.total.view(-1).addmv_(buffer.flatten(1).T, weights.to(buffer.dtype))
+            if tile.last:
+                self._finish(part, buffer)
 
-    def kept(self, group: Group) -> None:
-        """Samples whose gradients G at the head were formed with their losses: `|u G + S|^2 = u^2 |G|^2 + 2 u <G, S> + |S|^2`."""
-        G = self.head.kept(group)
-        assert G is not None
-        part = slice(group.at, group.at + len(G))
-        upstream = self.upstream[self.order[part]]
-        squared = self.squared[part] + torch.cat(self.head.squared[part]) * upstream.double().square()
+    def kept(self, group: Group, G: Tensor) -> None:
+        """Samples whose gradients were formed with their losses, a few at a time."""
+        for k, n in _parts(len(G), FORMED_ELEMENTS // max(1, G[0].numel())):
+            part, buffer = slice(group.at + k, group.at + k + n), G[k : k + n]
+            if self.weigh is None:
+                # They may be asked for once more, and the other uses are added in place.
+                buffer = self._take("formed", n).copy_(buffer)
+            upstream = self.upstream[self.order[part]]
+            if bool((upstream != 1).any()):
+                buffer.mul_(upstream[:, None, None])
+            self._finish(part, buffer)
+
+    def _finish(self, part: slice, buffer: Tensor) -> None:
+        """Add the other uses to gradients `[b, d, M]` at the head; note their norms, and add them to the sum."""
         if self.sparse is not None:
-            index, values = self.sparse.index[part], self.sparse.values[part].transpose(1, 2)
-            picked = G.gather(2, index[:, None].expand_as(values)).mul_(values)
-            squared += 2 * upstream.double() * picked.sum((1, 2), dtype=torch.float64)
+            self.sparse.form_transposed_into(buffer, part)
+        else:
+            for form in self.forms:
+                form.form_transposed_into(buffer, self.order[part])
+        squared = squared_norms(buffer)
         weights, finite = self._settle(part, squared)
         if weights is not None and self.total is not None:
             if not finite:
-                G.masked_fill_(~squared.isfinite()[:, None, None], 0)
-            self.total.view(-1).addmv_(G.flatten(1).T, weights.to(G.dtype) * upstream)
-            self.pending[part] = weights
+                buffer.masked_fill_(~squared.isfinite()[:, None, None], 0)
+            self.total.view(-1).addmv_(buffer.flatten(1).T, weights.to(buffer.dtype))
 
     def _settle(self, part: slice, squared: Tensor) -> tuple[Tensor | None, bool]:
         """Note squared norms `[b]`; returns the weights in the sum, `[b]`, 0 for what is not finite, and whether all are."""
@@ -219,6 +206,13 @@ class _Pass:
         """Memory for transposed gradients, `[samples, d, M]`."""
         M, d = self.shape
         return self.head.workspace.take(name, samples * d, M, self.head.H).view(samples, d, M)
+
+
+def _parts(b: int, most: int) -> Iterator[tuple[int, int]]:
+    """Where parts of b begin, and how many each has: about the same, and no more than `most`, or one."""
+    step = -(-b // -(-b // max(1, most)))
+    for k in range(0, b, step):
+        yield k, min(step, b - k)
 
 
 def _products(D: Tensor, H: Tensor) -> Tensor:
