@@ -166,8 +166,9 @@ class Cost:
 
 def micro_batches(step: Step, tokens: float, items: float) -> tuple[float, float]:
     """How many micro-batches a rank with `tokens` cuts, and the tokens of one; the head bounds them for a large catalogue."""
-    budget = min(step.token_budget, max(TILE_TOKENS, HOLD_ELEMENTS // max(1, int(items))))
-    whole = max(1.0, budget // step.length) * step.length
+    rows = min(step.token_budget // 2, max(TILE_TOKENS, HOLD_ELEMENTS // max(1, int(items))))
+    users = min(step.token_budget // step.length, rows // min(step.length, step.dim))
+    whole = max(1.0, users) * step.length
     return max(1.0, math.ceil(tokens / whole)), min(tokens, whole)
 
 
@@ -200,7 +201,7 @@ def work(step: Step, layout: Layout) -> dict[str, float]:
         "memory_parameter": parameters,
         "memory_state": micro * step.blocks * step.dim,
         "memory_token": micro,
-        "memory_logit": min(micro * items, HOLD_ELEMENTS),
+        "memory_logit": min(micro * items * min(1.0, step.dim / step.length), HOLD_ELEMENTS),
     }
 
 

@@ -240,19 +240,21 @@ class Trainer:
         """Add the (clipped) gradients of these users to `.grad`; returns the sum of their losses."""
         longest = self.how.max_length + 1
         budget = self.how.token_budget
-        # The head keeps a row of the catalogue's width for each token, or of a long user one for each column of the table.
+        # The head keeps a row of the catalogue's width for each token; of a long user, unless the table is split, one for each
+        # column of the table.
         rows = min(budget // 2, max(TILE_TOKENS, HOLD_ELEMENTS // self.model.table_rows))
+        columns = self.model.table.shape[1] if self.model.part is None else longest
         lengths = np.minimum(self._sequences.lengths[users], longest)
         size = self._team.size(int(lengths.sum()), min(budget, rows))
-        part = partial(
+        micro = partial(
             micro_batches,
             self._sequences,
             max_length=longest,
             token_budget=max(1, budget // size),
             row_budget=max(1, rows // size),
-            longest=self.model.table.shape[1],
+            longest=columns,
         )
-        return self._team.add([part(some) for some in deal(users, lengths, size)])
+        return self._team.add([micro(part) for part in deal(users, lengths, size)])
 
     def _update(self, step: int) -> None:
         for p in self.model.parameters():
