@@ -217,7 +217,8 @@ class Block(nn.Module):
         q, k = self._split(self.q(h)), self._split(self.k(h))
         if var is None or r is None or r.correction != "logits":
             return attention.scores(q, k, bias=bias)
-        return attention.scores(q, k, error.penalty(q, self._propagate(self.k, h, var, var_w), r.cap), bias)
+        var_k = self._propagate(self.k, h, var, var_w, error.squared_lengths(h))
+        return attention.scores(q, k, error.penalty(q, var_k, r.cap), bias)
 
     def _attend(
         self, h: Tensor, var: Tensor | None, r: ReAttention | None, var_w: Tensor, bias: Tensor | None, last: bool
@@ -227,7 +228,8 @@ class Block(nn.Module):
         if var is None or r is None:
             return self.o(self._join(attention.attend(q, k, v, None, dropout, bias))), None
         with torch.no_grad():
-            var_k = self._propagate(self.k, h, var, var_w)
+            squares = error.squared_lengths(h)
+            var_k = self._propagate(self.k, h, var, var_w, squares)
         # Gradient flows through the query here; through weights and variances it does not.
         penalty = error.penalty(q, var_k, r.cap) if r.correction == "logits" else None
         if r.correction == "literal":
@@ -238,7 +240,7 @@ class Block(nn.Module):
             return self.o(joined), None
         with torch.no_grad():
             # One number a token: the mean over heads.
-            var_v = self._propagate(self.v, h, var, var_w)
+            var_v = self._propagate(self.v, h, var, var_w, squares)
             var_out = attention.output_error(q, k, var_v, penalty, bias).mean(1)
             var_out = error.linear(var_out, joined, self.o.weight, var_w)
         return self.o(joined), var_out
@@ -252,10 +254,10 @@ class Block(nn.Module):
                 var = error.linear(var, a, self.down.weight, var_w)
         return self.down(a), var
 
-    def _propagate(self, layer: nn.Linear, h: Tensor, var: Tensor, var_w: Tensor) -> Tensor:
-        """The variance of a layer's outputs for each head, `[B, heads, L]`."""
+    def _propagate(self, layer: nn.Linear, h: Tensor, var: Tensor, var_w: Tensor, squares: Tensor) -> Tensor:
+        """The variance of a layer's outputs for each head, `[B, heads, L]`; squares: `|h|^2` `[B, L]`."""
         weight = layer.weight.view(self.heads, 1, -1, layer.in_features)
-        return error.linear(var[:, None], h[:, None], weight, var_w)
+        return error.linear(var[:, None], h[:, None], weight, var_w, squares[:, None])
 
     def _split(self, x: Tensor) -> Tensor:
         B, L, d = x.shape
