@@ -230,3 +230,22 @@ def test_reattention_reads_the_frequencies_of_the_vocabulary():
     model.choose(p.clamp_min(1e-3), bias=False)
     model.set_errors(1.0, 10.0, p, torch.ones(LENGTH))
     torch.testing.assert_close(model.var_items[1:], error.effective_error(1.0, 10.0, p[[ITEMS, ITEMS - 1]]))
+
+
+@pytest.mark.parametrize("cap", [None, 5.0, 0.01])
+def test_widened_queries_have_the_gradient_of_the_penalty(cap):
+    q, k, v = (torch.randn(2, 2, 9, 4, dtype=torch.float64, requires_grad=True) for _ in range(3))
+    var = torch.rand(2, 2, 9, dtype=torch.float64)
+    found = attention.attend(*attention.widen(q, k, var, cap), v)
+    expected = attention.attend(q, k, v, error.penalty(q, var, cap))
+    torch.testing.assert_close(found, expected)
+    upstream = torch.randn_like(expected)
+    gradients = torch.autograd.grad(found, (q, k, v), upstream)
+    torch.testing.assert_close(gradients, torch.autograd.grad(expected, (q, k, v), upstream))
+
+
+@pytest.mark.parametrize("L", [1, 7, 64, 65, 150])
+def test_the_error_of_the_output_by_rows_is_that_of_the_whole_matrix(L):
+    q, k, var = torch.randn(3, 2, L, 4), torch.randn(3, 2, L, 4), torch.rand(3, 2, L)
+    whole = error.attention_output(var, attention.scores(q, k))
+    torch.testing.assert_close(attention.output_error(q, k, var, None, 4), whole)

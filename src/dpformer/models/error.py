@@ -33,9 +33,7 @@ def effective_error(
     return (scale * noise_multiplier / (batch_size * torch.as_tensor(frequency))).square()
 
 
-def linear(
-    var: Tensor, x: Tensor, weight: Tensor, var_weight: Tensor | float, squares: Tensor | None = None
-) -> Tensor:
+def linear(var: Tensor, x: Tensor, weight: Tensor, var_weight: Tensor | float, squares: Tensor | None = None) -> Tensor:
     """`y = x W'`: var `[...]`, x `[..., d_in]`, W `[..., d_out, d_in]` to the variance of y's coordinates, `[...]`.
 
         Var y = Var x |W|^2 / d_out  +  Var W (d_in Var x + |x|^2)
@@ -147,7 +145,8 @@ def penalty(query: Tensor, var_key: Tensor, cap: float | None) -> tuple[Tensor, 
     >>> left[1] * right
     tensor([ 0., -5.])
     """
-    left = query.square().sum(-1) / (2 * query.shape[-1])
+    squares = query.square().sum(-1) if query.requires_grad else squared_lengths(query)
+    left = squares / (2 * query.shape[-1])
     right = var_key - var_key[..., :1]
     if cap is not None:
         spread = right.cummax(-1).values - right.cummin(-1).values

@@ -230,18 +230,19 @@ class Block(nn.Module):
         with torch.no_grad():
             squares = error.squared_lengths(h)
             var_k = self._propagate(self.k, h, var, var_w, squares)
-        # Gradient flows through the query here; through weights and variances it does not.
-        penalty = error.penalty(q, var_k, r.cap) if r.correction == "logits" else None
         if r.correction == "literal":
             joined = self._join(attention.literal_attend(q, k, v, var_k, r.cap, bias))
         else:
-            joined = self._join(attention.attend(q, k, v, penalty, dropout, bias))
+            if r.correction == "logits":
+                # Gradient flows through the query here; through weights and variances it does not.
+                q, k = attention.widen(q, k, var_k, r.cap)
+            joined = self._join(attention.attend(q, k, v, None, dropout, bias))
         if last:
             return self.o(joined), None
         with torch.no_grad():
             # One number a token: the mean over heads.
             var_v = self._propagate(self.v, h, var, var_w, squares)
-            var_out = attention.output_error(q, k, var_v, penalty, bias).mean(1)
+            var_out = attention.output_error(q, k, var_v, bias, v.shape[-1]).mean(1)
             var_out = error.linear(var_out, joined, self.o.weight, var_w)
         return self.o(joined), var_out
 
