@@ -254,6 +254,7 @@ class _Record(torch.autograd.Function):
             raise ClippingError(
                 f"a gradient of a gradient passes {ctx.use.function}: second derivatives have no clipping rule"
             )
+        gradient = gradient.contiguous()  # once, where each look at it as a matrix would make a copy
         ctx.use.gradient = gradient
         return (gradient if ctx.needs_input_grad[0] else None), None, None
 

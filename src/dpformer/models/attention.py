@@ -50,7 +50,7 @@ def attend(
         scale=1 / math.sqrt(d),
         **mask,
     )
-    return out[..., :d]
+    return out[..., :d].contiguous()
 
 
 def recency_bias(length: int, power: float) -> Tensor:
