@@ -109,10 +109,18 @@ def test_an_item_taken_out_by_minus_infinity():
     assert_exact(model, plain_losses, s, y.clamp_min(1), w)
 
 
-def test_two_forwards_before_a_backward_do_not_share_what_is_held():
+ROUTES = [
+    "gram",
+    "formed",
+]  # of samples with as many tokens as the table has columns, D is kept, or the gradient at the table
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_two_forwards_before_a_backward_do_not_share_what_is_held(route):
     model = Model(9, 4)
-    first, second = batch(3, 4, 9), batch(3, 4, 9)
-    expected = PhantomClipping(model).norms(lambda: model.losses(*first))
+    first, second = batch(3, 4, 9, ragged=False), batch(3, 4, 9, ragged=False)
+    clipping = PhantomClipping(model, route=route)
+    expected = clipping.norms(lambda: model.losses(*first))
 
     def interleaved():
         losses = model.losses(*first)
@@ -120,13 +128,34 @@ def test_two_forwards_before_a_backward_do_not_share_what_is_held():
             model.losses(*second)
         return losses
 
-    torch.testing.assert_close(PhantomClipping(model).norms(interleaved), expected)
+    torch.testing.assert_close(clipping.norms(interleaved), expected)
 
 
-def test_a_sample_that_is_not_finite_adds_nothing():
+def test_losses_that_are_weighted_outside_the_head():
+    factors = torch.tensor([0.0, 0.5, 1.0, -3.0, 7.0])
+
+    def weighted(module, data):
+        s, y, w, f = data
+        return plain_losses(module, (s, y, w)) * f
+
+    assert_exact(Model(9, 4), weighted, *batch(5, 6, 9), factors)
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_measured_twice_is_measured_the_same(route):
+    model = Model(9, 4)
+    data = batch(4, 5, 9, ragged=False)
+    clipping = PhantomClipping(model, route=route)
+    first = clipping.norms(lambda: model.losses(*data))
+    torch.testing.assert_close(clipping.backward(lambda: model.losses(*data)), first)
+    torch.testing.assert_close(clipping.norms(lambda: model.losses(*data)), first)
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_a_sample_that_is_not_finite_adds_nothing(route):
     model = Model(9, 4)
     s, y, w = batch(4, 5, 9, ragged=False)
-    clipping = PhantomClipping(model)
+    clipping = PhantomClipping(model, route=route)
     keep = torch.tensor([0, 1, 3])
     clipping.backward(lambda: model.losses(s[keep], y[keep], w[keep]))
     expected = [p.grad.clone() for p in model.parameters()]

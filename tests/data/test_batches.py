@@ -125,6 +125,22 @@ def test_every_sampled_user_is_in_exactly_one_micro_batch(lengths: list[int], bu
 
 
 @settings(deadline=None)
+@given(lengths=LENGTHS, budget=st.integers(1, 200), rows=st.integers(1, 100), longest=st.integers(1, 12))
+def test_a_second_budget_counts_no_more_than_so_much_of_each_user(
+    lengths: list[int], budget: int, rows: int, longest: int
+):
+    sequences = some_sequences(lengths)
+    parts = cut(np.arange(len(lengths)), sequences.lengths, budget, rows, longest)
+    assert sorted(user for part in parts for user in part) == list(range(len(lengths)))
+    for part in parts:
+        assert len(part) == 1 or np.minimum(sequences.lengths[part], longest).sum() <= rows
+    # Where it is never reached, it changes nothing.
+    alone = cut(np.arange(len(lengths)), sequences.lengths, budget)
+    ample = cut(np.arange(len(lengths)), sequences.lengths, budget, budget * longest, longest)
+    assert [part.tolist() for part in ample] == [part.tolist() for part in alone]
+
+
+@settings(deadline=None)
 @given(lengths=LENGTHS, max_length=st.integers(1, 30), budget=st.integers(1, 200))
 def test_tensors_hold_the_last_items_and_nothing_else(lengths: list[int], max_length: int, budget: int):
     sequences = some_sequences(lengths)
