@@ -127,6 +127,17 @@ def test_search(client):
     assert client.get("/items", params={"limit": 101}).status_code == 422
 
 
+@pytest.mark.parametrize("number", [10**19 + 1, -(10**19) - 1, 1e25])
+def test_a_number_that_no_log_can_hold_is_refused(client, number):
+    for body in ({"histories": [[number]]}, {"histories": [["i01"]], "exclude": [number]}):
+        refused = client.post("/recommend", json=body)
+        assert refused.status_code == 422
+        assert "as a text" in refused.text
+        body = json.loads(json.dumps(body).replace(json.dumps(number), "7"))
+        assert client.post("/recommend", json=body).status_code == 200
+    assert client.post("/recommend", json={"histories": [[2**63 - 1, -(2**63), 1e18]]}).status_code == 200
+
+
 def test_search_puts_the_likeliest_first_and_forgives_accents():
     search = ItemSearch(["a", "b", "c", "d", "e"], ["The Été", "Un été", "Summer, ete", "Ete", None])
     assert search.find("ETE", 10) == ([3, 0, 1, 2], False)

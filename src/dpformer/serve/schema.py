@@ -9,12 +9,17 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, c
 from dpformer.privacy import PrivacyStatement
 from dpformer.serve.limits import Limits
 
+# Of ids that are numbers: all of 64 bits. A power of ten, since those who write JSON may round larger powers of two.
+MOST = 10**19
+
 
 def _text(value: Any) -> Any:
     """Ids may be numbers; `true` is none."""
     if isinstance(value, bool):
         raise ValueError("an item is a text or a whole number")
     if isinstance(value, int) or (isinstance(value, float) and value.is_integer()):
+        if abs(value) > MOST:
+            raise ValueError(f"an item that is a number is between -{MOST} and {MOST}; give a longer one as a text")
         return str(int(value))
     return value
 
@@ -24,7 +29,7 @@ Item = Annotated[
     BeforeValidator(_text),
     Field(
         max_length=1000,
-        json_schema_extra={"type": ["string", "integer"], "minimum": -(2**63), "maximum": 2**63 - 1},
+        json_schema_extra={"type": ["string", "integer"], "minimum": -MOST, "maximum": MOST},
         description="An item id or a title of the catalogue.",
     ),
 ]
