@@ -81,8 +81,14 @@ class ParameterGradient:
     @property
     def replaces(self) -> bool:
         """Whether the formed gradients replace the forms: where they are no larger, and the weighted sum is then one product."""
+        few = self.batch * self.parameter.numel() <= FORMED_ELEMENTS // 4
+        return self.route == "formed" and (self.compact or few)
+
+    @property
+    def compact(self) -> bool:
+        """Whether gradients are no larger than the factors they are made of."""
         factors = sum(f.rows.numel() + f.cols.numel() for f in self.forms if isinstance(f, Outer))
-        return self.route == "formed" and self.batch * self.parameter.numel() <= max(factors, FORMED_ELEMENTS // 4)
+        return self.batch * self.parameter.numel() <= factors
 
     def _cheaper_route(self) -> Route:
         R, C = self.shape
@@ -151,11 +157,11 @@ class OuterGradients:
         self.forms = [form for found in parameters for form in found.forms if isinstance(form, Outer)]
         self.bound = torch.stack([form.bound() for form in self.forms]).square().sum(0)
         self.shape = R, C = parameters[0].shape
-        rows, T = self.forms[0].rows, self.forms[0].rows.shape[1]
-        self.keep = R * C <= T * (R + C)
+        self.keep = all(found.compact for found in parameters)
         kept, batch = len(self.forms) if self.keep else 1, parameters[0].batch
         # [parameters, B, R C]; valid until the next backward pass.
-        self.gradients = workspace.take(f"formed {R} {C}", kept * batch, R * C, rows).view(kept, batch, R * C)
+        memory = workspace.take(f"formed {R} {C}", kept * batch, R * C, self.forms[0].rows)
+        self.gradients = memory.view(kept, batch, R * C)
 
     def measure(self) -> tuple[Tensor, Tensor]:
         """As `ParameterGradient.measure`."""

@@ -131,6 +131,13 @@ def by_pairs(T: int, d: int, route: Route | None) -> bool:
     return 18 * d > T**2 if route is None else route == "gram"
 
 
+def row_budget(items: int, token_budget: int) -> int:
+    """How many rows `[items]`, of D or of gradients at E, micro-batches of so many tokens may keep: what a `HeadPass` holds at
+    the most, and no more than half a row for each token.
+    """
+    return min(token_budget // 2, max(TILE_TOKENS, HOLD_ELEMENTS // max(1, items)))
+
+
 class HeadPass:
     """One evaluation of the head: its losses, the gradient at H, and D again for those who need it later.
 
@@ -165,9 +172,10 @@ class HeadPass:
         self.total = torch.ones_like(self.w)
         self.shift = self._make_shift()
         # Of kept samples, which are the first, G; then D of all tokens from `short` on.
-        self.short = sum(len(group.samples) * group.T for group in self.groups if group.kept)
+        self.long = [group for group in self.groups if group.kept]
+        self.short = sum(len(group.samples) * group.T for group in self.long)
         self.G = self.held = None
-        kept = sum(len(group.samples) for group in self.groups if group.kept) * self.shape[2]
+        kept = sum(len(group.samples) for group in self.long) * self.shape[2]
         rows = kept + len(positions) - self.short
         if rows * len(table) <= HOLD_ELEMENTS:
             memory = workspace.take("held", rows, len(table), self.H)
@@ -291,7 +299,7 @@ class HeadPass:
         start = 0
         if self.G is not None:
             start = self.short
-            for group in self.groups[: sum(group.kept for group in self.groups)]:
+            for group in self.long:
                 for k in range(len(group.samples)):
                     at = group.start + k * group.T
                     for t in range(0, group.T, self.group):

@@ -87,9 +87,8 @@ class StreamedGradient:
             for tile in self.head.tiles_of(group, H):
                 pass_.gram(tile) if self._by_gram(group) else pass_.formed(tile)
         squared[order] = pass_.squared
-        if weigh is not None:
-            self.head.release()
         if weigh is not None and pass_.total is not None:
+            self.head.release()
             assert self.parameter.grad is not None
             self.parameter.grad.add_(pass_.total.T)
             if all_formed:

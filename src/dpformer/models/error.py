@@ -145,8 +145,7 @@ def penalty(query: Tensor, var_key: Tensor, cap: float | None) -> tuple[Tensor, 
     >>> left[1] * right
     tensor([ 0., -5.])
     """
-    squares = query.square().sum(-1) if query.requires_grad else squared_lengths(query)
-    left = squares / (2 * query.shape[-1])
+    left = squared_lengths(query) / (2 * query.shape[-1])
     right = var_key - var_key[..., :1]
     if cap is not None:
         spread = right.cummax(-1).values - right.cummin(-1).values

@@ -37,7 +37,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from dpformer.clipping.head import HOLD_ELEMENTS, TILE_TOKENS
+from dpformer.clipping.head import HOLD_ELEMENTS, row_budget
 
 Mode = Literal["data", "rows"]
 MODES: tuple[Mode, ...] = ("data", "rows")
@@ -164,10 +164,12 @@ class Cost:
         return {"seconds": self.seconds, **asdict(self)}
 
 
-def micro_batches(step: Step, tokens: float, items: float) -> tuple[float, float]:
-    """How many micro-batches a rank with `tokens` cuts, and the tokens of one; the head bounds them for a large catalogue."""
-    rows = min(step.token_budget // 2, max(TILE_TOKENS, HOLD_ELEMENTS // max(1, int(items))))
-    users = min(step.token_budget // step.length, rows // min(step.length, step.dim))
+def micro_batches(step: Step, tokens: float, items: float, kept: float) -> tuple[float, float]:
+    """How many micro-batches a rank with `tokens` cuts, and the tokens of one; the head bounds them for a large catalogue.
+
+    kept: rows of the catalogue's width that it keeps of a user.
+    """
+    users = min(step.token_budget // step.length, row_budget(int(items), step.token_budget) // kept)
     whole = max(1.0, users) * step.length
     return max(1.0, math.ceil(tokens / whole)), min(tokens, whole)
 
@@ -177,7 +179,9 @@ def work(step: Step, layout: Layout) -> dict[str, float]:
     parts = layout.ranks if layout.mode == "rows" else 1
     tokens = step.tokens if layout.mode == "rows" else step.tokens / layout.ranks
     items, parameters = step.items / parts, step.table / parts + step.rest
-    count, micro = micro_batches(step, tokens, items)
+    # As the trainer cuts: of a long user, unless the table is split, a row for each column of the table.
+    kept = step.length if layout.mode == "rows" else min(step.length, step.dim)
+    count, micro = micro_batches(step, tokens, items, kept)
     alone = layout.ranks == 1
     if layout.mode == "rows":
         sent = BYTES * (2 * step.tokens * (2 * step.dim + 2) + step.rest)
@@ -201,7 +205,7 @@ def work(step: Step, layout: Layout) -> dict[str, float]:
         "memory_parameter": parameters,
         "memory_state": micro * step.blocks * step.dim,
         "memory_token": micro,
-        "memory_logit": min(micro * items * min(1.0, step.dim / step.length), HOLD_ELEMENTS),
+        "memory_logit": min(micro / step.length * kept * items, HOLD_ELEMENTS),
     }
 
 

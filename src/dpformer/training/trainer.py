@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from dpformer.clipping import PhantomClipping
-from dpformer.clipping.head import HOLD_ELEMENTS, TILE_TOKENS
+from dpformer.clipping.head import row_budget
 from dpformer.data import PoissonSampler, Sequences, deal, micro_batches
 from dpformer.errors import PrivacyError, RankError
 from dpformer.models.base import SequenceModel
@@ -242,10 +242,10 @@ class Trainer:
         budget = self.how.token_budget
         # The head keeps a row of the catalogue's width for each token; of a long user, unless the table is split, one for each
         # column of the table.
-        rows = min(budget // 2, max(TILE_TOKENS, HOLD_ELEMENTS // self.model.table_rows))
+        rows = row_budget(self.model.table_rows, budget)
         columns = self.model.table.shape[1] if self.model.part is None else longest
         lengths = np.minimum(self._sequences.lengths[users], longest)
-        size = self._team.size(int(lengths.sum()), min(budget, rows))
+        size = self._team.size(int(lengths.sum()), rows)
         micro = partial(
             micro_batches,
             self._sequences,
