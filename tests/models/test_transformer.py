@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from dpformer import TiedCrossEntropy
+from dpformer.clipping.tape import Tape
 from dpformer.models import attention, error
 from dpformer.models.recurrent import GRURecommender, LSTMRecommender
 from dpformer.models.transformer import ReAttention, Transformer
@@ -77,19 +78,66 @@ def test_exact_under_phantom_clipping_with_the_guard_on(name, float64):
     assert_exact(model, losses, s, y, tolerance=1e-8)
 
 
+def explicit(q, k, penalty=None, bias=None):
+    """The attention matrix as the formula has it."""
+    logits = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5
+    if penalty is not None:
+        logits = logits - penalty[0][..., :, None] * penalty[1][..., None, :]
+    future = torch.ones(q.shape[-2], q.shape[-2], dtype=torch.bool).triu(1)
+    return (logits if bias is None else logits + bias).masked_fill(future, -torch.inf).softmax(-1)
+
+
 @pytest.mark.parametrize("heads", [1, 3])
-def test_the_extra_coordinate_equals_the_explicit_form(heads, float64):
+def test_attention_equals_the_explicit_form(heads, float64):
     q, k, v = (torch.randn(2, heads, 7, 5) for _ in range(3))
     penalty = error.penalty(q, torch.rand(2, heads, 7), cap=5.0)
-    torch.testing.assert_close(attention.attend(q, k, v, penalty), attention.scores(q, k, penalty) @ v)
-    torch.testing.assert_close(attention.attend(q, k, v), attention.scores(q, k) @ v)
+    wide = attention.with_penalty(q, k, penalty)
+    torch.testing.assert_close(attention.attend(*wide, v), explicit(q, k, penalty) @ v)
+    torch.testing.assert_close(attention.scores(*wide, 5), explicit(q, k, penalty))
+    torch.testing.assert_close(attention.attend(q, k, v), explicit(q, k) @ v)
+    torch.testing.assert_close(attention.scores(q, k, 5), explicit(q, k))
 
 
-def test_masked_keys_stay_masked():
+@pytest.mark.parametrize("cap", [None, 5.0, 0.01])
+@pytest.mark.parametrize("recency", [None, 0.8])
+@pytest.mark.parametrize("L", [1, 7, 64, 65, 150])
+@pytest.mark.parametrize("way", ["by rows", "kernel"])
+def test_corrected_attention_has_the_explicit_output_error_and_gradient(way, L, recency, cap, float64, monkeypatch):
+    monkeypatch.setattr(attention, "MATRIX", 2**14)  # several parts: of these samples, and of a sample
+    monkeypatch.setattr(attention, "LONGEST", 512 if way == "by rows" else 0)
+    q, k, v = (torch.randn(3, 2, L, 4, requires_grad=True) for _ in range(3))
+    var_key, var_value = torch.rand(3, 2, L), torch.rand(3, 2, L)
+    bias = None if recency is None else attention.recency_bias(L, recency)
+    found, var = attention.attend_corrected(q, k, v, var_key, var_value, cap, bias=bias)
+    matrix = explicit(q, k, error.penalty(q, var_key, cap), bias)
+    torch.testing.assert_close(found, matrix @ v)
+    torch.testing.assert_close(var, (matrix.detach() ** 2 * var_value[..., None, :]).sum(-1))
+    assert not var.requires_grad
+    upstream = torch.randn_like(found)
+    gradients = torch.autograd.grad(found, (q, k, v), upstream)
+    torch.testing.assert_close(gradients, torch.autograd.grad(matrix @ v, (q, k, v), upstream))
+    with torch.no_grad():
+        again, none = attention.attend_corrected(q, k, v, var_key, None, cap, bias=bias)
+    torch.testing.assert_close(again, found)
+    assert none is None
+
+
+def test_attention_by_rows_counts_no_sample_as_moved(float64):
+    """Who clips would check the gradients of every batch twice."""
+    q, k, v = (torch.randn(9, 1, 70, 4, requires_grad=True) for _ in range(3))
+    with Tape(torch.nn.Linear(1, 1)) as tape:
+        attention.attend_corrected(q, k, v, torch.rand(9, 1, 70), torch.rand(9, 1, 70), 5.0)
+    assert not tape.samples.reordered
+
+
+@pytest.mark.parametrize("no_grad", [False, True])
+def test_masked_keys_stay_masked(no_grad):
     q, k = torch.randn(2, 1, 7, 5), torch.randn(2, 1, 7, 5)
-    penalty = error.penalty(q, 1e14 * torch.rand(2, 1, 7), cap=5.0)
-    assert not attention.scores(q, k, penalty).triu(1).any()
-    out = attention.attend(q, k, torch.eye(7)[None, None].expand(2, 1, 7, 7)[..., :5].contiguous(), penalty)
+    var = 1e14 * torch.rand(2, 1, 7)
+    assert not attention.scores(*attention.with_penalty(q, k, error.penalty(q, var, cap=5.0)), 5).triu(1).any()
+    v = torch.eye(7)[None, None].expand(2, 1, 7, 7)[..., :5].contiguous()
+    with torch.set_grad_enabled(not no_grad):
+        out, _ = attention.attend_corrected(q, k, v, var, None, 5.0)
     assert not out.triu(1).any()
 
 
@@ -170,14 +218,10 @@ def test_recency_is_attention_that_falls_off_with_the_lag(float64):
     assert "positions" not in dict(model.named_parameters())
 
 
-@pytest.mark.parametrize("penalised", [False, True])
-def test_a_bias_in_the_kernel_equals_the_explicit_form(penalised, float64):
+def test_a_bias_in_the_kernel_equals_the_explicit_form(float64):
     q, k, v = (torch.randn(2, 2, 7, 5) for _ in range(3))
-    penalty = error.penalty(q, torch.rand(2, 2, 7), cap=5.0) if penalised else None
     bias = attention.recency_bias(7, 0.8).double()
-    explicit = attention.scores(q, k, penalty, bias)
-    assert not explicit.triu(1).any()
-    torch.testing.assert_close(attention.attend(q, k, v, penalty, bias=bias), explicit @ v)
+    torch.testing.assert_close(attention.attend(q, k, v, bias=bias), explicit(q, k, bias=bias) @ v)
 
 
 def test_identity_starts_as_the_pooled_history(float64):
@@ -232,20 +276,8 @@ def test_reattention_reads_the_frequencies_of_the_vocabulary():
     torch.testing.assert_close(model.var_items[1:], error.effective_error(1.0, 10.0, p[[ITEMS, ITEMS - 1]]))
 
 
-@pytest.mark.parametrize("cap", [None, 5.0, 0.01])
-def test_widened_queries_have_the_gradient_of_the_penalty(cap):
-    q, k, v = (torch.randn(2, 2, 9, 4, dtype=torch.float64, requires_grad=True) for _ in range(3))
-    var = torch.rand(2, 2, 9, dtype=torch.float64)
-    found = attention.attend(*attention.widen(q, k, var, cap), v)
-    expected = attention.attend(q, k, v, error.penalty(q, var, cap))
-    torch.testing.assert_close(found, expected)
-    upstream = torch.randn_like(expected)
-    gradients = torch.autograd.grad(found, (q, k, v), upstream)
-    torch.testing.assert_close(gradients, torch.autograd.grad(expected, (q, k, v), upstream))
-
-
 @pytest.mark.parametrize("L", [1, 7, 64, 65, 150])
 def test_the_error_of_the_output_by_rows_is_that_of_the_whole_matrix(L):
     q, k, var = torch.randn(3, 2, L, 4), torch.randn(3, 2, L, 4), torch.rand(3, 2, L)
-    whole = error.attention_output(var, attention.scores(q, k))
+    whole = error.attention_output(var, attention.scores(q, k, 4))
     torch.testing.assert_close(attention.output_error(q, k, var, None, 4), whole)

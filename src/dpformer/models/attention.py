@@ -1,15 +1,19 @@
-"""Causal attention with Re-Attention's correction as one more coordinate of queries and keys.
+"""Causal attention, with or without Re-Attention's correction, and the variance of its output.
 
-The correction takes `left_i right_j` off the logit of query i and key j. That is an inner product too, so with
+The correction takes `left_i right_j` off the logit of query i and key j. In training the attention matrix is made some rows at a
+time: penalty and variance of the output are passes over what is in the processor's cache anyway, and the rows are kept for
+the gradient. Elsewhere (on a GPU, under dropout, for very long sequences, where a graph is drawn, and without gradients) a kernel
+that knows nothing of a penalty does it, because the penalty is an inner product too. With
 
     q' = (q, -sqrt(d) left)      k' = (k, right)      <q', k'> / sqrt(d) = <q, k> / sqrt(d) - left right
 
-an attention kernel that knows nothing of it computes corrected attention, without the matrix of logits in memory.
+corrected attention is ordinary attention of one more coordinate.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -20,25 +24,17 @@ from dpformer.models import error
 
 # Entries of attention matrices that are made at a time, and their rows: of keys after these there is nothing to compute.
 MATRIX, ROWS = 2**18, 64
+# Sequences whose attention matrix is kept for the gradient: it grows with the square of the length.
+LONGEST = 512
 
 
-def attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    penalty: tuple[Tensor, Tensor] | None = None,
-    dropout: float = 0.0,
-    bias: Tensor | None = None,
-) -> Tensor:
-    """Causal attention of q, k, v `[B, heads, L, d]`; the penalty's factors are `[B, heads, L]` each.
+def attend(q: Tensor, k: Tensor, v: Tensor, dropout: float = 0.0, bias: Tensor | None = None) -> Tensor:
+    """Causal attention of q, k, v `[B, heads, L, d]`; q and k may have one more coordinate, a penalty: see `with_penalty`.
 
-    q and k may have the penalty already, as one more coordinate: see `widen`.
     bias: fixed and added to the logits, `[L, L]`, -inf for keys after the query (see `recency_bias`).
     """
     mask = {"is_causal": True} if bias is None else {"attn_mask": bias}
     d = v.shape[-1]
-    if penalty is not None:
-        q, k = with_penalty(q, k, penalty, d)
     if q.shape[-1] == d:
         return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, **mask)
     # The quick kernels want values as wide as keys.
@@ -53,6 +49,121 @@ def attend(
     return out[..., :d].contiguous()
 
 
+def attend_corrected(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    var_key: Tensor,
+    var_value: Tensor | None,
+    cap: float | None,
+    dropout: float = 0.0,
+    bias: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """`attend` with the correction for keys of variance `var_key` `[B, heads, L]`; see `error.penalty` for the cap.
+
+    Returns the output and, from `var_value` `[B, heads, L]`, its variance `[B, heads, L]`. The gradient goes through q into the
+    penalty too; through variances it does not.
+    """
+    by_rows = torch.is_grad_enabled() and not torch.compiler.is_compiling() and q.device.type == "cpu"
+    if not by_rows or dropout > 0 or q.shape[-2] > LONGEST:
+        q, k = with_penalty(q, k, error.penalty(q, var_key, cap))
+        out = attend(q, k, v, dropout, bias)
+        with torch.no_grad():
+            return out, None if var_value is None else output_error(q, k, var_value, bias, v.shape[-1])
+    left, right = error.penalty(q.detach(), var_key, cap)
+    values = (None if x is None else x.flatten(0, 1) for x in (q, k, v, left, right, var_value))
+    out, var = _Rows.apply(*values, bias)
+    return out.view(v.shape), None if var is None else var.view(left.shape)
+
+
+class _Rows(torch.autograd.Function):
+    """Attention of q, k, v `[n, L, d]` less `left right`, `[n, L]` each, and its variance from that of the values `[n, L]`.
+
+        S = softmax(q k' / sqrt(d) - left right + bias)        out = S v        var = S^2 var_value
+
+    left is `|q|^2 / (2 d)`, or a cap below it: its gradient is `q / d`, or nothing.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        left: Tensor,
+        right: Tensor,
+        var_value: Tensor | None,
+        bias: Tensor | None,
+    ) -> tuple[Tensor, Tensor | None]:
+        scale = 1 / math.sqrt(q.shape[-1])
+        out = torch.empty_like(v)
+        var = None if var_value is None else torch.empty_like(var_value)
+        future = causal(min(ROWS, q.shape[1]), q)
+        nothing = q.new_empty(1)
+        kept = []
+        for q_, k_, v_, left_, right_, var_value_, out_, var_ in _some(q, k, v, left, right, var_value, out, var):
+            for rows, keys in _rows(q.shape[1]):
+                # At beta 0 the first argument is not read.
+                S = torch.baddbmm(nothing, q_[:, rows], k_[:, keys].transpose(1, 2), beta=0, alpha=scale)
+                S.addcmul_(left_[:, rows, None], right_[:, None, keys], value=-1)
+                if bias is None:
+                    count = rows.stop - rows.start
+                    S[:, :, rows] += future[:count, :count]
+                else:
+                    S += bias[rows, keys]
+                S = S.softmax(-1)
+                out_[:, rows] = torch.bmm(S, v_[:, keys])
+                if var_ is not None:
+                    var_[:, rows] = error.attention_output(var_value_[:, keys], S)
+                kept.append(S)
+        ctx.save_for_backward(q, k, v, left, right, *kept)
+        if var is not None:
+            ctx.mark_non_differentiable(var)
+        return out, var
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor, _: Any) -> tuple[Tensor | None, ...]:
+        q, k, v, left, right, *kept = ctx.saved_tensors
+        d = q.shape[-1]
+        scale = 1 / math.sqrt(d)
+        at_q, at_k, at_v = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
+        at_left = torch.empty_like(left)
+        matrices = iter(kept)
+        some = _some(q, k, v, right, gradient, at_q, at_k, at_v, at_left)
+        for q_, k_, v_, right_, gradient_, at_q_, at_k_, at_v_, at_left_ in some:
+            for rows, keys in _rows(q.shape[1]):
+                S, at_out = next(matrices), gradient_[:, rows]
+                at_v_[:, keys].baddbmm_(S.transpose(1, 2), at_out)
+                at_S = torch.bmm(at_out, v_[:, keys].transpose(1, 2))
+                at_logits = torch._softmax_backward_data(at_S, S, -1, S.dtype)
+                at_q_[:, rows] = torch.bmm(at_logits, k_[:, keys])
+                at_k_[:, keys].baddbmm_(at_logits.transpose(1, 2), q_[:, rows], alpha=scale)
+                at_left_[:, rows] = torch.bmm(at_logits, right_[:, keys, None])[..., 0]
+        capped = left < error.squared_lengths(q) / (2 * d)
+        at_left.mul_(-1 / d).masked_fill_(capped, 0)
+        at_q.mul_(scale).addcmul_(at_left[..., None], q)
+        return at_q, at_k, at_v, None, None, None, None
+
+
+def _some(*tensors: Tensor | None) -> Iterator[tuple[Any, ...]]:
+    """The tensors, the first of them `[n, L, d]`, for some of n at a time: for so many attention matrices that fit the cache.
+
+    By `split`, and not by an index: which samples an index picks, whoever clips their gradients would have to find out.
+    """
+    assert tensors[0] is not None
+    n, L = tensors[0].shape[:2]
+    size = max(1, MATRIX // max(1, min(ROWS, L) * L))
+    nothing = (None,) * -(-n // size)
+    return zip(*(nothing if tensor is None else tensor.split(size) for tensor in tensors), strict=True)
+
+
+def _rows(L: int) -> Iterator[tuple[slice, slice]]:
+    """Rows of an attention matrix `[L, L]`, some at a time, and the keys up to the last of them."""
+    for first in range(0, L, ROWS):
+        last = min(first + ROWS, L)
+        yield slice(first, last), slice(last)
+
+
 def recency_bias(length: int, power: float) -> Tensor:
     """`-power log(1 + lag)`, -inf for the future: `[L, L]`. Without queries, the key k back gets a weight of `(1 + k)^-power`.
 
@@ -65,40 +176,10 @@ def recency_bias(length: int, power: float) -> Tensor:
     return (-power * lag.clamp_min(0).to(torch.get_default_dtype()).log1p()).masked_fill(lag < 0, -torch.inf)
 
 
-def with_penalty(q: Tensor, k: Tensor, penalty: tuple[Tensor, Tensor], d: int) -> tuple[Tensor, Tensor]:
-    """Queries and keys with the penalty as one more coordinate, `[B, heads, L, d + 1]`."""
+def with_penalty(q: Tensor, k: Tensor, penalty: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Queries and keys `[B, heads, L, d]` with the penalty as one more coordinate, `[B, heads, L, d + 1]`."""
     left, right = penalty
-    return torch.cat([q, -math.sqrt(d) * left[..., None]], -1), torch.cat([k, right[..., None]], -1)
-
-
-def widen(q: Tensor, k: Tensor, var_key: Tensor, cap: float | None) -> tuple[Tensor, Tensor]:
-    """`with_penalty(q, k, error.penalty(q, var_key, cap))`, with a gradient at q that is one pass over it and not five."""
-    if not torch.is_grad_enabled() or torch.compiler.is_compiling():
-        return with_penalty(q, k, error.penalty(q, var_key, cap), q.shape[-1])
-    left, right = error.penalty(q.detach(), var_key, cap)
-    return _Query.apply(q, left), torch.cat([k, right[..., None]], -1)
-
-
-class _Query(torch.autograd.Function):
-    """`(q, -sqrt(d) left)`, where left is `|q|^2 / (2 d)` or a cap below it."""
-
-    @staticmethod
-    def forward(ctx: Any, q: Tensor, left: Tensor) -> Tensor:
-        d = q.shape[-1]
-        wide = q.new_empty(*q.shape[:-1], d + 1)
-        wide[..., :d] = q
-        wide[..., d] = left * -math.sqrt(d)
-        ctx.save_for_backward(q, left)
-        return wide
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        q, left = ctx.saved_tensors
-        d = q.shape[-1]
-        # The gradient of |q|^2 / (2 d) is q / d; a cap has none.
-        capped = left < error.squared_lengths(q) / (2 * d)
-        factor = (gradient[..., d] * (-math.sqrt(d) / d)).masked_fill(capped, 0)
-        return torch.addcmul(gradient[..., :d], factor[..., None], q), None
+    return torch.cat([q, -math.sqrt(q.shape[-1]) * left[..., None]], -1), torch.cat([k, right[..., None]], -1)
 
 
 def causal(length: int, like: Tensor) -> Tensor:
@@ -106,20 +187,11 @@ def causal(length: int, like: Tensor) -> Tensor:
     return torch.full((length, length), -torch.inf, dtype=like.dtype, device=like.device).triu(1)
 
 
-def scores(
-    q: Tensor,
-    k: Tensor,
-    penalty: tuple[Tensor, Tensor] | None = None,
-    bias: Tensor | None = None,
-    d: int | None = None,
-) -> Tensor:
+def scores(q: Tensor, k: Tensor, d: int, bias: Tensor | None = None) -> Tensor:
     """The attention matrix itself, `[B, heads, L, L]`: for error tracking, diagnostics and as the explicit form.
 
-    d: the width of queries, where they have the penalty already.
+    q and k: as in `attend`; d: their width without a penalty.
     """
-    d = d or q.shape[-1]
-    if penalty is not None:
-        q, k = with_penalty(q, k, penalty, d)
     if bias is None:
         bias = causal(q.shape[-2], q)
     logits = torch.baddbmm(bias, q.flatten(0, 1), k.flatten(0, 1).transpose(1, 2), alpha=1 / math.sqrt(d))
@@ -139,7 +211,7 @@ def output_error(q: Tensor, k: Tensor, var_values: Tensor, bias: Tensor | None, 
         last = min(first + step, L)
 
         def of_some(q: Tensor, k: Tensor, v: Tensor, mask: Tensor = bias[first:last, :last]) -> Tensor:
-            return error.attention_output(v, scores(q, k, None, mask, d))
+            return error.attention_output(v, scores(q, k, d, mask))
 
         size = MATRIX // max(1, q.shape[1] * (last - first) * last)
         parts = q[..., first:last, :], k[..., :last, :], var_values[..., :last]
@@ -157,4 +229,4 @@ def literal_attend(
     exponent = q.square().sum(-1)[..., None] * var_key[..., None, :] / 2
     if cap is not None:
         exponent = exponent.clamp_max(cap)
-    return (scores(q, k, bias=bias) * torch.exp(-exponent)) @ v
+    return (scores(q, k, q.shape[-1], bias) * torch.exp(-exponent)) @ v

@@ -215,10 +215,10 @@ class Block(nn.Module):
         h = self.norm1(state.x) if self.pre else state.x
         var = _normed(self.norm1, state.x, state.var) if self.pre else state.var
         q, k = self._split(self.q(h)), self._split(self.k(h))
-        if var is None or r is None or r.correction != "logits":
-            return attention.scores(q, k, bias=bias)
-        var_k = self._propagate(self.k, h, var, var_w, error.squared_lengths(h))
-        return attention.scores(q, k, error.penalty(q, var_k, r.cap), bias)
+        if var is not None and r is not None and r.correction == "logits":
+            var_k = self._propagate(self.k, h, var, var_w, error.squared_lengths(h))
+            q, k = attention.with_penalty(q, k, error.penalty(q, var_k, r.cap))
+        return attention.scores(q, k, h.shape[-1] // self.heads, bias)
 
     def _attend(
         self, h: Tensor, var: Tensor | None, r: ReAttention | None, var_w: Tensor, bias: Tensor | None, last: bool
@@ -226,24 +226,28 @@ class Block(nn.Module):
         q, k, v = (self._split(f(h)) for f in (self.q, self.k, self.v))
         dropout = self.dropout if self.training else 0.0
         if var is None or r is None:
-            return self.o(self._join(attention.attend(q, k, v, None, dropout, bias))), None
+            return self.o(self._join(attention.attend(q, k, v, dropout, bias))), None
         with torch.no_grad():
             squares = error.squared_lengths(h)
             var_k = self._propagate(self.k, h, var, var_w, squares)
-        if r.correction == "literal":
-            joined = self._join(attention.literal_attend(q, k, v, var_k, r.cap, bias))
+            var_v = None if last else self._propagate(self.v, h, var, var_w, squares)
+        if r.correction == "logits":
+            out, var_out = attention.attend_corrected(q, k, v, var_k, var_v, r.cap, dropout, bias)
         else:
-            if r.correction == "logits":
-                # Gradient flows through the query here; through weights and variances it does not.
-                q, k = attention.widen(q, k, var_k, r.cap)
-            joined = self._join(attention.attend(q, k, v, None, dropout, bias))
-        if last:
+            literal = r.correction == "literal"
+            out = (
+                attention.literal_attend(q, k, v, var_k, r.cap, bias)
+                if literal
+                else attention.attend(q, k, v, dropout, bias)
+            )
+            with torch.no_grad():
+                var_out = None if var_v is None else attention.output_error(q, k, var_v, bias, v.shape[-1])
+        joined = self._join(out)
+        if var_out is None:
             return self.o(joined), None
         with torch.no_grad():
             # One number a token: the mean over heads.
-            var_v = self._propagate(self.v, h, var, var_w, squares)
-            var_out = attention.output_error(q, k, var_v, bias, v.shape[-1]).mean(1)
-            var_out = error.linear(var_out, joined, self.o.weight, var_w)
+            var_out = error.linear(var_out.mean(1), joined, self.o.weight, var_w)
         return self.o(joined), var_out
 
     def _feed(self, h: Tensor, var: Tensor | None, var_w: Tensor) -> tuple[Tensor, Tensor | None]:
