@@ -38,17 +38,22 @@ class Outer:
 
     def bound(self) -> Tensor:
         """`sqrt(sum_t |rows_t|^2 sum_t |cols_t|^2)` `[B]`: no less than `sum_t |rows_t| |cols_t|`, the sizes of all terms."""
-        rows, cols = self.sizes or (sizes(self.rows.flatten(1)), sizes(self.cols.flatten(1)))
-        return rows * cols
+        rows, cols = self.factors()
+        return rows.double() * cols
+
+    def factors(self) -> tuple[Tensor, Tensor]:
+        """The sizes of each sample's rows, all together, and of its cols; `[B]` each."""
+        return self.sizes or (sizes(self.rows.flatten(1)), sizes(self.cols.flatten(1)))
 
     def hidden(self) -> Tensor:
         """The size, `[B]`, of the terms whose inner products are too small for their type, though the terms may not be."""
         r, c, tiny = lengths(self.rows), lengths(self.cols), _tiny(self.rows)
         return torch.where((r.square() < tiny) | (c.square() < tiny), r * c, 0.0).sum(1)
 
-    def form(self, out: Tensor, samples: slice) -> None:
-        """Write the gradients of `samples` to `out` `[b, R, C]`."""
-        torch.bmm(self.rows[samples].transpose(1, 2), self.cols[samples], out=out)
+    def form(self, out: Tensor, samples: slice | None = None) -> None:
+        """Write the gradients of `samples`, or of all, to `out` `[b, R, C]`."""
+        rows, cols = (self.rows, self.cols) if samples is None else (self.rows[samples], self.cols[samples])
+        torch.bmm(rows.transpose(1, 2), cols, out=out)
 
     def form_into(self, out: Tensor, samples: slice) -> None:
         """Add the gradients of `samples` to `out` `[b, R, C]`."""
@@ -59,13 +64,14 @@ class Outer:
         out.baddbmm_(self.cols[samples].transpose(1, 2), self.rows[samples])
 
     def add_weighted(self, weights: Tensor, out: Tensor) -> None:
-        """Add `sum_i weights[i] G_i` to `out` `[R, C]`."""
+        """Add `sum_i weights[i] G_i` to `out` `[R, C]`; weights may also be `[B, 1, 1]`."""
+        weights = weights if weights.dim() == 3 else weights[:, None, None]
         # Scale the narrower factor: it is the cheaper one to copy.
         rows, cols = self.rows, self.cols
         if rows.shape[-1] < cols.shape[-1]:
-            rows = rows * weights[:, None, None]
+            rows = rows * weights
         else:
-            cols = cols * weights[:, None, None]
+            cols = cols * weights
         out.addmm_(rows.flatten(0, 1).T, cols.flatten(0, 1))
 
     def forget(self, samples: Tensor) -> None:
@@ -83,7 +89,7 @@ class Sparse:
 
     def bound(self) -> Tensor:
         """`sum_t |values_t|` `[B]`, or a little more."""
-        return sizes(self.values).sum(1)
+        return sizes(self.values).sum(1, dtype=torch.float64)
 
     def form_into(self, out: Tensor, samples: slice) -> None:
         """Add the gradients of `samples` to `out` `[b, R, C]`."""
@@ -248,8 +254,12 @@ def merge(forms: list[Form]) -> list[Form]:
 
 def squared_norms(gradients: Tensor) -> Tensor:
     """`|G_i|^2` of gradients `[B, R, C]` themselves, `[B]`: pieces in their own type, their sum in float64."""
-    pieces = gradients.view(len(gradients), -1, _piece(gradients[0].numel()))
-    return torch.linalg.vector_norm(pieces, dim=-1).double().square().sum(1)
+    return norms_of_pieces(gradients).double().square().sum(1)
+
+
+def norms_of_pieces(gradients: Tensor) -> Tensor:
+    """Of gradients `[B, ...]`, the norms of the pieces that each of them is cut into, `[B, pieces]`."""
+    return torch.linalg.vector_norm(gradients.view(len(gradients), -1, _piece(gradients[0].numel())), dim=-1)
 
 
 @functools.cache
@@ -263,9 +273,9 @@ def _cat(tensors: Iterable[Tensor]) -> Tensor:
 
 
 def sizes(x: Tensor) -> Tensor:
-    """Norms over the last dimension, float64, or a little more: no less than the norm where squares underflow."""
+    """Norms over the last dimension, or a little more: no less than the norm where squares underflow."""
     lost = math.sqrt(2 * torch.finfo(x.dtype).tiny * x.shape[-1])
-    return torch.linalg.vector_norm(x, dim=-1).double().add_(lost)
+    return torch.linalg.vector_norm(x, dim=-1).add_(lost)
 
 
 def lengths(x: Tensor) -> Tensor:

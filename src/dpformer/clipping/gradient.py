@@ -14,7 +14,18 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from dpformer.clipping.forms import Dense, Form, Outer, Sparse, Summed, add_up, inner, merge, squared_norms
+from dpformer.clipping.forms import (
+    Dense,
+    Form,
+    Outer,
+    Sparse,
+    Summed,
+    add_up,
+    inner,
+    merge,
+    norms_of_pieces,
+    squared_norms,
+)
 from dpformer.clipping.workspace import Workspace
 
 Route = Literal["gram", "formed"]
@@ -155,7 +166,10 @@ class OuterGradients:
     def __init__(self, parameters: list[ParameterGradient], workspace: Workspace) -> None:
         self.parameters = [found.parameter for found in parameters]
         self.forms = [form for found in parameters for form in found.forms if isinstance(form, Outer)]
-        self.bound = torch.stack([form.bound() for form in self.forms]).square().sum(0)
+        rows, cols = (
+            torch.stack(sizes).double() for sizes in zip(*(form.factors() for form in self.forms), strict=True)
+        )
+        self.bound = (rows * cols).square().sum(0)
         self.shape = R, C = parameters[0].shape
         self.keep = all(found.compact for found in parameters)
         kept, batch = len(self.forms) if self.keep else 1, parameters[0].batch
@@ -165,17 +179,18 @@ class OuterGradients:
 
     def measure(self) -> tuple[Tensor, Tensor]:
         """As `ParameterGradient.measure`."""
-        squared = torch.zeros_like(self.bound)
+        places = self.gradients.unflatten(-1, self.shape).unbind()
+        norms = []
         for k, form in enumerate(self.forms):
-            gradients = self.gradients[k if self.keep else 0]
-            form.form(gradients.unflatten(-1, self.shape), slice(None))
-            squared += squared_norms(gradients.unflatten(-1, self.shape))
-        return squared, self.bound
+            form.form(place := places[k if self.keep else 0])
+            norms.append(norms_of_pieces(place))
+        return torch.stack(norms).double().square().sum((0, 2)), self.bound
 
     def add_weighted_sum(self, weights: Tensor) -> None:
         """As `ParameterGradient.add_weighted_sum`."""
         weights = weights.to(self.gradients.dtype)
         if not self.keep:
+            weights = weights[:, None, None]
             for p, form in zip(self.parameters, self.forms, strict=True):
                 assert p.grad is not None
                 form.add_weighted(weights, p.grad.view(self.shape))
@@ -197,19 +212,21 @@ class DenseGradients:
 
     def __init__(self, parameters: list[nn.Parameter], forms: list[Dense]) -> None:
         self.parameters = parameters
-        self.gradient = torch.cat([form.gradient.flatten(1) for form in forms], dim=1)
+        columns = (
+            form.gradient if form.gradient.shape[2] == 1 else form.gradient.flatten(1)[..., None] for form in forms
+        )
+        self.gradient = torch.cat(list(columns), dim=1)[..., 0]
         self.bound = torch.stack([form.bound() for form in forms]).double()
 
     def measure(self) -> tuple[Tensor, Tensor]:
         """As `ParameterGradient.measure`."""
-        return self.gradient.double().square().sum(1), self.bound.square().sum(0)
+        return squared_norms(self.gradient), self.bound.square().sum(0)
 
     def add_weighted_sum(self, weights: Tensor) -> None:
         """As `ParameterGradient.add_weighted_sum`."""
         total = torch.mv(self.gradient.T, weights.to(self.gradient.dtype))
-        for p, part in zip(self.parameters, total.split([p.numel() for p in self.parameters]), strict=True):
-            assert p.grad is not None
-            p.grad.add_(part.view(p.shape))
+        sums = [p.grad.view(-1) for p in self.parameters if p.grad is not None]
+        torch._foreach_add_(sums, total.split([p.numel() for p in self.parameters]))
 
     def forget(self, samples: Tensor) -> None:
         """As `ParameterGradient.forget`."""

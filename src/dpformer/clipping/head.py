@@ -161,7 +161,7 @@ class HeadPass:
         route: Route | None = "gram",
     ) -> None:
         self.shape = hidden.shape
-        self.E = table
+        self.E, self._E_T = table, table.T
         self.bias, self.out = _split(None if bias is None else bias.to(table.dtype))
         self.workspace = workspace
         positions = self._make_groups(weights, route)
@@ -219,12 +219,11 @@ class HeadPass:
 
     def _make_groups(self, weights: Tensor, route: Route | None) -> Tensor:
         """Cut the samples into groups; returns the positions `[tokens]` of all groups' tokens in the flattened `[B * L]`."""
-        B, L = weights.shape
+        B = len(weights)
         self.group = max(TILE_TOKENS, GROUP_ELEMENTS // self._width())
         used = weights != 0
         counts = used.sum(1)
         order = torch.argsort(counts, descending=True, stable=True)
-        front = torch.argsort((~used).to(torch.uint8), dim=1, stable=True)
         lengths = counts[order].tolist()
         self.groups: list[Group] = []
         widths: list[int] = []
@@ -251,7 +250,9 @@ class HeadPass:
         first = (width.cumsum(0) - width).repeat_interleave(width, output_size=start)
         column = torch.arange(start, device=order.device) - first
         self.padding = column >= counts[self.owners]
-        return self.owners * L + front[self.owners, column]
+        # Padding stands for its sample's first token.
+        begin = counts.cumsum(0) - counts
+        return used.flatten().nonzero()[:, 0][begin[self.owners] + column.masked_fill(self.padding, 0)]
 
     def _width(self) -> int:
         """Items whose logits a token has here."""
@@ -270,42 +271,49 @@ class HeadPass:
     def _forward(self) -> tuple[Tensor, Tensor, Tensor]:
         """Losses `[B]`, bounds `[B]`, and the gradient at the tokens' hidden states `[tokens, d]`, still without r."""
         gradient = torch.empty_like(self.H)
-        hit = torch.empty_like(self.w)
-        for places, sample, first in self._cut():
-            y = self.y[places, None]
-            z = self._logits(places)
-            hit[places] = z.gather(1, y)[:, 0]
+        hits = torch.empty_like(self.w)
+        totals = self.total[:, None]
+        tiles = self._cut()
+        # All views at once: there are thousands of tiles in a step, and making a view takes about as long as a small operation.
+        sizes = [tile.stop - tile.start for tile, *_ in tiles]
+        views = (x.split(sizes) for x in (self.H, self.y[:, None], self.w[:, None], hits[:, None], totals, gradient))
+        for (places, G, first), H, y, w, hit, total, at_H in zip(tiles, *views, strict=True):
+            z = self._logits(places, H)
+            torch.gather(z, 1, y, out=hit)
             if self.shift is not None:
                 z.sub_(torch.amax(z, 1, keepdim=True, out=self.shift[places]))
-            total = torch.sum(z.exp_(), 1, out=self.total[places])[:, None]
+            torch.sum(z.exp_(), 1, keepdim=True, out=total)
             z.scatter_add_(1, y, -total)
-            torch.mm(z, self.E, out=gradient[places])
-            if sample is not None and self.G is not None:
-                rH = self.H[places] * (self.w[places, None] / total)
+            torch.mm(z, self.E, out=at_H)
+            if G is not None:
                 # At beta 0 what was there does not matter, not even if it is not finite.
-                self.G[sample].addmm_(rH.T, z, beta=0.0 if first else 1.0)
+                G.addmm_((H * (w / total)).T, z, beta=0.0 if first else 1.0)
         self.at_target = -self.total
-        loss = self.total.log() - hit + (0 if self.shift is None else self.shift[:, 0])
+        loss = self.total.log() - hits + (0 if self.shift is None else self.shift[:, 0])
         # Sum of the norms of the terms of each sample's gradient at E: see `Clip`. |D_t| <= sqrt(2) w (1 - p_y): the other
         # probabilities are at most 1 - p_y together.
         size = (2**0.5) * self.w * (1 - torch.exp(-loss)) * torch.linalg.vector_norm(self.H, dim=1)
         losses, bound = self._per_sample(self.w * loss, size)
         return losses, bound, gradient
 
-    def _cut(self) -> Iterator[tuple[slice, int | None, bool]]:
-        """The tokens of tiles; of a kept sample, whose tokens have tiles of their own, its place in the order, and whether they
-        are its first ones.
+    def _cut(self) -> list[tuple[slice, Tensor | None, bool]]:
+        """The tokens of tiles, in order; of a kept sample, whose tokens have tiles of their own, where its gradient at E is kept,
+        and whether they are its first ones.
         """
+        tiles: list[tuple[slice, Tensor | None, bool]] = []
         start = 0
         if self.G is not None:
             start = self.short
+            gradients = self.G.unbind()
             for group in self.long:
                 for k in range(len(group.samples)):
                     at = group.start + k * group.T
                     for t in range(0, group.T, self.group):
-                        yield slice(at + t, at + min(t + self.group, group.T)), group.at + k, t == 0
+                        tile = slice(at + t, at + min(t + self.group, group.T))
+                        tiles.append((tile, gradients[group.at + k], t == 0))
         for at in range(start, len(self.H), TILE_TOKENS):
-            yield slice(at, min(at + TILE_TOKENS, len(self.H))), None, True
+            tiles.append((slice(at, min(at + TILE_TOKENS, len(self.H))), None, True))
+        return tiles
 
     def _per_sample(self, *values: Tensor) -> tuple[Tensor, ...]:
         """Sums of tokens' values, each `[tokens]`, over the tokens of each sample, each `[B]`."""
@@ -313,14 +321,14 @@ class HeadPass:
         sums.index_add_(0, self.owners, torch.stack(values, 1).masked_fill(self.padding[:, None], 0))
         return tuple(part.clone() for part in sums.unbind(1))
 
-    def _logits(self, places: slice) -> Tensor:
-        H = self.H[places]
+    def _logits(self, places: slice, H: Tensor) -> Tensor:
+        """Of the tokens at `places`, whose hidden states are H, in memory that is theirs or the next tile's."""
         z = self._held(places)
         if z is None:
             z = self.workspace.take("tile", len(H), len(self.E), H)
         if self.bias is not None:
-            return torch.addmm(self.bias, H, self.E.T, out=z)
-        torch.mm(H, self.E.T, out=z)
+            return torch.addmm(self.bias, H, self._E_T, out=z)
+        torch.mm(H, self._E_T, out=z)
         return z if self.out is None else z.index_fill_(1, self.out, -torch.inf)
 
     def _held(self, places: slice) -> Tensor | None:
@@ -335,7 +343,7 @@ class HeadPass:
             self.held = None  # another pass has written over it
         if (held := self._held(places)) is not None:
             return held
-        z = self._logits(places)
+        z = self._logits(places, self.H[places])
         if self.shift is not None:
             z.sub_(self.shift[places])
         return z.exp_().scatter_add_(1, self.y[places, None], self.at_target[places, None])

@@ -108,7 +108,7 @@ class RowHeadPass(HeadPass):
         own, hit = parts
         for start in range(0, len(self.H), tiles.TILE_TOKENS):
             places = slice(start, start + tiles.TILE_TOKENS)
-            z = self._logits(places)
+            z = self._logits(places, self.H[places])
             hit[places] = z.gather(1, self.y[places, None])[:, 0]
             if self.shift is not None:
                 top = torch.amax(z, 1, keepdim=True, out=self.shift[places])

@@ -65,11 +65,15 @@ class Samples:
         self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Tensor], out: Any
     ) -> None:
         """Take note of a call that has no parameter in it; tensors are all tensors among its arguments."""
-        if all(id(t) in self._shared for t in tensors):
+        for t in tensors:
+            if id(t) not in self._shared:
+                break
+        else:
             for t in out if isinstance(out, (tuple, list)) else (out,):
                 if isinstance(t, Tensor):
                     self._shared[id(t)] = t
-        elif function in _RESHAPES:
+            return
+        if function in _RESHAPES:
             before, joined = tensors[0], tensors[0].dim() - out.dim() + 1
             if joined > 1 and out.shape[1:] == before.shape[joined:]:
                 self._merged[id(out)] = before.shape[0], out

@@ -14,7 +14,7 @@ autograd.Function) shows in the graph, where `Tape.check_graph` looks for it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -152,8 +152,11 @@ class Tape(TorchFunctionMode):
         rule = RULES.get(func)
         if self._broadcasts and rule in LAZY:
             args = self._broadcast(args)
-        tensors = list(_tensors(args)) + list(_tensors(kwargs.values()))
-        views = [view for t in tensors if (view := self._views.get(id(t))) is not None]
+        tensors: list[Tensor] = []
+        _collect(args, tensors)
+        if kwargs:
+            _collect(kwargs.values(), tensors)
+        views = [self._views[id(t)] for t in tensors if id(t) in self._views]
         if not views:
             out = func(*args, **kwargs)
             self.samples.note(func, args, kwargs, tensors, out)
@@ -171,7 +174,9 @@ class Tape(TorchFunctionMode):
             return rule(self, func, *args, **kwargs)
         # A size or a comparison has no gradient to lose. Values are leaves, so everything else shows itself.
         out = func(*args, **kwargs)
-        if any(t.requires_grad for t in _tensors((out,))):
+        found: list[Tensor] = []
+        _collect((out,), found)
+        if any(t.requires_grad for t in found):
             raise self.refuse(func, views[0])
         return out
 
@@ -259,14 +264,15 @@ class _Record(torch.autograd.Function):
         return (gradient if ctx.needs_input_grad[0] else None), None, None
 
 
-def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
+def _collect(values: Iterable[Any], found: list[Tensor]) -> None:
+    """Add all tensors among values to `found`. No generator: this runs for every operation of a forward pass."""
     for value in values:
         if isinstance(value, Tensor):
-            yield value
+            found.append(value)
         elif isinstance(value, (list, tuple)):
-            yield from _tensors(value)
+            _collect(value, found)
         elif isinstance(value, dict):
-            yield from _tensors(value.values())
+            _collect(value.values(), found)
 
 
 def _swap(values: Any, swapped: dict[int, Tensor]) -> Any:

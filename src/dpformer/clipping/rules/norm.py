@@ -73,7 +73,7 @@ def _record(
 
     def derive(gradient: Tensor, batch: int) -> Iterator[tuple[View, Form]]:
         if w is not None:
-            yield w, from_broadcast(w, normalise(input.detach()).mul_(gradient), batch)
+            yield w, from_broadcast(w, normalise(input).mul_(gradient), batch)
         if b is not None:
             yield b, from_broadcast(b, gradient, batch)
 

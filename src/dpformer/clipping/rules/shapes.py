@@ -14,13 +14,14 @@ from dpformer.clipping.views import View
 def per_sample(x: Tensor, batch: int, dtype: torch.dtype) -> Tensor:
     """`[B, ..., d]` or `[B * k, ..., d]` to `[B, T, d]`, in the parameter's type (autocast may have used another)."""
     T = math.prod(x.shape[:-1]) // batch
-    return x.detach().reshape(batch, T, x.shape[-1]).to(dtype)
+    return x.reshape(batch, T, x.shape[-1]).to(dtype)
 
 
 def sizes_of(x: Tensor, batch: int) -> Tensor:
-    """The norms of the samples' parts of x, `[B]`, float64, or a little more; see `forms.sizes`."""
-    wide = x.detach().to(torch.promote_types(x.dtype, torch.float32))  # autocast may have used a narrow type
-    return sizes(wide.reshape(batch, -1))
+    """The norms of the samples' parts of x, `[B]`, or a little more; see `forms.sizes`."""
+    if x.dtype not in (torch.float32, torch.float64):
+        x = x.float()  # autocast may have used a narrow type
+    return sizes(x.reshape(batch, -1))
 
 
 def from_broadcast(view: View, terms: Tensor, batch: int, size: Tensor | None = None) -> Form:
@@ -40,7 +41,7 @@ def from_broadcast(view: View, terms: Tensor, batch: int, size: Tensor | None = 
     own_rows = len(shape) == terms.dim() and shape[0] == terms.shape[0] and shape[0] != 1
     aligned = (1,) * (terms.dim() - len(shape)) + tuple(shape)
     k = terms.shape[0] // batch  # more than 1 where time was merged into the first dimension
-    apart = terms.detach().to(view.parameter.dtype).reshape(batch, k, *terms.shape[1:])
+    apart = terms.to(view.parameter.dtype).reshape(batch, k, *terms.shape[1:])
     summed = _sum_to(apart, (batch, k if own_rows else 1, *aligned[1:]))
     # Cauchy-Schwarz: n terms added into each element have norms that sum to at most sqrt(n)
     # times their root sum of squares.
