@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -157,18 +158,17 @@ class PhantomClipping:
         suspect = structure not in self._seen or not evident or tape.samples.reordered
         # Now and then in any case: what the notes on the forward pass do not tell would be found out.
         suspect = batch > 1 and (suspect or secrets.randbelow(CHECK_EVERY) == 0)
-        weights, weighted = _weighted_pass(tape, losses) if suspect else (None, [])
-        _backward(tape, losses.sum())
-        reached = [use.gradient is not None for use in tape.uses]
-        weighted = [g for g, kept in zip(weighted, reached, strict=False) if kept]
-        tape.uses = [use for use, kept in zip(tape.uses, reached, strict=True) if kept]
+        for use in tape.uses:
+            use.gradient = None  # a backward pass inside the model may have left one
+        torch.autograd.grad(losses.sum(), tape.anchor, allow_unused=True, retain_graph=suspect)
+        tape.uses = [use for use in tape.uses if use.gradient is not None]
         for use in tape.uses:
             if not use.shape or use.shape[0] % batch:
                 raise ClippingError(
                     f"{use.function} uses {use.names} in a result of shape {tuple(use.shape)} whose first dimension does not "
                     f"hold the {batch} samples: keep samples first, and padded rather than packed by a mask"
                 )
-        if weights is not None and _check_apart(tape.uses, weights, weighted):
+        if suspect and _check_apart(tape, losses):
             self._seen.add(structure)
 
     def _sum(self, tape: Tape, losses: Tensor, batch: int, weigh: Weigh | None) -> Tensor:
@@ -241,51 +241,51 @@ class PhantomClipping:
         return found
 
 
-def _backward(tape: Tape, loss: Tensor, retain_graph: bool = False) -> None:
-    for use in tape.uses:
-        use.gradient = None  # a backward pass inside the model may have left one
-    torch.autograd.grad(loss, tape.anchor, allow_unused=True, retain_graph=retain_graph)
+def _check_apart(tape: Tape, losses: Tensor) -> bool:
+    """Raise if the gradient at sample i's part of a use comes from another sample's loss; True if that is now sure.
 
-
-def _weighted_pass(tape: Tape, losses: Tensor) -> tuple[Tensor, list[Tensor | None]]:
-    """Random weights `[B]` and the gradients at all uses with the losses so weighted.
-
-    Powers of two: multiplying by them commutes with rounding, so that the comparison can be sharp.
+    Backward is linear, so with random weights w on the losses the gradient at sample i's part must be w_i times the one without.
+    A batch norm, in-batch negatives or a batch dimension in another place make it a mixture. The weights are powers of two:
+    multiplying by them commutes with rounding, so that the comparison can be sharp.
     """
     generator = torch.Generator()  # of its own, so that the model's random numbers are those of an unchecked pass
     generator.seed()
     powers = torch.randperm(len(losses), generator=generator) % POWERS  # all different in a small batch
     weights = torch.pow(2.0, powers).to(losses)
-    _backward(tape, (losses * weights).sum(), retain_graph=True)
-    return weights, [use.gradient for use in tape.uses]
+    sure: list[bool] = []
+    for use in tape.uses:
+        # Compared where it comes up, so that no second gradient of all uses is in memory.
+        use.inspect = partial(_compare, use, weights, sure)
+    torch.autograd.grad((losses * weights).sum(), tape.anchor, allow_unused=True)
+    for use in tape.uses:
+        use.inspect = None
+    if len(sure) != len(tape.uses):
+        raise ClippingError("a weighted backward pass reached other uses of parameters than the one before it")
+    return all(sure)
 
 
-def _check_apart(uses: list[Use], weights: Tensor, weighted: list[Tensor | None]) -> bool:
-    """Raise if the gradient at sample i's part of a use comes from another sample's loss; True if that is now sure.
+def _compare(use: Use, weights: Tensor, sure: list[bool], mixed: Tensor) -> None:
+    """Note whether a use shows that its samples are apart; raise if they are not.
 
-    Backward is linear, so with weights w on the losses the gradient at sample i's part must be w_i times the one without.
-    A batch norm, in-batch negatives or a batch dimension in another place make it a mixture. A use that had no gradient in two
-    samples of different weight (a gate that starts at zero, say) shows nothing, and is looked at again next time.
+    A use that had no gradient in two samples of different weight (a gate that starts at zero, say) shows nothing, and is looked
+    at again next time.
     """
-    sure = True
-    for use, mixed in zip(uses, weighted, strict=True):
-        assert use.gradient is not None
-        assert mixed is not None
-        if not use.gradient.numel():
-            continue
-        plain, mixed = use.gradient.reshape(len(weights), -1), mixed.reshape(len(weights), -1)
-        w = weights[:, None].to(plain)
-        off = torch.nan_to_num(mixed - plain * w, 0.0, 0.0, 0.0).abs().amax(1)
-        size = torch.nan_to_num(plain * w, 0.0, 0.0, 0.0).abs().amax(1)
-        # Below `tiny` numbers have fewer bits, and multiplying by a power of two does round: saturated attention gets there.
-        limits = torch.finfo(plain.dtype)
-        if bool((off > 100 * limits.eps * size + limits.tiny * w[:, 0]).any()):
-            raise ClippingError(
-                f"the loss of one sample depends on another at {use.function} with {use.names}: samples must be the first "
-                "dimension everywhere, and nothing (batch norm, in-batch negatives) may mix them"
-            )
-        sure &= len(weights[size > 0].unique()) > 1
-    return sure
+    assert use.gradient is not None
+    if not mixed.numel():
+        sure.append(True)
+        return
+    plain, mixed = use.gradient.reshape(len(weights), -1), mixed.reshape(len(weights), -1)
+    w = weights[:, None].to(plain)
+    off = torch.nan_to_num(mixed - plain * w, 0.0, 0.0, 0.0).abs().amax(1)
+    size = torch.nan_to_num(plain * w, 0.0, 0.0, 0.0).abs().amax(1)
+    # Below `tiny` numbers have fewer bits, and multiplying by a power of two does round: saturated attention gets there.
+    limits = torch.finfo(plain.dtype)
+    if bool((off > 100 * limits.eps * size + limits.tiny * w[:, 0]).any()):
+        raise ClippingError(
+            f"the loss of one sample depends on another at {use.function} with {use.names}: samples must be the first "
+            "dimension everywhere, and nothing (batch norm, in-batch negatives) may mix them"
+        )
+    sure.append(len(weights[size > 0].unique()) > 1)
 
 
 def _check_losses(losses: Tensor) -> None:

@@ -36,7 +36,8 @@ Derive = Callable[[Tensor, int], Iterable[tuple[View, Form]]]
 class Use:
     """One call of `function` with one or more parameters; `gradient` is the one at its output, after the backward.
 
-    merged: see `Samples`; saved: the tensors that `derive` reads, with their versions; superseded: see `Tape.note_broadcast`.
+    merged: see `Samples`; saved: the tensors that `derive` reads, with their versions; superseded: see `Tape.note_broadcast`;
+    inspect: while set, a gradient that comes is given to it, and not kept.
     """
 
     function: str
@@ -47,6 +48,7 @@ class Use:
     saved: tuple[tuple[Tensor, int], ...]
     superseded: bool = False
     gradient: Tensor | None = field(default=None, repr=False)
+    inspect: Callable[[Tensor], None] | None = field(default=None, repr=False)
 
     def forms(self, batch: int) -> Iterable[tuple[View, Form]]:
         """What this use adds to each view's parameter."""
@@ -260,7 +262,10 @@ class _Record(torch.autograd.Function):
                 f"a gradient of a gradient passes {ctx.use.function}: second derivatives have no clipping rule"
             )
         gradient = gradient.contiguous()  # once, where each look at it as a matrix would make a copy
-        ctx.use.gradient = gradient
+        if ctx.use.inspect is not None:
+            ctx.use.inspect(gradient)
+        else:
+            ctx.use.gradient = gradient
         return (gradient if ctx.needs_input_grad[0] else None), None, None
 
 

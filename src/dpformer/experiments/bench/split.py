@@ -20,7 +20,7 @@ from unittest.mock import patch
 import torch
 
 from dpformer.clipping import phantom
-from dpformer.clipping.gradient import DenseGradients, ParameterGradient
+from dpformer.clipping.gradient import DenseGradients, OuterGradients, ParameterGradient
 from dpformer.clipping.head import HeadPass
 from dpformer.clipping.stream import StreamedGradient
 from dpformer.data import PoissonSampler
@@ -46,12 +46,13 @@ PLACES: list[tuple[Any, str, str]] = [
     (StreamedGradient, "clip", NORM_SUM),
     (ParameterGradient, "measure", NORMS),
     (ParameterGradient, "add_weighted_sum", NORMS),
+    (OuterGradients, "measure", NORMS),
+    (OuterGradients, "add_weighted_sum", NORMS),
     (DenseGradients, "measure", NORMS),
     (DenseGradients, "add_weighted_sum", NORMS),
     (phantom.PhantomClipping, "_gradients", NORMS),
     (Transformer, "forward", BLOCKS),
-    (phantom, "_backward", BLOCKS),
-    (phantom, "_weighted_pass", GUARD),
+    (phantom.PhantomClipping, "_differentiate", BLOCKS),
     (phantom, "_check_apart", GUARD),
     (NoiseSource, "add_noise_", NOISE),
     (Trainer, "_update", OPTIMISER),
