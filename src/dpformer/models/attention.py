@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from dpformer.models import error
 
 # Entries of attention matrices that are made at a time, and their rows: of keys after these there is nothing to compute.
-MATRIX, ROWS = 2**18, 64
+MATRIX, ROWS = 2**19, 64
 # Sequences whose attention matrix is kept for the gradient: it grows with the square of the length.
 LONGEST = 512
 
@@ -68,7 +68,7 @@ def attend_corrected(
     if not by_rows or dropout > 0 or q.shape[-2] > LONGEST:
         q, k = with_penalty(q, k, error.penalty(q, var_key, cap))
         out = attend(q, k, v, dropout, bias)
-        with torch.no_grad():
+        with error.Aside():
             return out, None if var_value is None else output_error(q, k, var_value, bias, v.shape[-1])
     left, right = error.penalty(q.detach(), var_key, cap)
     values = (None if x is None else x.flatten(0, 1) for x in (q, k, v, left, right, var_value))
@@ -95,31 +95,51 @@ class _Rows(torch.autograd.Function):
         var_value: Tensor | None,
         bias: Tensor | None,
     ) -> tuple[Tensor, Tensor | None]:
-        scale = 1 / math.sqrt(q.shape[-1])
         out = torch.empty_like(v)
         var = None if var_value is None else torch.empty_like(var_value)
+        with torch._C.DisableTorchFunction():  # whoever looks on, as clipping does, finds no parameter in here
+            kept = _Rows._fill(q, k, v, left, right, var_value, bias, out, var)
+        ctx.save_for_backward(q, k, v, left, right, *kept)
+        if var is not None:
+            ctx.mark_non_differentiable(var)
+        return out, var
+
+    @staticmethod
+    def _fill(
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        left: Tensor,
+        right: Tensor,
+        var_value: Tensor | None,
+        bias: Tensor | None,
+        out: Tensor,
+        var: Tensor | None,
+    ) -> list[Tensor]:
+        """Write `out` and `var`; returns the matrices S."""
+        scale = 1 / math.sqrt(q.shape[-1])
         future = causal(min(ROWS, q.shape[1]), q)
         nothing = q.new_empty(1)
+        left, right = left[..., None], right[:, None]
+        if var is not None and var_value is not None:
+            var, var_value = var[..., None], var_value[..., None]
         kept = []
         for q_, k_, v_, left_, right_, var_value_, out_, var_ in _some(q, k, v, left, right, var_value, out, var):
             for rows, keys in _rows(q.shape[1]):
                 # At beta 0 the first argument is not read.
                 S = torch.baddbmm(nothing, q_[:, rows], k_[:, keys].transpose(1, 2), beta=0, alpha=scale)
-                S.addcmul_(left_[:, rows, None], right_[:, None, keys], value=-1)
+                S.addcmul_(left_[:, rows], right_[..., keys], value=-1)
                 if bias is None:
                     count = rows.stop - rows.start
-                    S[:, :, rows] += future[:count, :count]
+                    S[..., rows].add_(future[:count, :count])
                 else:
-                    S += bias[rows, keys]
+                    S.add_(bias[rows, keys])
                 S = S.softmax(-1)
                 out_[:, rows] = torch.bmm(S, v_[:, keys])
                 if var_ is not None:
-                    var_[:, rows] = error.attention_output(var_value_[:, keys], S)
+                    var_[:, rows] = torch.bmm(S.square(), var_value_[:, keys])
                 kept.append(S)
-        ctx.save_for_backward(q, k, v, left, right, *kept)
-        if var is not None:
-            ctx.mark_non_differentiable(var)
-        return out, var
+        return kept
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor, _: Any) -> tuple[Tensor | None, ...]:
@@ -129,7 +149,7 @@ class _Rows(torch.autograd.Function):
         at_q, at_k, at_v = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
         at_left = torch.empty_like(left)
         matrices = iter(kept)
-        some = _some(q, k, v, right, gradient, at_q, at_k, at_v, at_left)
+        some = _some(q, k, v, right[..., None], gradient, at_q, at_k, at_v, at_left[..., None])
         for q_, k_, v_, right_, gradient_, at_q_, at_k_, at_v_, at_left_ in some:
             for rows, keys in _rows(q.shape[1]):
                 S, at_out = next(matrices), gradient_[:, rows]
@@ -138,7 +158,7 @@ class _Rows(torch.autograd.Function):
                 at_logits = torch._softmax_backward_data(at_S, S, -1, S.dtype)
                 at_q_[:, rows] = torch.bmm(at_logits, k_[:, keys])
                 at_k_[:, keys].baddbmm_(at_logits.transpose(1, 2), q_[:, rows], alpha=scale)
-                at_left_[:, rows] = torch.bmm(at_logits, right_[:, keys, None])[..., 0]
+                at_left_[:, rows] = torch.bmm(at_logits, right_[:, keys])
         capped = left < error.squared_lengths(q) / (2 * d)
         at_left.mul_(-1 / d).masked_fill_(capped, 0)
         at_q.mul_(scale).addcmul_(at_left[..., None], q)
@@ -146,10 +166,7 @@ class _Rows(torch.autograd.Function):
 
 
 def _some(*tensors: Tensor | None) -> Iterator[tuple[Any, ...]]:
-    """The tensors, the first of them `[n, L, d]`, for some of n at a time: for so many attention matrices that fit the cache.
-
-    By `split`, and not by an index: which samples an index picks, whoever clips their gradients would have to find out.
-    """
+    """The tensors, the first of them `[n, L, d]`, for some of n at a time: for so many attention matrices that fit the cache."""
     assert tensors[0] is not None
     n, L = tensors[0].shape[:2]
     size = max(1, MATRIX // max(1, min(ROWS, L) * L))
