@@ -156,6 +156,18 @@ def test_terms_whose_squares_underflow():
     assert contribution(layer, lambda: (layer(x) * 1e-23).sum((1, 2)), 1e-6, "flat", "gram") <= 1e-6 * (1 + 1e-6)
 
 
+@pytest.mark.parametrize("n", [64, 2**16])
+def test_rows_whose_squares_underflow(n):
+    class Rows(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.row = nn.Parameter(torch.zeros(n))
+
+    rows = Rows()
+    losses = lambda: (torch.tanh(rows.row.expand(1, n)) * 2e-23).sum(1)  # noqa: E731
+    assert contribution(rows, losses, 1e-23, "flat", None) <= 1e-23 * (1 + 1e-6)
+
+
 def test_what_stands_at_padding_does_not_matter():
     """Even a NaN there, next to longer samples."""
     torch.manual_seed(0)

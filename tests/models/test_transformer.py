@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from dpformer import TiedCrossEntropy
+from dpformer import PhantomClipping, TiedCrossEntropy
 from dpformer.clipping.tape import Tape
 from dpformer.models import attention, error
 from dpformer.models.recurrent import GRURecommender, LSTMRecommender
@@ -120,6 +120,42 @@ def test_corrected_attention_has_the_explicit_output_error_and_gradient(way, L, 
         again, none = attention.attend_corrected(q, k, v, var_key, None, cap, bias=bias)
     torch.testing.assert_close(again, found)
     assert none is None
+
+
+@pytest.mark.parametrize("shape", [(0, 2, 7, 4), (3, 2, 0, 4)])
+@pytest.mark.parametrize("last", [False, True])
+def test_corrected_attention_of_nothing_is_nothing(shape, last):
+    q, k, v = (torch.randn(shape, requires_grad=True) for _ in range(3))
+    var = torch.rand(shape[:-1])
+    out, found = attention.attend_corrected(q, k, v, var, None if last else var, 5.0)
+    assert out.shape == shape
+    assert found is None if last else found.shape == shape[:-1]
+    torch.autograd.grad(out.sum(), (q, k, v))
+
+
+def test_corrected_attention_of_queries_that_lie_otherwise():
+    q, k, v = (torch.randn(32, 4, 20, 2).permute(1, 3, 2, 0).requires_grad_() for _ in range(3))
+    var, upstream = torch.rand(4, 2, 20), torch.randn(4, 2, 20, 32)
+    found = torch.autograd.grad(attention.attend_corrected(q, k, v, var, var, None)[0], (q, k, v), upstream)
+    matrix = explicit(q, k, error.penalty(q, var, None))
+    torch.testing.assert_close(found, torch.autograd.grad(matrix @ v, (q, k, v), upstream), rtol=1e-3, atol=1e-4)
+
+
+def test_reattention_under_autocast():
+    model, s = transformer(), torch.randint(1, ITEMS + 1, (3, 7))
+
+    def losses(narrow):
+        with torch.autocast("cpu", torch.bfloat16, enabled=narrow):
+            return model(s).float().square().sum((1, 2))
+
+    found = PhantomClipping(model).norms(lambda: losses(True))
+    torch.testing.assert_close(found, PhantomClipping(model).norms(lambda: losses(False)), rtol=0.05, atol=0)
+
+
+def test_reattention_is_one_graph():
+    model, s = transformer().train(), torch.randint(1, ITEMS + 1, (3, 7))
+    model.tracked = True  # whether there is noise is in the data, which a graph cannot ask
+    torch.testing.assert_close(torch.compile(model, backend="eager", fullgraph=True)(s), model(s))
 
 
 def test_attention_by_rows_counts_no_sample_as_moved(float64):

@@ -50,10 +50,9 @@ class Outer:
         r, c, tiny = lengths(self.rows), lengths(self.cols), _tiny(self.rows)
         return torch.where((r.square() < tiny) | (c.square() < tiny), r * c, 0.0).sum(1)
 
-    def form(self, out: Tensor, samples: slice | None = None) -> None:
-        """Write the gradients of `samples`, or of all, to `out` `[b, R, C]`."""
-        rows, cols = (self.rows, self.cols) if samples is None else (self.rows[samples], self.cols[samples])
-        torch.bmm(rows.transpose(1, 2), cols, out=out)
+    def form(self, out: Tensor, samples: slice = slice(None)) -> None:
+        """Write the gradients of `samples` to `out` `[b, R, C]`."""
+        torch.bmm(self.rows[samples].transpose(1, 2), self.cols[samples], out=out)
 
     def form_into(self, out: Tensor, samples: slice) -> None:
         """Add the gradients of `samples` to `out` `[b, R, C]`."""
@@ -64,14 +63,13 @@ class Outer:
         out.baddbmm_(self.cols[samples].transpose(1, 2), self.rows[samples])
 
     def add_weighted(self, weights: Tensor, out: Tensor) -> None:
-        """Add `sum_i weights[i] G_i` to `out` `[R, C]`; weights may also be `[B, 1, 1]`."""
-        weights = weights if weights.dim() == 3 else weights[:, None, None]
+        """Add `sum_i weights[i] G_i` to `out` `[R, C]`."""
         # Scale the narrower factor: it is the cheaper one to copy.
         rows, cols = self.rows, self.cols
         if rows.shape[-1] < cols.shape[-1]:
-            rows = rows * weights
+            rows = rows * weights[:, None, None]
         else:
-            cols = cols * weights
+            cols = cols * weights[:, None, None]
         out.addmm_(rows.flatten(0, 1).T, cols.flatten(0, 1))
 
     def forget(self, samples: Tensor) -> None:
@@ -253,7 +251,7 @@ def merge(forms: list[Form]) -> list[Form]:
 
 
 def squared_norms(gradients: Tensor) -> Tensor:
-    """`|G_i|^2` of gradients `[B, R, C]` themselves, `[B]`: pieces in their own type, their sum in float64."""
+    """`|G_i|^2` of gradients `[B, ...]` themselves, `[B]`: pieces in their own type, their sum in float64."""
     return norms_of_pieces(gradients).double().square().sum(1)
 
 

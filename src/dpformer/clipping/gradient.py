@@ -190,7 +190,6 @@ class OuterGradients:
         """As `ParameterGradient.add_weighted_sum`."""
         weights = weights.to(self.gradients.dtype)
         if not self.keep:
-            weights = weights[:, None, None]
             for p, form in zip(self.parameters, self.forms, strict=True):
                 assert p.grad is not None
                 form.add_weighted(weights, p.grad.view(self.shape))
@@ -212,10 +211,7 @@ class DenseGradients:
 
     def __init__(self, parameters: list[nn.Parameter], forms: list[Dense]) -> None:
         self.parameters = parameters
-        columns = (
-            form.gradient if form.gradient.shape[2] == 1 else form.gradient.flatten(1)[..., None] for form in forms
-        )
-        self.gradient = torch.cat(list(columns), dim=1)[..., 0]
+        self.gradient = torch.cat([form.gradient.flatten(1) for form in forms], dim=1)
         self.bound = torch.stack([form.bound() for form in forms]).double()
 
     def measure(self) -> tuple[Tensor, Tensor]:
@@ -225,6 +221,7 @@ class DenseGradients:
     def add_weighted_sum(self, weights: Tensor) -> None:
         """As `ParameterGradient.add_weighted_sum`."""
         total = torch.mv(self.gradient.T, weights.to(self.gradient.dtype))
+        assert all(p.grad is not None for p in self.parameters)
         sums = [p.grad.view(-1) for p in self.parameters if p.grad is not None]
         torch._foreach_add_(sums, total.split([p.numel() for p in self.parameters]))
 

@@ -256,9 +256,11 @@ def _check_apart(tape: Tape, losses: Tensor) -> bool:
     for use in tape.uses:
         # Compared where it comes up, so that no second gradient of all uses is in memory.
         use.inspect = partial(_compare, use, weights, sure)
-    torch.autograd.grad((losses * weights).sum(), tape.anchor, allow_unused=True)
-    for use in tape.uses:
-        use.inspect = None
+    try:
+        torch.autograd.grad((losses * weights).sum(), tape.anchor, allow_unused=True)
+    finally:
+        for use in tape.uses:
+            use.inspect = None  # it knows the use: a circle would keep the memory of a pass until the collector comes
     if len(sure) != len(tape.uses):
         raise ClippingError("a weighted backward pass reached other uses of parameters than the one before it")
     return all(sure)

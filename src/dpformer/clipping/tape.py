@@ -22,13 +22,14 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, resolve_name
 
-from dpformer.clipping.forms import Form
+from dpformer.clipping.forms import Form, sizes
 from dpformer.clipping.gradient import Route
 from dpformer.clipping.samples import Samples
 from dpformer.clipping.views import View
 from dpformer.errors import ClippingError
 
-# From the gradient at a use's output and the batch size to the forms that it adds, one or more for each view used.
+# From the gradient at a use's output and the batch size to the forms that it adds, one or more for each view used. It runs under
+# `torch.no_grad`: nothing that it makes is recorded.
 Derive = Callable[[Tensor, int], Iterable[tuple[View, Form]]]
 
 
@@ -130,7 +131,7 @@ class Tape(TorchFunctionMode):
         output = view.value.detach().clone()
 
         def derive(gradient: Tensor, batch: int) -> list[tuple[View, Form]]:
-            bound = torch.linalg.vector_norm(gradient.reshape(batch, -1), dim=1)
+            bound = sizes(gradient.reshape(batch, -1))
             return [(view, view.from_gradient(gradient, batch, bound, own_rows=True))]
 
         return self.record(function, output, [view], derive, like=output)

@@ -2,8 +2,8 @@
 
 The correction takes `left_i right_j` off the logit of query i and key j. In training the attention matrix is made some rows at a
 time: penalty and variance of the output are passes over what is in the processor's cache anyway, and the rows are kept for
-the gradient. Elsewhere (on a GPU, under dropout, for very long sequences, where a graph is drawn, and without gradients) a kernel
-that knows nothing of a penalty does it, because the penalty is an inner product too. With
+the gradient. Elsewhere (on a GPU, under dropout or autocast, for very long sequences, where a graph is drawn, and without
+gradients) a kernel that knows nothing of a penalty does it, because the penalty is an inner product too. With
 
     q' = (q, -sqrt(d) left)      k' = (k, right)      <q', k'> / sqrt(d) = <q, k> / sqrt(d) - left right
 
@@ -18,13 +18,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from dpformer.models import error
 
 # Entries of attention matrices that are made at a time, and their rows: of keys after these there is nothing to compute.
 MATRIX, ROWS = 2**19, 64
-# Sequences whose attention matrix is kept for the gradient: it grows with the square of the length.
+# Heads times length of sequences whose attention matrices are kept for the gradient: so many numbers are kept for each token.
 LONGEST = 512
 
 
@@ -65,15 +66,17 @@ def attend_corrected(
     penalty too; through variances it does not.
     """
     by_rows = torch.is_grad_enabled() and not torch.compiler.is_compiling() and q.device.type == "cpu"
-    if not by_rows or dropout > 0 or q.shape[-2] > LONGEST:
+    by_rows = by_rows and not torch.is_autocast_enabled("cpu") and q.shape[1] * q.shape[2] <= LONGEST
+    if not by_rows or dropout > 0:
         q, k = with_penalty(q, k, error.penalty(q, var_key, cap))
         out = attend(q, k, v, dropout, bias)
-        with error.Aside():
+        with error.aside():
             return out, None if var_value is None else output_error(q, k, var_value, bias, v.shape[-1])
+    shape = v.shape
+    q, k, v, var_key = (x.flatten(0, 1) for x in (q, k, v, var_key))
     left, right = error.penalty(q.detach(), var_key, cap)
-    values = (None if x is None else x.flatten(0, 1) for x in (q, k, v, left, right, var_value))
-    out, var = _Rows.apply(*values, bias)
-    return out.view(v.shape), None if var is None else var.view(left.shape)
+    out, var = _Rows.apply(q, k, v, left, right, None if var_value is None else var_value.flatten(0, 1), bias)
+    return out.reshape(shape), None if var is None else var.reshape(shape[:-1])
 
 
 class _Rows(torch.autograd.Function):
@@ -125,7 +128,7 @@ class _Rows(torch.autograd.Function):
             var, var_value = var[..., None], var_value[..., None]
         kept = []
         for q_, k_, v_, left_, right_, var_value_, out_, var_ in _some(q, k, v, left, right, var_value, out, var):
-            for rows, keys in _rows(q.shape[1]):
+            for rows, keys in _rows(q.shape[1], ROWS):
                 # At beta 0 the first argument is not read.
                 S = torch.baddbmm(nothing, q_[:, rows], k_[:, keys].transpose(1, 2), beta=0, alpha=scale)
                 S.addcmul_(left_[:, rows], right_[..., keys], value=-1)
@@ -142,6 +145,7 @@ class _Rows(torch.autograd.Function):
         return kept
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, gradient: Tensor, _: Any) -> tuple[Tensor | None, ...]:
         q, k, v, left, right, *kept = ctx.saved_tensors
         d = q.shape[-1]
@@ -151,7 +155,7 @@ class _Rows(torch.autograd.Function):
         matrices = iter(kept)
         some = _some(q, k, v, right[..., None], gradient, at_q, at_k, at_v, at_left[..., None])
         for q_, k_, v_, right_, gradient_, at_q_, at_k_, at_v_, at_left_ in some:
-            for rows, keys in _rows(q.shape[1]):
+            for rows, keys in _rows(q.shape[1], ROWS):
                 S, at_out = next(matrices), gradient_[:, rows]
                 at_v_[:, keys].baddbmm_(S.transpose(1, 2), at_out)
                 at_S = torch.bmm(at_out, v_[:, keys].transpose(1, 2))
@@ -170,14 +174,14 @@ def _some(*tensors: Tensor | None) -> Iterator[tuple[Any, ...]]:
     assert tensors[0] is not None
     n, L = tensors[0].shape[:2]
     size = max(1, MATRIX // max(1, min(ROWS, L) * L))
-    nothing = (None,) * -(-n // size)
+    nothing = (None,) * max(1, -(-n // size))  # as many as `split` makes, of which there is one even of nothing
     return zip(*(nothing if tensor is None else tensor.split(size) for tensor in tensors), strict=True)
 
 
-def _rows(L: int) -> Iterator[tuple[slice, slice]]:
+def _rows(L: int, step: int) -> Iterator[tuple[slice, slice]]:
     """Rows of an attention matrix `[L, L]`, some at a time, and the keys up to the last of them."""
-    for first in range(0, L, ROWS):
-        last = min(first + ROWS, L)
+    for first in range(0, L, max(1, step)):
+        last = min(first + step, L)
         yield slice(first, last), slice(last)
 
 
@@ -224,15 +228,13 @@ def output_error(q: Tensor, k: Tensor, var_values: Tensor, bias: Tensor | None, 
     step = ROWS if q.device.type == "cpu" and not torch.compiler.is_compiling() else L
     bias = causal(L, q) if bias is None else bias
     found = []
-    for first in range(0, L, max(1, step)):
-        last = min(first + step, L)
+    for rows, keys in _rows(L, step):
 
-        def of_some(q: Tensor, k: Tensor, v: Tensor, mask: Tensor = bias[first:last, :last]) -> Tensor:
+        def of_some(q: Tensor, k: Tensor, v: Tensor, mask: Tensor = bias[rows, keys]) -> Tensor:
             return error.attention_output(v, scores(q, k, d, mask))
 
-        size = MATRIX // max(1, q.shape[1] * (last - first) * last)
-        parts = q[..., first:last, :], k[..., :last, :], var_values[..., :last]
-        found.append(error.in_parts(of_some, size, *parts))
+        size = MATRIX // max(1, q.shape[1] * (rows.stop - rows.start) * keys.stop)
+        found.append(error.in_parts(of_some, size, q[..., rows, :], k[..., keys, :], var_values[..., keys]))
     return torch.cat(found, -1) if found else torch.zeros_like(var_values)
 
 

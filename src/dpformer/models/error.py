@@ -18,19 +18,22 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 
-class Aside:
+def aside() -> contextlib.AbstractContextManager[Any]:
     """A block that carries no gradient, and that whoever records a forward pass need not look at: it would take as long again."""
+    return torch.no_grad() if torch.compiler.is_compiling() else _Aside()
 
+
+class _Aside:
     def __enter__(self) -> None:
         self._blocks = contextlib.ExitStack()
         self._blocks.enter_context(torch.no_grad())
-        if not torch.compiler.is_compiling():
-            self._blocks.enter_context(torch._C.DisableTorchFunction())
+        self._blocks.enter_context(torch._C.DisableTorchFunction())
 
     def __exit__(self, *raised: object) -> None:
         self._blocks.close()

@@ -193,7 +193,7 @@ class Block(nn.Module):
         h = self.norm1(x) if self.pre else x
         mixed, var_mixed = self._attend(h, _normed(self.norm1, x, var) if self.pre else var, r, var_w, bias, last)
         x = x + F.dropout(mixed, self.dropout, self.training)
-        with error.Aside():
+        with error.aside():
             var = None if var is None or var_mixed is None else var + var_mixed
             if not self.pre:
                 var = _normed(self.norm1, x, var)
@@ -203,7 +203,7 @@ class Block(nn.Module):
             var = None
         fed, var_fed = self._feed(h, _normed(self.norm2, x, var) if self.pre else var, var_w)
         x = x + F.dropout(fed, self.dropout, self.training)
-        with error.Aside():
+        with error.aside():
             var = None if var is None or var_fed is None else var + var_fed
             if not self.pre:
                 var = _normed(self.norm2, x, var)
@@ -227,25 +227,23 @@ class Block(nn.Module):
         dropout = self.dropout if self.training else 0.0
         if var is None or r is None:
             return self.o(self._join(attention.attend(q, k, v, dropout, bias))), None
-        with error.Aside():
+        with error.aside():
             squares = error.squared_lengths(h)
             var_k = self._propagate(self.k, h, var, var_w, squares)
             var_v = None if last else self._propagate(self.v, h, var, var_w, squares)
         if r.correction == "logits":
             out, var_out = attention.attend_corrected(q, k, v, var_k, var_v, r.cap, dropout, bias)
         else:
-            literal = r.correction == "literal"
-            out = (
-                attention.literal_attend(q, k, v, var_k, r.cap, bias)
-                if literal
-                else attention.attend(q, k, v, dropout, bias)
-            )
-            with error.Aside():
+            if r.correction == "literal":
+                out = attention.literal_attend(q, k, v, var_k, r.cap, bias)
+            else:
+                out = attention.attend(q, k, v, dropout, bias)
+            with error.aside():
                 var_out = None if var_v is None else attention.output_error(q, k, var_v, bias, v.shape[-1])
         joined = self._join(out)
         if var_out is None:
             return self.o(joined), None
-        with error.Aside():
+        with error.aside():
             # One number a token: the mean over heads.
             var_out = error.linear(var_out.mean(1), joined, self.o.weight, var_w)
         return self.o(joined), var_out
@@ -254,7 +252,7 @@ class Block(nn.Module):
         c = self.up(h)
         a = F.relu(c) if self.activation == "relu" else F.gelu(c)
         if var is not None:
-            with error.Aside():
+            with error.aside():
                 var = error.relu(error.linear(var, h, self.up.weight, var_w), c)
                 var = error.linear(var, a, self.down.weight, var_w)
         return self.down(a), var
@@ -280,5 +278,5 @@ def _check(name: str, value: str, allowed: tuple[str, ...]) -> None:
 def _normed(norm: nn.LayerNorm, x: Tensor, var: Tensor | None) -> Tensor | None:
     if var is None:
         return None
-    with error.Aside():
+    with error.aside():
         return error.layer_norm(var, x, norm.weight, norm.eps)
