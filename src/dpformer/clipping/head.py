@@ -182,14 +182,18 @@ class HeadPass:
             self.G, self.held = memory[:kept].view(-1, self.shape[2], len(table)), memory[kept:]
             workspace.held_by = self
         self.losses, self.bound, gradient = self._forward()
-        r = (self.w / self.total)[:, None]
-        self.rH = self.H * r
-        gradient *= r
+        self.r = (self.w / self.total)[:, None]
+        gradient *= self.r
         # Padding repeats a position, with gradient 0: so these are added, not written.
         self.gradient = self.H.new_zeros(self.shape[0] * self.shape[1], self.shape[2]).index_add_(
             0, positions, gradient
         )
         self.gradient = self.gradient.view(self.shape)
+
+    @property
+    def rH(self) -> Tensor:
+        """The tokens' hidden states with their factors r, `[tokens, d]`."""
+        return self.H * self.r
 
     def tiles(self, H: Tensor | None = None) -> Iterator[Tile]:
         """All samples with at least one weighted token, D and all; H `[tokens, d]` in place of the head's own, if given."""

@@ -68,4 +68,6 @@ class _AtHidden(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None]:
+        if bool((upstream == 1).all()):
+            return ctx.gradient, None  # of a plain sum, as it usually is: no copy
         return ctx.gradient * upstream[:, None, None], None
