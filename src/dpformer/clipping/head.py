@@ -191,13 +191,13 @@ class HeadPass:
         self.gradient = self.gradient.view(self.shape)
 
     @property
-    def rH(self) -> Tensor:
+    def scaled(self) -> Tensor:
         """The tokens' hidden states with their factors r, `[tokens, d]`."""
         return self.H * self.r
 
     def tiles(self, H: Tensor | None = None) -> Iterator[Tile]:
         """All samples with at least one weighted token, D and all; H `[tokens, d]` in place of the head's own, if given."""
-        H = self.rH if H is None else H
+        H = self.scaled if H is None else H
         for group in self.groups:
             yield from self.tiles_of(group, H)
 
@@ -378,7 +378,7 @@ class Plain(torch.autograd.Function):
         at_table = None
         if ctx.needs_input_grad[1]:
             total = head.workspace.take("sum", head.E.shape[1], head.E.shape[0], head.E).zero_()
-            for tile in head.tiles(head.rH * upstream[head.owners, None]):
+            for tile in head.tiles(head.scaled * upstream[head.owners, None]):
                 total.addmm_(tile.H.flatten(0, 1).T, tile.D.flatten(0, 1))
             at_table = total.T.contiguous()
         return at_hidden, at_table, None

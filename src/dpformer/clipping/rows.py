@@ -151,7 +151,7 @@ class RowGradient(StreamedGradient):
         head, factors = self.head, weights.to(self.upstream.dtype) * self.upstream
         none = factors == 0
         # Whoever is not finite has the factor 0, which alone would not take NaN away.
-        H = (head.rH * factors[head.owners, None]).masked_fill_(none[head.owners, None], 0)
+        H = (head.scaled * factors[head.owners, None]).masked_fill_(none[head.owners, None], 0)
         M, d = self.parameter.shape
         total = head.workspace.take("sum", d, M, head.H).zero_()
         for tile in head.tiles(H):

@@ -79,7 +79,7 @@ class StreamedGradient:
         # What is looked up for each tile lies in its order, so that a tile takes a slice.
         order = self.head.order
         pass_ = _Pass(self, weigh, order, squared[order], known[0][order], known[1][order])
-        H = self.head.rH * self.upstream[self.head.owners, None]
+        H = self.head.scaled * self.upstream[self.head.owners, None]
         for group in self.head.groups:
             if (G := self.head.kept(group)) is not None:
                 pass_.kept(group, G)
