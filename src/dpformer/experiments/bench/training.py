@@ -63,7 +63,7 @@ class Sizes:
 
 FULL = Sizes(
     1024,
-    5,
+    7,
     96,
     16,
     256,
