@@ -195,9 +195,8 @@ class HeadPass:
         """The tokens' hidden states with their factors r, `[tokens, d]`."""
         return self.H * self.r
 
-    def tiles(self, H: Tensor | None = None) -> Iterator[Tile]:
-        """All samples with at least one weighted token, D and all; H `[tokens, d]` in place of the head's own, if given."""
-        H = self.scaled if H is None else H
+    def tiles(self, H: Tensor) -> Iterator[Tile]:
+        """All samples with at least one weighted token, D and all, with H `[tokens, d]`."""
         for group in self.groups:
             yield from self.tiles_of(group, H)
 

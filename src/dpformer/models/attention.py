@@ -75,7 +75,9 @@ def attend_corrected(
     shape = v.shape
     q, k, v, var_key = (x.flatten(0, 1) for x in (q, k, v, var_key))
     left, right = error.penalty(q.detach(), var_key, cap)
-    out, var = _Rows.apply(q, k, v, left, right, None if var_value is None else var_value.flatten(0, 1), bias)
+    var_value = None if var_value is None else var_value.flatten(0, 1)
+    with torch._C.DisableTorchFunction():  # whoever looks on, as clipping does, would find no parameter in there
+        out, var = _Rows.apply(q, k, v, left, right, var_value, bias)
     return out.reshape(shape), None if var is None else var.reshape(shape[:-1])
 
 
@@ -100,34 +102,13 @@ class _Rows(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor | None]:
         out = torch.empty_like(v)
         var = None if var_value is None else torch.empty_like(var_value)
-        with torch._C.DisableTorchFunction():  # whoever looks on, as clipping does, finds no parameter in here
-            kept = _Rows._fill(q, k, v, left, right, var_value, bias, out, var)
-        ctx.save_for_backward(q, k, v, left, right, *kept)
-        if var is not None:
-            ctx.mark_non_differentiable(var)
-        return out, var
-
-    @staticmethod
-    def _fill(
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        left: Tensor,
-        right: Tensor,
-        var_value: Tensor | None,
-        bias: Tensor | None,
-        out: Tensor,
-        var: Tensor | None,
-    ) -> list[Tensor]:
-        """Write `out` and `var`; returns the matrices S."""
         scale = 1 / math.sqrt(q.shape[-1])
         future = causal(min(ROWS, q.shape[1]), q)
         nothing = q.new_empty(1)
-        left, right = left[..., None], right[:, None]
-        if var is not None and var_value is not None:
-            var, var_value = var[..., None], var_value[..., None]
         kept = []
-        for q_, k_, v_, left_, right_, var_value_, out_, var_ in _some(q, k, v, left, right, var_value, out, var):
+        columns = (None if x is None else x[..., None] for x in (left, var_value, var))
+        some = _some(q, k, v, right[:, None], out, *columns)
+        for q_, k_, v_, right_, out_, left_, var_value_, var_ in some:
             for rows, keys in _rows(q.shape[1], ROWS):
                 # At beta 0 the first argument is not read.
                 S = torch.baddbmm(nothing, q_[:, rows], k_[:, keys].transpose(1, 2), beta=0, alpha=scale)
@@ -142,7 +123,10 @@ class _Rows(torch.autograd.Function):
                 if var_ is not None:
                     var_[:, rows] = torch.bmm(S.square(), var_value_[:, keys])
                 kept.append(S)
-        return kept
+        ctx.save_for_backward(q, k, v, left, right, *kept)
+        if var is not None:
+            ctx.mark_non_differentiable(var)
+        return out, var
 
     @staticmethod
     @once_differentiable
