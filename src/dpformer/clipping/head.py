@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -165,10 +166,14 @@ class HeadPass:
         self.bias, self.out = _split(None if bias is None else bias.to(table.dtype))
         self.workspace = workspace
         positions = self._make_groups(weights, route)
-        self.w = torch.where(self.padding, 0, weights.flatten()[positions]).to(table.dtype)
-        self.y = torch.where(self.padding, 0, targets.flatten()[positions])
-        # 0 at padding: what stands there must not matter.
-        self.H = hidden.reshape(-1, hidden.shape[-1])[positions].to(table.dtype).masked_fill(self.padding[:, None], 0)
+        self.w, self.y = weights.flatten(), targets.flatten()
+        self.H = hidden.reshape(-1, hidden.shape[-1])
+        if positions is not None:
+            self.w = torch.where(self.padding, 0, self.w[positions])
+            self.y = torch.where(self.padding, 0, self.y[positions])
+            # 0 at padding: what stands there must not matter.
+            self.H = self.H[positions].masked_fill_(self.padding[:, None], 0)
+        self.w, self.H = self.w.to(table.dtype), self.H.to(table.dtype)
         self.total = torch.ones_like(self.w)
         self.shift = self._make_shift()
         # Of kept samples, which are the first, G; then D of all tokens from `short` on.
@@ -176,7 +181,7 @@ class HeadPass:
         self.short = sum(len(group.samples) * group.T for group in self.long)
         self.G = self.held = None
         kept = sum(len(group.samples) for group in self.long) * self.shape[2]
-        rows = kept + len(positions) - self.short
+        rows = kept + len(self.H) - self.short
         if rows * len(table) <= HOLD_ELEMENTS:
             memory = workspace.take("held", rows, len(table), self.H)
             self.G, self.held = memory[:kept].view(-1, self.shape[2], len(table)), memory[kept:]
@@ -184,11 +189,11 @@ class HeadPass:
         self.losses, self.bound, gradient = self._forward()
         self.r = (self.w / self.total)[:, None]
         gradient *= self.r
-        # Padding repeats a position, with gradient 0: so these are added, not written.
-        self.gradient = self.H.new_zeros(self.shape[0] * self.shape[1], self.shape[2]).index_add_(
-            0, positions, gradient
-        )
-        self.gradient = self.gradient.view(self.shape)
+        if positions is not None:
+            # Padding repeats a position, with gradient 0: so these are added, not written.
+            everywhere = self.H.new_zeros(self.shape[0] * self.shape[1], self.shape[2])
+            gradient = everywhere.index_add_(0, positions, gradient)
+        self.gradient = gradient.view(self.shape)
 
     @property
     def scaled(self) -> Tensor:
@@ -220,24 +225,29 @@ class HeadPass:
         """Whoever asks again gets it computed again: what was kept was written over."""
         self.workspace.held_by = None
 
-    def _make_groups(self, weights: Tensor, route: Route | None) -> Tensor:
-        """Cut the samples into groups; returns the positions `[tokens]` of all groups' tokens in the flattened `[B * L]`."""
+    def _make_groups(self, weights: Tensor, route: Route | None) -> Tensor | None:
+        """Cut the samples into groups; returns the positions `[tokens]` of all groups' tokens in the flattened `[B * L]`, or None
+        if these are all positions in order.
+        """
         B = len(weights)
         self.group = max(TILE_TOKENS, GROUP_ELEMENTS // self._width())
         used = weights != 0
         counts = used.sum(1)
-        order = torch.argsort(counts, descending=True, stable=True)
-        lengths = counts[order].tolist()
+        lengths = counts.tolist()
+        # Samples often come by length: then nothing has to be put in order.
+        self.ordered = all(a >= b > 0 for a, b in pairwise((*lengths, *lengths[-1:])))
+        order = torch.arange(B, device=counts.device)
+        if not self.ordered:
+            order = torch.argsort(counts, descending=True, stable=True)
+            lengths = counts[order].tolist()
         self.groups: list[Group] = []
         widths: list[int] = []
         start, k = 0, 0
         while k < B and lengths[k] > 0:
             T = lengths[k]
-            n = max(1, self.group // T)
-            while n > 1 and (k + n > B or lengths[min(k + n, B) - 1] == 0):
-                n -= 1
+            n = min(B - k, max(1, self.group // T))
             # Much shorter samples go to a group of their own rather than be padded.
-            while n > 1 and 2 * lengths[k + n - 1] < T:
+            while 2 * lengths[k + n - 1] < T:
                 n -= 1
             samples = order[k : k + n]
             kept = self.shape[2] <= T and not by_pairs(T, self.shape[2], route)
@@ -253,6 +263,8 @@ class HeadPass:
         first = (width.cumsum(0) - width).repeat_interleave(width, output_size=start)
         column = torch.arange(start, device=order.device) - first
         self.padding = column >= counts[self.owners]
+        if self.ordered and lengths[-1:] == [weights.shape[1]]:
+            return None  # the shortest has them all
         # Padding stands for its sample's first token.
         begin = counts.cumsum(0) - counts
         return used.flatten().nonzero()[:, 0][begin[self.owners] + column.masked_fill(self.padding, 0)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -70,7 +70,7 @@ class PhantomClipping:
         self.nonfinite = 0
         self._seen: set[tuple[Any, ...]] = set()
         self._workspace = Workspace()
-        self._check_parameters()
+        self._eps = _check_parameters((name, p) for name, p in module.named_parameters() if p.requires_grad)
 
     @property
     def sensitivity(self) -> float:
@@ -82,8 +82,7 @@ class PhantomClipping:
 
         Returns the gradient norms `|g_i|`, `[B]`, float64. They are not private.
         """
-        eps = max((torch.finfo(p.dtype).eps for p in self.module.parameters() if p.requires_grad), default=0.0)
-        return self._run(compute_losses, lambda samples, squared, bound: self.clip.factors(squared, bound, eps))
+        return self._run(compute_losses, lambda samples, squared, bound: self.clip.factors(squared, bound, self._eps))
 
     def norms(self, compute_losses: Losses) -> Tensor:
         """The gradient norms `[B]` alone; `.grad` is left as it is. They are not private."""
@@ -106,22 +105,11 @@ class PhantomClipping:
 
         return self._run(checked, weigh)
 
-    def _check_parameters(self) -> list[tuple[str, nn.Parameter]]:
-        trainable = [(name, p) for name, p in self.module.named_parameters() if p.requires_grad]
-        for name, p in trainable:
-            if p.dtype not in (torch.float32, torch.float64):
-                raise ClippingError(
-                    f"parameter {name!r} is {p.dtype}: a sum in this type rounds by more than one sample may add. "
-                    "Keep parameters in float32 and run the forward pass under torch.autocast"
-                )
-            if p._backward_hooks or getattr(p, "_post_accumulate_grad_hooks", None):
-                raise ClippingError(f"parameter {name!r} has a gradient hook, which would not run here; remove it")
-        return trainable
-
     def _run(self, compute_losses: Losses, weigh: Weigh | None) -> Tensor:
-        trainable = self._check_parameters()
-        held = {name: (p.grad, p.grad._version if p.grad is not None else 0) for name, p in trainable}
         tape = Tape(self.module, self.route)
+        trainable = tape.trainable
+        self._eps = _check_parameters(trainable)
+        held = {name: (p.grad, p.grad._version if p.grad is not None else 0) for name, p in trainable}
         with torch.enable_grad(), tape:
             losses = compute_losses()
         _check_losses(losses)
@@ -165,7 +153,7 @@ class PhantomClipping:
         for use in tape.uses:
             if not use.shape or use.shape[0] % batch:
                 raise ClippingError(
-                    f"{use.function} uses {use.names} in a result of shape {tuple(use.shape)} whose first dimension does not "
+                    f"{use.called} uses {use.names} in a result of shape {tuple(use.shape)} whose first dimension does not "
                     f"hold the {batch} samples: keep samples first, and padded rather than packed by a mask"
                 )
         if suspect and _check_apart(tape, losses):
@@ -284,10 +272,25 @@ def _compare(use: Use, weights: Tensor, sure: list[bool], mixed: Tensor) -> None
     limits = torch.finfo(plain.dtype)
     if bool((off > 100 * limits.eps * size + limits.tiny * w[:, 0]).any()):
         raise ClippingError(
-            f"the loss of one sample depends on another at {use.function} with {use.names}: samples must be the first "
+            f"the loss of one sample depends on another at {use.called} with {use.names}: samples must be the first "
             "dimension everywhere, and nothing (batch norm, in-batch negatives) may mix them"
         )
     sure.append(len(weights[size > 0].unique()) > 1)
+
+
+def _check_parameters(trainable: Iterable[tuple[str, nn.Parameter]]) -> float:
+    """An error if one of them cannot be clipped; returns the coarsest precision among them."""
+    eps = 0.0
+    for name, p in trainable:
+        if p.dtype not in (torch.float32, torch.float64):
+            raise ClippingError(
+                f"parameter {name!r} is {p.dtype}: a sum in this type rounds by more than one sample may add. "
+                "Keep parameters in float32 and run the forward pass under torch.autocast"
+            )
+        if p._backward_hooks or getattr(p, "_post_accumulate_grad_hooks", None):
+            raise ClippingError(f"parameter {name!r} has a gradient hook, which would not run here; remove it")
+        eps = max(eps, torch.finfo(p.dtype).eps)
+    return eps
 
 
 def _check_losses(losses: Tensor) -> None:

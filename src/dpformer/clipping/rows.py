@@ -167,7 +167,7 @@ def split_parameters(module: nn.Module) -> tuple[Rows | None, set[int]]:
     """How a module's tables are split, None for not at all; and the identities of those that are."""
     found: list[tuple[Rows, nn.Parameter]] = []
     for part in module.modules():
-        if isinstance(rows := getattr(part, "rows", None), Rows):
+        if isinstance(rows := vars(part).get("rows"), Rows):
             found += [(rows, p) for p in part.parameters(recurse=False)]
     if len({(rows.rank, rows.size, id(rows.group)) for rows, _ in found}) > 1:
         raise ClippingError("tables are split over different groups of ranks: split all over the same")

@@ -7,10 +7,11 @@ A function noted here as one that may reorder makes it check again, every time.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from dpformer.errors import ClippingError
@@ -43,12 +44,11 @@ _REORDERS = {
 class Samples:
     """Notes on the tensors of one forward pass. They are kept alive, so that their identities stay theirs."""
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, shared: Iterable[Tensor]) -> None:
         # Whether some function may have put samples in another order.
         self.reordered = False
         # The same for all samples: buffers, frozen parameters, whatever is made from sizes alone, and of these.
-        self._shared: dict[int, Tensor] = {id(buffer): buffer for buffer in module.buffers()}
-        self._shared |= {id(p): p for p in module.parameters() if not p.requires_grad}
+        self._shared: dict[int, Tensor] = {id(tensor): tensor for tensor in shared}
         # Tensors that are others with their first dimensions merged, and the first dimension those had.
         self._merged: dict[int, tuple[int, Tensor]] = {}
 

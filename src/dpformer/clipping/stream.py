@@ -79,11 +79,13 @@ class StreamedGradient:
         # What is looked up for each tile lies in its order, so that a tile takes a slice.
         order = self.head.order
         pass_ = _Pass(self, weigh, order, squared[order], known[0][order], known[1][order])
-        H = self.head.scaled * self.upstream[self.head.owners, None]
+        H: Tensor | None = None
         for group in self.head.groups:
             if (G := self.head.kept(group)) is not None:
                 pass_.kept(group, G)
                 continue
+            if H is None:
+                H = self.head.scaled * self.upstream[self.head.owners, None]
             for tile in self.head.tiles_of(group, H):
                 pass_.gram(tile) if self._by_gram(group) else pass_.formed(tile)
         squared[order] = pass_.squared
@@ -131,7 +133,7 @@ class _Pass:
         self.forms = gradient.others.forms
         self.sparse: Sparse | None = None
         if len(self.forms) == 1 and isinstance(form := self.forms[0], Sparse):
-            self.sparse = Sparse(form.index[order], form.values[order])
+            self.sparse = form if self.head.ordered else Sparse(form.index[order], form.values[order])
         self.total = self._take("sum", 1)[0].zero_() if weigh is not None else None
 
     def gram(self, tile: Tile) -> None:

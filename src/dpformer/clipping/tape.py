@@ -41,7 +41,7 @@ class Use:
     inspect: while set, a gradient that comes is given to it, and not kept.
     """
 
-    function: str
+    function: Any
     views: tuple[View, ...]
     derive: Derive
     shape: torch.Size
@@ -56,9 +56,14 @@ class Use:
         assert self.gradient is not None
         if any(tensor._version != version for tensor, version in self.saved):
             raise ClippingError(
-                f"what went into {self.function} with {self.names} was changed in place afterwards; make the change on a copy"
+                f"what went into {self.called} with {self.names} was changed in place afterwards; make the change on a copy"
             )
         return self.derive(self.gradient, batch)
+
+    @property
+    def called(self) -> str:
+        """The name of the function, for messages."""
+        return _name(self.function)
 
     @property
     def names(self) -> str:
@@ -74,9 +79,10 @@ class Tape(TorchFunctionMode):
         # How whoever clips wants samples measured: a head forms their gradients, or not, while it has what they are made of.
         self.route = route
         self.uses: list[Use] = []
-        self.samples = Samples(module)
-        self._views = {id(p): View(p, name, p) for name, p in module.named_parameters() if p.requires_grad}
-        self._trainable = {key: view.name for key, view in self._views.items()}
+        parameters = list(module.named_parameters())
+        self.trainable = [(name, p) for name, p in parameters if p.requires_grad]
+        self.samples = Samples([*module.buffers(), *(p for _, p in parameters if not p.requires_grad)])
+        self._views = {id(p): View(p, name, p) for name, p in self.trainable}
         self._broadcasts: dict[int, tuple[Tensor, View, Use]] = {}
         # Norms of inputs by sample and identity, found once for what several uses share; uses keep the inputs. It holds neither
         # the tape nor an input: a circle of references would keep the memory of a pass until the collector comes.
@@ -121,7 +127,7 @@ class Tape(TorchFunctionMode):
             )
         used = tuple(view for view in views if view is not None)
         kept = tuple((tensor, tensor._version) for tensor in saved)
-        use = Use(_name(function), used, derive, shape or output.shape, self.samples.merged(like), kept)
+        use = Use(function, used, derive, shape or output.shape, self.samples.merged(like), kept)
         self.uses.append(use)
         # In place, so that it stays the same tensor for a function that wrote in place; that cannot be done to a view.
         return _Record.apply(output.clone() if output._is_view() else output, self.anchor, use)
@@ -152,6 +158,8 @@ class Tape(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func in PLAIN:
+            return func(*args, **kwargs)
         rule = RULES.get(func)
         if self._broadcasts and rule in LAZY:
             args = self._broadcast(args)
@@ -220,8 +228,14 @@ class Tape(TorchFunctionMode):
     def unused(self) -> list[str]:
         """Names of trainable parameters without a use."""
         used = {id(view.parameter) for use in self.uses for view in use.views}
-        return [name for key, name in self._trainable.items() if key not in used]
+        return [name for name, p in self.trainable if id(p) not in used]
 
+
+# What is asked of a tensor, a hundred times in a forward pass, and is no tensor itself.
+PLAIN: set[Any] = {
+    *(getattr(Tensor, name).__get__ for name in ("shape", "dtype", "device", "ndim", "requires_grad", "is_leaf")),
+    *(Tensor.dim, Tensor.size, Tensor.numel, Tensor.__len__, torch._C._set_grad_enabled),
+}
 
 Rule = Callable[..., Any]
 RULES: dict[Any, Rule] = {}
@@ -260,7 +274,7 @@ class _Record(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None]:
         if torch.is_grad_enabled():
             raise ClippingError(
-                f"a gradient of a gradient passes {ctx.use.function}: second derivatives have no clipping rule"
+                f"a gradient of a gradient passes {ctx.use.called}: second derivatives have no clipping rule"
             )
         gradient = gradient.contiguous()  # once, where each look at it as a matrix would make a copy
         if ctx.use.inspect is not None:

@@ -31,12 +31,14 @@ def aside() -> contextlib.AbstractContextManager[Any]:
 
 class _Aside:
     def __enter__(self) -> None:
-        self._blocks = contextlib.ExitStack()
-        self._blocks.enter_context(torch.no_grad())
-        self._blocks.enter_context(torch._C.DisableTorchFunction())
+        self._unseen = torch._C.DisableTorchFunction()
+        self._unseen.__enter__()
+        self._enabled = torch.is_grad_enabled()
+        torch._C._set_grad_enabled(False)
 
-    def __exit__(self, *raised: object) -> None:
-        self._blocks.close()
+    def __exit__(self, *raised: Any) -> None:
+        torch._C._set_grad_enabled(self._enabled)
+        self._unseen.__exit__(*raised)
 
 
 def effective_error(
