@@ -9,6 +9,7 @@ T x T are slow to start: for layers of a few thousand weights the second is quic
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -156,54 +157,81 @@ class ParameterGradient:
         return torch.cat(squares)
 
 
-class OuterGradients:
-    """The gradients of several parameters of one shape with a linear use each, formed in one place: fewer, larger operations.
+@dataclass(frozen=True)
+class Formed:
+    """The gradients of a linear use themselves, `[B, R C]`, the norms of their pieces `[B, pieces]`, and `Outer.factors`."""
 
-    They are kept where they are no larger than the factors they are made of; else one parameter's are formed after the other's
-    in the same memory, and added up from the factors.
+    gradients: Tensor
+    norms: Tensor
+    sizes: tuple[Tensor, Tensor]
+
+    @classmethod
+    def of(cls, form: Outer) -> Formed:
+        """From the factors, which are no longer needed then."""
+        gradients = torch.bmm(form.rows.transpose(1, 2), form.cols).flatten(1)
+        return cls(gradients, norms_of_pieces(gradients), form.factors())
+
+
+class FormedGradients:
+    """The gradients of several parameters with a linear use each that are no larger than the factors they are made of."""
+
+    def __init__(self, formed: list[tuple[nn.Parameter, Formed]]) -> None:
+        self.formed = formed
+
+    def measure(self) -> tuple[Tensor, Tensor]:
+        """As `ParameterGradient.measure`."""
+        norms = torch.cat([one.norms for _, one in self.formed], 1)
+        return norms.double().square().sum(1), _bound([one.sizes for _, one in self.formed])
+
+    def add_weighted_sum(self, weights: Tensor) -> None:
+        """As `ParameterGradient.add_weighted_sum`."""
+        weights = weights.to(self.formed[0][1].gradients.dtype)
+        for p, one in self.formed:
+            assert p.grad is not None
+            p.grad.view(-1).addmv_(one.gradients.T, weights)
+
+    def forget(self, samples: Tensor) -> None:
+        """As `ParameterGradient.forget`."""
+        for _, one in self.formed:
+            one.gradients.masked_fill_(samples[:, None], 0)
+
+
+class OuterGradients:
+    """The gradients of several parameters of one shape with a linear use each that are larger than the factors they are made of:
+    formed one after the other in the same memory, and added up from the factors.
     """
 
     def __init__(self, parameters: list[ParameterGradient], workspace: Workspace) -> None:
         self.parameters = [found.parameter for found in parameters]
         self.forms = [form for found in parameters for form in found.forms if isinstance(form, Outer)]
-        rows, cols = (
-            torch.stack(sizes).double() for sizes in zip(*(form.factors() for form in self.forms), strict=True)
-        )
-        self.bound = (rows * cols).square().sum(0)
         self.shape = R, C = parameters[0].shape
-        self.keep = all(found.compact for found in parameters)
-        kept, batch = len(self.forms) if self.keep else 1, parameters[0].batch
-        # [parameters, B, R C]; valid until the next backward pass.
-        memory = workspace.take(f"formed {R} {C}", kept * batch, R * C, self.forms[0].rows)
-        self.gradients = memory.view(kept, batch, R * C)
+        self.place = workspace.take(f"formed {R} {C}", parameters[0].batch, R * C, self.forms[0].rows).view(-1, R, C)
 
     def measure(self) -> tuple[Tensor, Tensor]:
         """As `ParameterGradient.measure`."""
-        places = self.gradients.unflatten(-1, self.shape).unbind()
         norms = []
-        for k, form in enumerate(self.forms):
-            form.form(place := places[k if self.keep else 0])
-            norms.append(norms_of_pieces(place))
-        return torch.stack(norms).double().square().sum((0, 2)), self.bound
+        for form in self.forms:
+            form.form(self.place)
+            norms.append(norms_of_pieces(self.place))
+        return torch.stack(norms).double().square().sum((0, 2)), _bound([form.factors() for form in self.forms])
 
     def add_weighted_sum(self, weights: Tensor) -> None:
         """As `ParameterGradient.add_weighted_sum`."""
-        weights = weights.to(self.gradients.dtype)
-        if not self.keep:
-            for p, form in zip(self.parameters, self.forms, strict=True):
-                assert p.grad is not None
-                form.add_weighted(weights, p.grad.view(self.shape))
-            return
-        sums = weights.expand(len(self.gradients), 1, -1) @ self.gradients
-        for p, total in zip(self.parameters, sums, strict=True):
+        weights = weights.to(self.place.dtype)
+        for p, form in zip(self.parameters, self.forms, strict=True):
             assert p.grad is not None
-            p.grad.add_(total.view(p.shape))
+            form.add_weighted(weights, p.grad.view(self.shape))
 
     def forget(self, samples: Tensor) -> None:
         """As `ParameterGradient.forget`."""
-        self.gradients.masked_fill_(samples[:, None], 0)
         for form in self.forms:
             form.forget(samples)
+
+
+def _bound(factors: list[tuple[Tensor, Tensor]]) -> Tensor:
+    """The sum of the squared bounds of linear uses `[B]`, from `Outer.factors` of each."""
+    rows, cols = (torch.stack(sizes).double() for sizes in zip(*factors, strict=True))
+    return (rows * cols).square().sum(0)
 
 
 class DenseGradients:

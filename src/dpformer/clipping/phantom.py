@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
@@ -13,15 +14,23 @@ from torch import Tensor, nn
 from dpformer.clipping import rules  # noqa: F401  (fills the registry)
 from dpformer.clipping.clip import Clip, Rule
 from dpformer.clipping.forms import Dense, Form, Outer, merge
-from dpformer.clipping.gradient import DenseGradients, OuterGradients, ParameterGradient, Route
+from dpformer.clipping.gradient import (
+    DenseGradients,
+    Formed,
+    FormedGradients,
+    OuterGradients,
+    ParameterGradient,
+    Route,
+)
 from dpformer.clipping.rows import RowGradient, RowHeadPass, clip_rows, split_parameters
 from dpformer.clipping.stream import Head, StreamedGradient, Weigh
 from dpformer.clipping.tape import Tape, Use
+from dpformer.clipping.views import View
 from dpformer.clipping.workspace import Workspace
 from dpformer.errors import ClippingError
 
 Losses = Callable[[], Tensor]
-Gradient = ParameterGradient | OuterGradients | DenseGradients | StreamedGradient
+Gradient = ParameterGradient | FormedGradients | OuterGradients | DenseGradients | StreamedGradient
 # How often a batch of a known structure is checked for mixed samples all the same: one in so many.
 CHECK_EVERY = 100
 # How many different weights that check uses; two samples with the same one are not told apart.
@@ -148,8 +157,18 @@ class PhantomClipping:
         suspect = batch > 1 and (suspect or secrets.randbelow(CHECK_EVERY) == 0)
         for use in tape.uses:
             use.gradient = None  # a backward pass inside the model may have left one
-        torch.autograd.grad(losses.sum(), tape.anchor, allow_unused=True, retain_graph=suspect)
-        tape.uses = [use for use in tape.uses if use.gradient is not None]
+        # What is sure to be a parameter's only use is derived where its gradient comes up: in the processor's cache, and in
+        # memory that is free again for the next.
+        times = Counter(id(view.parameter) for use in tape.uses for view in use.views)
+        early = [] if suspect else [u for u in tape.uses if all(times[id(view.parameter)] == 1 for view in u.views)]
+        for use in early:
+            use.take = partial(use.settle, batch, self._shorten)
+        try:
+            torch.autograd.grad(losses.sum(), tape.anchor, allow_unused=True, retain_graph=suspect)
+        finally:
+            for use in early:
+                use.take = None  # it knows the use: a circle would keep the memory of a pass until the collector comes
+        tape.uses = [use for use in tape.uses if use.reached]
         for use in tape.uses:
             if not use.shape or use.shape[0] % batch:
                 raise ClippingError(
@@ -191,10 +210,21 @@ class PhantomClipping:
                 gradient.add_weighted_sum(weights)
         return squared.clamp_min(0).sqrt()
 
+    def _shorten(self, view: View, form: Form, batch: int) -> Form | Formed:
+        """The gradients of a parameter's only use themselves, where they are to be formed and are no larger than its factors."""
+        if not isinstance(form, Outer):
+            return form
+        one = ParameterGradient(view.parameter, [form], batch, self.route)
+        return Formed.of(form) if one.route == "formed" and one.compact else form
+
     def _gradients(self, uses: list[Use], batch: int, split: set[int]) -> list[Gradient]:
         forms: dict[int, tuple[nn.Parameter, list[Form], list[Head]]] = {}
+        formed: dict[torch.dtype, list[tuple[nn.Parameter, Formed]]] = {}
         for use in uses:
             for view, form in use.forms(batch):
+                if isinstance(form, Formed):
+                    formed.setdefault(view.parameter.dtype, []).append((view.parameter, form))
+                    continue
                 _, plain, heads = forms.setdefault(id(view.parameter), (view.parameter, [], []))
                 heads.append(form) if isinstance(form, Head) else plain.append(form)
                 if len(heads) > 1:
@@ -204,7 +234,7 @@ class PhantomClipping:
             use.gradient = None
         found: list[Gradient] = []
         small: dict[torch.dtype, list[tuple[nn.Parameter, Dense]]] = {}
-        formed: dict[tuple[Any, ...], list[ParameterGradient]] = {}
+        large: dict[tuple[Any, ...], list[ParameterGradient]] = {}
         for p, plain, heads in forms.values():
             if heads:
                 if isinstance(heads[0].head, RowHeadPass) != (id(p) in split):
@@ -220,11 +250,14 @@ class PhantomClipping:
                 small.setdefault(p.dtype, []).append((p, form))
             else:
                 one = ParameterGradient(p, plain, batch, self.route)
-                if id(p) not in split and len(one.forms) == 1 and isinstance(one.forms[0], Outer) and one.replaces:
-                    formed.setdefault((one.shape, p.dtype, p.device), []).append(one)
-                else:
+                if id(p) in split or len(one.forms) > 1 or not isinstance(one.forms[0], Outer) or not one.replaces:
                     found.append(one)
-        found += [OuterGradients(alike, self._workspace) for alike in formed.values()]
+                elif one.compact:
+                    formed.setdefault(p.dtype, []).append((p, Formed.of(one.forms[0])))
+                else:
+                    large.setdefault((one.shape, p.dtype, p.device), []).append(one)
+        found += [FormedGradients(pairs) for pairs in formed.values()]
+        found += [OuterGradients(alike, self._workspace) for alike in large.values()]
         found += [DenseGradients([p for p, _ in pairs], [form for _, form in pairs]) for pairs in small.values()]
         return found
 
@@ -243,12 +276,12 @@ def _check_apart(tape: Tape, losses: Tensor) -> bool:
     sure: list[bool] = []
     for use in tape.uses:
         # Compared where it comes up, so that no second gradient of all uses is in memory.
-        use.inspect = partial(_compare, use, weights, sure)
+        use.take = partial(_compare, use, weights, sure)
     try:
         torch.autograd.grad((losses * weights).sum(), tape.anchor, allow_unused=True)
     finally:
         for use in tape.uses:
-            use.inspect = None  # it knows the use: a circle would keep the memory of a pass until the collector comes
+            use.take = None
     if len(sure) != len(tape.uses):
         raise ClippingError("a weighted backward pass reached other uses of parameters than the one before it")
     return all(sure)

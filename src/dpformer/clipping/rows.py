@@ -28,7 +28,7 @@ from dpformer.errors import ClippingError
 from dpformer.rows import Rows
 
 if TYPE_CHECKING:
-    from dpformer.clipping.gradient import DenseGradients, OuterGradients, ParameterGradient
+    from dpformer.clipping.gradient import DenseGradients, FormedGradients, OuterGradients, ParameterGradient
     from dpformer.clipping.stream import Weigh
 
 
@@ -175,7 +175,7 @@ def split_parameters(module: nn.Module) -> tuple[Rows | None, set[int]]:
 
 
 def clip_rows(
-    gradients: Iterable[ParameterGradient | OuterGradients | DenseGradients | StreamedGradient],
+    gradients: Iterable[ParameterGradient | FormedGradients | OuterGradients | DenseGradients | StreamedGradient],
     split: set[int],
     rows: Rows,
     losses: Tensor,

@@ -38,7 +38,7 @@ class Use:
     """One call of `function` with one or more parameters; `gradient` is the one at its output, after the backward.
 
     merged: see `Samples`; saved: the tensors that `derive` reads, with their versions; superseded: see `Tape.note_broadcast`;
-    inspect: while set, a gradient that comes is given to it, and not kept.
+    take: while set, a gradient that comes is given to it, and not kept; found: the forms, once they are derived.
     """
 
     function: Any
@@ -49,10 +49,24 @@ class Use:
     saved: tuple[tuple[Tensor, int], ...]
     superseded: bool = False
     gradient: Tensor | None = field(default=None, repr=False)
-    inspect: Callable[[Tensor], None] | None = field(default=None, repr=False)
+    take: Callable[[Tensor], None] | None = field(default=None, repr=False)
+    found: list[tuple[View, Any]] | None = field(default=None, repr=False)
 
-    def forms(self, batch: int) -> Iterable[tuple[View, Form]]:
+    @property
+    def reached(self) -> bool:
+        """Whether a gradient came."""
+        return self.gradient is not None or self.found is not None
+
+    def settle(self, batch: int, shorten: Callable[[View, Form, int], Any], gradient: Tensor) -> None:
+        """Derive and shorten the forms while the gradient is at hand, and let go of it and of what else they were made from."""
+        self.gradient = gradient
+        self.found = [(view, shorten(view, form, batch)) for view, form in self.forms(batch)]
+        self.gradient, self.saved, self.derive = None, (), _spent
+
+    def forms(self, batch: int) -> Iterable[tuple[View, Any]]:
         """What this use adds to each view's parameter."""
+        if self.found is not None:
+            return self.found
         assert self.gradient is not None
         if any(tensor._version != version for tensor, version in self.saved):
             raise ClippingError(
@@ -84,8 +98,9 @@ class Tape(TorchFunctionMode):
         self.samples = Samples([*module.buffers(), *(p for _, p in parameters if not p.requires_grad)])
         self._views = {id(p): View(p, name, p) for name, p in self.trainable}
         self._broadcasts: dict[int, tuple[Tensor, View, Use]] = {}
-        # Norms of inputs by sample and identity, found once for what several uses share; uses keep the inputs. It holds neither
-        # the tape nor an input: a circle of references would keep the memory of a pass until the collector comes.
+        # Norms of inputs by sample and identity, found once for what several uses share; all inputs are there when the backward
+        # pass begins. It holds neither the tape nor an input: a circle of references would keep the memory of a pass until the
+        # collector comes.
         self.sizes: dict[int, Tensor] = {}
         # Every recorded output hangs on this, so one backward to it passes all of them and nothing else.
         self.anchor = torch.zeros((), requires_grad=True)
@@ -261,6 +276,10 @@ def register_rule(*functions: Any, lazy: bool = False) -> Callable[[Rule], Rule]
     return add
 
 
+def _spent(gradient: Tensor, batch: int) -> Iterable[tuple[View, Form]]:
+    raise AssertionError("the forms of a use are derived once")
+
+
 class _Record(torch.autograd.Function):
     """The identity; its backward leaves the gradient in the use. In place, so that later in-place changes are allowed."""
 
@@ -277,8 +296,8 @@ class _Record(torch.autograd.Function):
                 f"a gradient of a gradient passes {ctx.use.called}: second derivatives have no clipping rule"
             )
         gradient = gradient.contiguous()  # once, where each look at it as a matrix would make a copy
-        if ctx.use.inspect is not None:
-            ctx.use.inspect(gradient)
+        if ctx.use.take is not None:
+            ctx.use.take(gradient)
         else:
             ctx.use.gradient = gradient
         return (gradient if ctx.needs_input_grad[0] else None), None, None

@@ -20,9 +20,10 @@ from unittest.mock import patch
 import torch
 
 from dpformer.clipping import phantom
-from dpformer.clipping.gradient import DenseGradients, OuterGradients, ParameterGradient
+from dpformer.clipping.gradient import DenseGradients, FormedGradients, OuterGradients, ParameterGradient
 from dpformer.clipping.head import HeadPass
 from dpformer.clipping.stream import StreamedGradient
+from dpformer.clipping.tape import Use
 from dpformer.data import PoissonSampler
 from dpformer.experiments.bench import workloads
 from dpformer.experiments.bench.contenders import D, Own
@@ -46,6 +47,9 @@ PLACES: list[tuple[Any, str, str]] = [
     (StreamedGradient, "clip", NORM_SUM),
     (ParameterGradient, "measure", NORMS),
     (ParameterGradient, "add_weighted_sum", NORMS),
+    (Use, "settle", NORMS),
+    (FormedGradients, "measure", NORMS),
+    (FormedGradients, "add_weighted_sum", NORMS),
     (OuterGradients, "measure", NORMS),
     (OuterGradients, "add_weighted_sum", NORMS),
     (DenseGradients, "measure", NORMS),
