@@ -98,6 +98,23 @@ def test_attention_equals_the_explicit_form(heads, float64):
     torch.testing.assert_close(attention.scores(q, k, 5), explicit(q, k))
 
 
+@pytest.mark.parametrize("recency", [None, 0.8])
+@pytest.mark.parametrize("L", [0, 1, 7, 64, 65, 150])
+@pytest.mark.parametrize("way", ["by rows", "kernel"])
+def test_attention_has_the_explicit_gradient(way, L, recency, float64, monkeypatch):
+    monkeypatch.setattr(attention, "MATRIX", 2**14)
+    monkeypatch.setattr(attention, "LONGEST", 512 if way == "by rows" else -1)
+    q, k, v = (torch.randn(3, 2, L, 4, requires_grad=True) for _ in range(3))
+    bias = None if recency is None else attention.recency_bias(L, recency)
+    found, wanted = attention.attend(q, k, v, bias=bias), explicit(q, k, bias=bias) @ v
+    torch.testing.assert_close(found, wanted)
+    upstream = torch.randn_like(found)
+    gradients = [torch.autograd.grad(x, (q, k, v), upstream) for x in (found, wanted)]
+    torch.testing.assert_close(*gradients)
+    with torch.no_grad():
+        torch.testing.assert_close(attention.attend(q, k, v, bias=bias), wanted)
+
+
 @pytest.mark.parametrize("cap", [None, 5.0, 0.01])
 @pytest.mark.parametrize("recency", [None, 0.8])
 @pytest.mark.parametrize("L", [1, 7, 64, 65, 150])
