@@ -92,9 +92,9 @@ def test_attention_equals_the_explicit_form(heads, float64):
     q, k, v = (torch.randn(2, heads, 7, 5) for _ in range(3))
     penalty = error.penalty(q, torch.rand(2, heads, 7), cap=5.0)
     wide = attention.with_penalty(q, k, penalty)
-    torch.testing.assert_close(attention.attend(*wide, v), explicit(q, k, penalty) @ v)
+    torch.testing.assert_close(attention.kernel(*wide, v), explicit(q, k, penalty) @ v)
     torch.testing.assert_close(attention.scores(*wide, 5), explicit(q, k, penalty))
-    torch.testing.assert_close(attention.attend(q, k, v), explicit(q, k) @ v)
+    torch.testing.assert_close(attention.attend(torch.stack((q, k, v), 2)), explicit(q, k) @ v)
     torch.testing.assert_close(attention.scores(q, k, 5), explicit(q, k))
 
 
@@ -106,13 +106,13 @@ def test_attention_has_the_explicit_gradient(way, L, recency, float64, monkeypat
     monkeypatch.setattr(attention, "LONGEST", 512 if way == "by rows" else -1)
     q, k, v = (torch.randn(3, 2, L, 4, requires_grad=True) for _ in range(3))
     bias = None if recency is None else attention.recency_bias(L, recency)
-    found, wanted = attention.attend(q, k, v, bias=bias), explicit(q, k, bias=bias) @ v
+    found, wanted = attention.attend(torch.stack((q, k, v), 2), bias=bias), explicit(q, k, bias=bias) @ v
     torch.testing.assert_close(found, wanted)
     upstream = torch.randn_like(found)
     gradients = [torch.autograd.grad(x, (q, k, v), upstream) for x in (found, wanted)]
     torch.testing.assert_close(*gradients)
     with torch.no_grad():
-        torch.testing.assert_close(attention.attend(q, k, v, bias=bias), wanted)
+        torch.testing.assert_close(attention.attend(torch.stack((q, k, v), 2), bias=bias), wanted)
 
 
 @pytest.mark.parametrize("cap", [None, 5.0, 0.01])
@@ -125,7 +125,7 @@ def test_corrected_attention_has_the_explicit_output_error_and_gradient(way, L, 
     q, k, v = (torch.randn(3, 2, L, 4, requires_grad=True) for _ in range(3))
     var_key, var_value = torch.rand(3, 2, L), torch.rand(3, 2, L)
     bias = None if recency is None else attention.recency_bias(L, recency)
-    found, var = attention.attend_corrected(q, k, v, var_key, var_value, cap, bias=bias)
+    found, var = attention.attend_corrected(torch.stack((q, k, v), 2), var_key, var_value, cap, bias=bias)
     matrix = explicit(q, k, error.penalty(q, var_key, cap), bias)
     torch.testing.assert_close(found, matrix @ v)
     torch.testing.assert_close(var, (matrix.detach() ** 2 * var_value[..., None, :]).sum(-1))
@@ -134,7 +134,7 @@ def test_corrected_attention_has_the_explicit_output_error_and_gradient(way, L, 
     gradients = torch.autograd.grad(found, (q, k, v), upstream)
     torch.testing.assert_close(gradients, torch.autograd.grad(matrix @ v, (q, k, v), upstream))
     with torch.no_grad():
-        again, none = attention.attend_corrected(q, k, v, var_key, None, cap, bias=bias)
+        again, none = attention.attend_corrected(torch.stack((q, k, v), 2), var_key, None, cap, bias=bias)
     torch.testing.assert_close(again, found)
     assert none is None
 
@@ -144,7 +144,7 @@ def test_corrected_attention_has_the_explicit_output_error_and_gradient(way, L, 
 def test_corrected_attention_of_nothing_is_nothing(shape, last):
     q, k, v = (torch.randn(shape, requires_grad=True) for _ in range(3))
     var = torch.rand(shape[:-1])
-    out, found = attention.attend_corrected(q, k, v, var, None if last else var, 5.0)
+    out, found = attention.attend_corrected(torch.stack((q, k, v), 2), var, None if last else var, 5.0)
     assert out.shape == shape
     assert found is None if last else found.shape == shape[:-1]
     torch.autograd.grad(out.sum(), (q, k, v))
@@ -153,7 +153,9 @@ def test_corrected_attention_of_nothing_is_nothing(shape, last):
 def test_corrected_attention_of_queries_that_lie_otherwise():
     q, k, v = (torch.randn(32, 4, 20, 2).permute(1, 3, 2, 0).requires_grad_() for _ in range(3))
     var, upstream = torch.rand(4, 2, 20), torch.randn(4, 2, 20, 32)
-    found = torch.autograd.grad(attention.attend_corrected(q, k, v, var, var, None)[0], (q, k, v), upstream)
+    found = torch.autograd.grad(
+        attention.attend_corrected(torch.stack((q, k, v), 2), var, var, None)[0], (q, k, v), upstream
+    )
     matrix = explicit(q, k, error.penalty(q, var, None))
     torch.testing.assert_close(found, torch.autograd.grad(matrix @ v, (q, k, v), upstream), rtol=1e-3, atol=1e-4)
 
@@ -179,7 +181,7 @@ def test_attention_by_rows_counts_no_sample_as_moved(float64):
     """Who clips would check the gradients of every batch twice."""
     q, k, v = (torch.randn(9, 1, 70, 4, requires_grad=True) for _ in range(3))
     with Tape(torch.nn.Linear(1, 1)) as tape:
-        attention.attend_corrected(q, k, v, torch.rand(9, 1, 70), torch.rand(9, 1, 70), 5.0)
+        attention.attend_corrected(torch.stack((q, k, v), 2), torch.rand(9, 1, 70), torch.rand(9, 1, 70), 5.0)
     assert not tape.samples.reordered
 
 
@@ -190,7 +192,7 @@ def test_masked_keys_stay_masked(no_grad):
     assert not attention.scores(*attention.with_penalty(q, k, error.penalty(q, var, cap=5.0)), 5).triu(1).any()
     v = torch.eye(7)[None, None].expand(2, 1, 7, 7)[..., :5].contiguous()
     with torch.set_grad_enabled(not no_grad):
-        out, _ = attention.attend_corrected(q, k, v, var, None, 5.0)
+        out, _ = attention.attend_corrected(torch.stack((q, k, v), 2), var, None, 5.0)
     assert not out.triu(1).any()
 
 
@@ -261,8 +263,8 @@ def test_bad_arguments():
 def test_recency_is_attention_that_falls_off_with_the_lag(float64):
     model = transformer(reattention=None, recency=1.5, blocks=1)
     with torch.no_grad():
-        model.blocks[0].q.weight.zero_()
-        model.blocks[0].q.bias.zero_()
+        model.blocks[0].qkv.weight[: model.embedding.embedding_dim] = 0
+        model.blocks[0].qkv.bias[: model.embedding.embedding_dim] = 0
     s = torch.randint(1, ITEMS + 1, (2, 5))
     found = model.attention(s)[0][0, 0]
     for t in range(5):
@@ -274,7 +276,7 @@ def test_recency_is_attention_that_falls_off_with_the_lag(float64):
 def test_a_bias_in_the_kernel_equals_the_explicit_form(float64):
     q, k, v = (torch.randn(2, 2, 7, 5) for _ in range(3))
     bias = attention.recency_bias(7, 0.8).double()
-    torch.testing.assert_close(attention.attend(q, k, v, bias=bias), explicit(q, k, bias=bias) @ v)
+    torch.testing.assert_close(attention.attend(torch.stack((q, k, v), 2), bias=bias), explicit(q, k, bias=bias) @ v)
 
 
 def test_identity_starts_as_the_pooled_history(float64):

@@ -30,16 +30,22 @@ MATRIX, ROWS = 2**19, 64
 LONGEST = 512
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, dropout: float = 0.0, bias: Tensor | None = None) -> Tensor:
-    """Causal attention of q, k, v `[B, heads, L, d]`; q and k may have one more coordinate, a penalty: see `with_penalty`.
+def attend(qkv: Tensor, dropout: float = 0.0, bias: Tensor | None = None) -> Tensor:
+    """Causal attention `[B, heads, L, d]` of queries, keys and values `[B, heads, 3, L, d]`.
 
     bias: fixed and added to the logits, `[L, L]`, -inf for keys after the query (see `recency_bias`).
     """
+    if dropout == 0 and _by_rows(qkv):
+        return _attend_rows(qkv, bias)[0]
+    q, k, v = qkv.unbind(2)
+    return kernel(q, k, v, dropout, bias)
+
+
+def kernel(q: Tensor, k: Tensor, v: Tensor, dropout: float = 0.0, bias: Tensor | None = None) -> Tensor:
+    """`attend` by torch's own; q and k `[B, heads, L, d]` may have one more coordinate, a penalty: see `with_penalty`."""
     mask = {"is_causal": True} if bias is None else {"attn_mask": bias}
     d = v.shape[-1]
     if q.shape[-1] == d:
-        if dropout == 0 and _by_rows(q):
-            return _attend_rows(q, k, v, bias)[0]
         return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, **mask)
     # The quick kernels want values as wide as keys.
     out = F.scaled_dot_product_attention(
@@ -54,9 +60,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, dropout: float = 0.0, bias: Tensor |
 
 
 def attend_corrected(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
+    qkv: Tensor,
     var_key: Tensor,
     var_value: Tensor | None,
     cap: float | None,
@@ -68,43 +72,42 @@ def attend_corrected(
     Returns the output and, from `var_value` `[B, heads, L]`, its variance `[B, heads, L]`. The gradient goes through q into the
     penalty too; through variances it does not.
     """
-    if dropout > 0 or not _by_rows(q):
+    if dropout > 0 or not _by_rows(qkv):
+        q, k, v = qkv.unbind(2)
         q, k = with_penalty(q, k, error.penalty(q, var_key, cap))
-        out = attend(q, k, v, dropout, bias)
+        out = kernel(q, k, v, dropout, bias)
         with error.aside():
             return out, None if var_value is None else output_error(q, k, var_value, bias, v.shape[-1])
-    return _attend_rows(q, k, v, bias, var_key, var_value, cap)
+    return _attend_rows(qkv, bias, var_key, var_value, cap)
 
 
-def _by_rows(q: Tensor) -> bool:
-    """Whether attention of q `[B, heads, L, d]` is computed some rows at a time."""
+def _by_rows(qkv: Tensor) -> bool:
+    """Whether attention of `[B, heads, 3, L, d]` is computed some rows at a time."""
     if not torch.is_grad_enabled() or torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu"):
         return False
-    return q.device.type == "cpu" and q.shape[1] * q.shape[2] <= LONGEST
+    return qkv.device.type == "cpu" and qkv.shape[1] * qkv.shape[3] <= LONGEST
 
 
 def _attend_rows(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
+    qkv: Tensor,
     bias: Tensor | None,
     var_key: Tensor | None = None,
     var_value: Tensor | None = None,
     cap: float | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """`attend_corrected`, or `attend` without `var_key`, some rows at a time."""
-    shape = v.shape
+    shape = (*qkv.shape[:2], *qkv.shape[3:])
     with torch._C.DisableTorchFunction():  # whoever looks on, as clipping does, would find no parameter in there
-        q, k, v = (x.flatten(0, 1) for x in (q, k, v))
+        qkv = qkv.flatten(0, 1)
         left = right = None
         if var_key is not None:
-            left, right = error.penalty(q.detach(), var_key.flatten(0, 1), cap)
-        out, var = _Rows.apply(q, k, v, left, right, None if var_value is None else var_value.flatten(0, 1), bias)
+            left, right = error.penalty(qkv[:, 0].detach(), var_key.flatten(0, 1), cap)
+        out, var = _Rows.apply(qkv, left, right, None if var_value is None else var_value.flatten(0, 1), bias)
         return out.view(shape), None if var is None else var.view(shape[:-1])
 
 
 class _Rows(torch.autograd.Function):
-    """Attention of q, k, v `[n, L, d]` less `left right`, `[n, L]` each, and its variance from that of the values `[n, L]`.
+    """Attention of q, k, v `[n, 3, L, d]` less `left right`, `[n, L]` each, and its variance from that of the values `[n, L]`.
 
         S = softmax(q k' / sqrt(d) - left right + bias)        out = S v        var = S^2 var_value
 
@@ -114,14 +117,13 @@ class _Rows(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
+        qkv: Tensor,
         left: Tensor | None,
         right: Tensor | None,
         var_value: Tensor | None,
         bias: Tensor | None,
     ) -> tuple[Tensor, Tensor | None]:
+        q, k, v = qkv.unbind(1)
         out = torch.empty(v.shape, dtype=v.dtype, device=v.device)
         var = None if var_value is None else torch.empty_like(var_value)
         scale = 1 / math.sqrt(q.shape[-1])
@@ -147,7 +149,7 @@ class _Rows(torch.autograd.Function):
                 if var_ is not None:
                     var_[:, rows] = torch.bmm(S.square(), var_value_[:, keys])
                 kept.append(S)
-        ctx.save_for_backward(q, k, v, left, right, *kept)
+        ctx.save_for_backward(qkv, left, right, *kept)
         if var is not None:
             ctx.mark_non_differentiable(var)
         return out, var
@@ -155,10 +157,13 @@ class _Rows(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor, _: Any) -> tuple[Tensor | None, ...]:
-        q, k, v, left, right, *kept = ctx.saved_tensors
+        qkv, left, right, *kept = ctx.saved_tensors
+        q, k, v = qkv.unbind(1)
         d = q.shape[-1]
         scale = 1 / math.sqrt(d)
-        at_q, at_k, at_v = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
+        # As it lies, so that it need not be copied for the layer that all three came from.
+        at_qkv = torch.empty_like(qkv)
+        at_q, at_k, at_v = at_qkv.unbind(1)
         at_left = None if left is None else torch.empty_like(left)
         columns = (None if x is None else x[..., None] for x in (right, at_left))
         step = _step(q.shape[1])
@@ -177,21 +182,21 @@ class _Rows(torch.autograd.Function):
                 _add(at_k_, keys, at_logits.transpose(1, 2), q_[:, rows])
                 if at_left_ is not None:
                     at_left_[:, rows] = torch.bmm(at_logits, right_[:, keys])
-        at_q.mul_(scale)
-        at_k.mul_(scale)
+        at_qkv[:, :2].mul_(scale)
         if left is not None and at_left is not None:
             capped = left < error.squared_lengths(q) / (2 * d)
             at_q.addcmul_(at_left.mul_(-1 / d).masked_fill_(capped, 0)[..., None], q)
-        return at_q, at_k, at_v, None, None, None, None
+        return at_qkv, None, None, None, None
 
 
 def _add(out: Tensor, keys: slice, a: Tensor, b: Tensor) -> None:
     """Write `a b` to `out` `[n, L, d]` for all keys, or add it for the first ones."""
+    # In place it would be a product for each of n, which is slower.
+    product = torch.bmm(a, b)
     if keys.stop == out.shape[1]:
-        torch.bmm(a, b, out=out)
+        out.copy_(product)
     else:
-        # In place it would be a product for each of n, which is slower.
-        out[:, keys] += torch.bmm(a, b)
+        out[:, keys] += product
 
 
 def _step(L: int) -> int:
@@ -244,7 +249,7 @@ def causal(length: int, like: Tensor) -> Tensor:
 def scores(q: Tensor, k: Tensor, d: int, bias: Tensor | None = None) -> Tensor:
     """The attention matrix itself, `[B, heads, L, L]`: for error tracking, diagnostics and as the explicit form.
 
-    q and k: as in `attend`; d: their width without a penalty.
+    q and k: as in `kernel`; d: their width without a penalty.
     """
     if bias is None:
         bias = causal(q.shape[-2], q)
@@ -253,7 +258,7 @@ def scores(q: Tensor, k: Tensor, d: int, bias: Tensor | None = None) -> Tensor:
 
 
 def output_error(q: Tensor, k: Tensor, var_values: Tensor, bias: Tensor | None, d: int) -> Tensor:
-    """The variance of attention's output, `[B, heads, L]`, from that of the values, of the same shape; q, k: as in `attend`.
+    """The variance of attention's output, `[B, heads, L]`, from that of the values, of the same shape; q, k: as in `kernel`.
 
     It needs the attention matrix, but only some rows of some samples' at a time, as many as a processor's own cache has room for.
     """

@@ -176,14 +176,20 @@ class Block(nn.Module):
             raise ValueError(f"d = {d} is not a multiple of heads = {heads}")
         self.heads, self.dropout, self.pre, self.activation = heads, dropout, norm == "pre", activation
         self.norm1, self.norm2 = nn.LayerNorm(d), nn.LayerNorm(d)
-        self.q, self.k, self.v, self.o = (nn.Linear(d, d) for _ in range(4))
+        q, k, v, self.o = (nn.Linear(d, d) for _ in range(4))
         self.up, self.down = nn.Linear(d, feed_forward), nn.Linear(feed_forward, d)
         if identity:
-            for layer in (self.v, self.o):
+            for layer in (v, self.o):
                 nn.init.eye_(layer.weight)
             nn.init.zeros_(self.down.weight)
-            for layer in (self.v, self.o, self.down):
+            for layer in (v, self.o, self.down):
                 nn.init.zeros_(layer.bias)
+        # Queries, keys and values in one layer: one product, one gradient and one norm in place of three.
+        self.qkv = nn.utils.skip_init(nn.Linear, d, 3 * d)
+        with torch.no_grad():
+            self.qkv.weight.copy_(torch.cat([q.weight, k.weight, v.weight]))
+            self.qkv.bias.copy_(torch.cat([q.bias, k.bias, v.bias]))
+        self.register_load_state_dict_pre_hook(_join_layers)
 
     def forward(self, state: State, r: ReAttention | None, var_w: Tensor, bias: Tensor | None, last: bool) -> State:
         """One block. `bias` is added to the logits of attention, `var_w` is the variance of the block's parameters.
@@ -211,30 +217,31 @@ class Block(nn.Module):
         """The attention matrix of this block, `[B, heads, L, L]`, corrected on the logits where `r` says so."""
         h = self.norm1(state.x) if self.pre else state.x
         var = _normed(self.norm1, state.x, state.var) if self.pre else state.var
-        q, k = self._split(self.q(h)), self._split(self.k(h))
+        q, k, _ = self._split(self.qkv(h)).unbind(2)
         if var is not None and r is not None and r.correction == "logits":
-            var_k = self._propagate(self.k, h, var, var_w, error.squared_lengths(h))
+            var_k = self._propagate(1, h, var, var_w, error.squared_lengths(h))
             q, k = attention.with_penalty(q, k, error.penalty(q, var_k, r.cap))
         return attention.scores(q, k, h.shape[-1] // self.heads, bias)
 
     def _attend(
         self, h: Tensor, var: Tensor | None, r: ReAttention | None, var_w: Tensor, bias: Tensor | None, last: bool
     ) -> tuple[Tensor, Tensor | None]:
-        q, k, v = (self._split(f(h)) for f in (self.q, self.k, self.v))
+        qkv = self._split(self.qkv(h))
         dropout = self.dropout if self.training else 0.0
         if var is None or r is None:
-            return self.o(self._join(attention.attend(q, k, v, dropout, bias))), None
+            return self.o(self._join(attention.attend(qkv, dropout, bias))), None
         with error.aside():
             squares = error.squared_lengths(h)
-            var_k = self._propagate(self.k, h, var, var_w, squares)
-            var_v = None if last else self._propagate(self.v, h, var, var_w, squares)
+            var_k = self._propagate(1, h, var, var_w, squares)
+            var_v = None if last else self._propagate(2, h, var, var_w, squares)
         if r.correction == "logits":
-            out, var_out = attention.attend_corrected(q, k, v, var_k, var_v, r.cap, dropout, bias)
+            out, var_out = attention.attend_corrected(qkv, var_k, var_v, r.cap, dropout, bias)
         else:
+            q, k, v = qkv.unbind(2)
             if r.correction == "literal":
                 out = attention.literal_attend(q, k, v, var_k, r.cap, bias)
             else:
-                out = attention.attend(q, k, v, dropout, bias)
+                out = attention.attend(qkv, dropout, bias)
             with error.aside():
                 var_out = None if var_v is None else attention.output_error(q, k, var_v, bias, v.shape[-1])
         joined = self._join(out)
@@ -254,17 +261,26 @@ class Block(nn.Module):
                 var = error.linear(var, a, self.down.weight, var_w)
         return self.down(a), var
 
-    def _propagate(self, layer: nn.Linear, h: Tensor, var: Tensor, var_w: Tensor, squares: Tensor) -> Tensor:
-        """The variance of a layer's outputs for each head, `[B, heads, L]`; squares: `|h|^2` `[B, L]`."""
-        weight = layer.weight.view(self.heads, 1, -1, layer.in_features)
+    def _propagate(self, part: int, h: Tensor, var: Tensor, var_w: Tensor, squares: Tensor) -> Tensor:
+        """The variance of the keys (1) or values (2) of each head, `[B, heads, L]`; squares: `|h|^2` `[B, L]`."""
+        weight = self.qkv.weight.view(3, self.heads, 1, -1, self.qkv.in_features)[part]
         return error.linear(var[:, None], h[:, None], weight, var_w, squares[:, None])
 
     def _split(self, x: Tensor) -> Tensor:
-        B, L, d = x.shape
-        return x.view(B, L, self.heads, d // self.heads).transpose(1, 2)
+        """`[B, L, 3 d]` to `[B, heads, 3, L, d / heads]`."""
+        B, L, _ = x.shape
+        return x.view(B, L, 3, self.heads, -1).permute(0, 3, 2, 1, 4)
 
     def _join(self, x: Tensor) -> Tensor:
         return x.transpose(1, 2).flatten(2)
+
+
+def _join_layers(module: nn.Module, state: dict[str, Tensor], prefix: str, *_: object) -> None:
+    """Weights that were saved when queries, keys and values had layers of their own."""
+    for kind in ("weight", "bias"):
+        parts = [f"{prefix}{name}.{kind}" for name in "qkv"]
+        if all(part in state for part in parts):
+            state[f"{prefix}qkv.{kind}"] = torch.cat([state.pop(part) for part in parts])
 
 
 def _check(name: str, value: str, allowed: tuple[str, ...]) -> None:
