@@ -184,12 +184,8 @@ class Block(nn.Module):
             nn.init.zeros_(self.down.weight)
             for layer in (v, self.o, self.down):
                 nn.init.zeros_(layer.bias)
-        # Queries, keys and values in one layer: one product, one gradient and one norm in place of three.
-        self.qkv = nn.utils.skip_init(nn.Linear, d, 3 * d)
-        with torch.no_grad():
-            self.qkv.weight.copy_(torch.cat([q.weight, k.weight, v.weight]))
-            self.qkv.bias.copy_(torch.cat([q.bias, k.bias, v.bias]))
-        self.register_load_state_dict_pre_hook(_join_layers)
+        # Queries, keys and values by one layer: one product, one gradient and one norm in place of three.
+        self.qkv = _joined(q, k, v)
 
     def forward(self, state: State, r: ReAttention | None, var_w: Tensor, bias: Tensor | None, last: bool) -> State:
         """One block. `bias` is added to the logits of attention, `var_w` is the variance of the block's parameters.
@@ -275,12 +271,14 @@ class Block(nn.Module):
         return x.transpose(1, 2).flatten(2)
 
 
-def _join_layers(module: nn.Module, state: dict[str, Tensor], prefix: str, *_: object) -> None:
-    """Weights that were saved when queries, keys and values had layers of their own."""
-    for kind in ("weight", "bias"):
-        parts = [f"{prefix}{name}.{kind}" for name in "qkv"]
-        if all(part in state for part in parts):
-            state[f"{prefix}qkv.{kind}"] = torch.cat([state.pop(part) for part in parts])
+def _joined(*layers: nn.Linear) -> nn.Linear:
+    """One layer with all their outputs, in order."""
+    first = layers[0]
+    first.weight, first.bias = (
+        nn.Parameter(torch.cat([getattr(layer, name).detach() for layer in layers])) for name in ("weight", "bias")
+    )
+    first.out_features = len(first.weight)
+    return first
 
 
 def _check(name: str, value: str, allowed: tuple[str, ...]) -> None:

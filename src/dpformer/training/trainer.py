@@ -30,6 +30,7 @@ from dpformer.data import PoissonSampler, Sequences, deal, micro_batches
 from dpformer.errors import PrivacyError, RankError
 from dpformer.models.base import SequenceModel
 from dpformer.privacy import Ledger, NoiseSource, PrivacyPlan, fingerprint
+from dpformer.training.adam import Adam
 from dpformer.training.ranks import ALONE, Ranks
 from dpformer.training.rows import RankLedger
 from dpformer.training.workers import Team, Worker
@@ -116,9 +117,7 @@ class Trainer:
         self.clipping = PhantomClipping(model, how.max_norm, how.rule)
         self.worker = Worker(model, self.clipping if plan.private else None)
         self._team = Team(self.worker)
-        self.optimizer = torch.optim.Adam(
-            model.parameters(), lr=how.learning_rate, weight_decay=how.weight_decay, fused=True
-        )
+        self.optimizer = Adam(model.parameters(), how.weight_decay)
         self.average: dict[str, Tensor] = {}
         self.know_vocabulary()
         self._about = fingerprint(about, repr(how), digest(train.items, train.offsets))
@@ -153,7 +152,7 @@ class Trainer:
         """Go on on another device, between two steps."""
         self.model.to(device)
         self.average = {name: value.to(device) for name, value in self.average.items()}
-        self.optimizer.load_state_dict(self.optimizer.state_dict())  # puts its state where the parameters are
+        self.optimizer.restore(self.optimizer.state())
 
     def run(self) -> Iterator[StepReport]:
         """The steps that are left."""
@@ -260,9 +259,7 @@ class Trainer:
         for p in self.model.parameters():
             assert p.grad is not None
             p.grad.div_(self.plan.batch_size)
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.how.rate_at(step, self.plan.steps)
-        self.optimizer.step()
+        self.optimizer.step(self.how.rate_at(step, self.plan.steps))
         self.step = step
         self._average(step)
 
@@ -295,8 +292,7 @@ class Trainer:
         """All that the coming steps depend on: tensors, and JSON-ready values. Secret: it tells the noise that comes."""
         tensors = {f"model.{name}": value for name, value in self.model.state_dict().items()}
         tensors |= {f"average.{name}": value for name, value in self.average.items()}
-        for k, state in self.optimizer.state_dict()["state"].items():
-            tensors |= {f"optimizer.{k}.{name}": torch.as_tensor(value) for name, value in state.items()}
+        tensors |= {f"optimizer.{name}": value for name, value in self.optimizer.state().items()}
         tensors["random"] = torch.get_rng_state()
         values = {
             "step": self.step,
@@ -310,12 +306,7 @@ class Trainer:
         """Go on from a state."""
         self.take(_part(tensors, "model"))
         self.average = _part(tensors, "average")
-        found: dict[int, dict[str, Tensor]] = {}
-        for name, value in _part(tensors, "optimizer").items():
-            k, key = name.split(".", 1)
-            found.setdefault(int(k), {})[key] = value
-        groups = self.optimizer.state_dict()["param_groups"]
-        self.optimizer.load_state_dict({"state": found, "param_groups": groups})
+        self.optimizer.restore(_part(tensors, "optimizer"))
         torch.set_rng_state(tensors["random"])
         self.step = values["step"]
         if self.sampler is not None:
