@@ -76,7 +76,7 @@ def cut(
 ) -> list[np.ndarray]:
     """Cut a batch into micro-batches of at most `token_budget` positions, padding included.
 
-    row_budget: as many positions again, where a user counts for no more than `longest` of them.
+    row_budget: their lengths together at the most, without padding, where none counts for more than `longest`.
 
     users: int64 [batch]; lengths: int64 [batch], theirs. Longest first: the first user of a micro-batch tells its
     width, and it ends where the positions or the padding would become too many. A user longer than the budget is alone.
@@ -91,7 +91,8 @@ def cut(
         width = int(lengths[start])
         rows = max(1, token_budget // width)
         if row_budget is not None:
-            rows = min(rows, max(1, row_budget // min(width, longest)))
+            kept = np.cumsum(np.minimum(lengths[start : start + rows], longest))
+            rows = max(1, int(np.searchsorted(kept, row_budget, side="right")))
         padding = np.cumsum(width - lengths[start : start + rows])
         rows = int(np.searchsorted(padding, token_budget * _PADDING_SHARE, side="right"))
         parts.append(users[start : start + rows])
