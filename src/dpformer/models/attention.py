@@ -99,10 +99,13 @@ def _attend_rows(
     shape = (*qkv.shape[:2], *qkv.shape[3:])
     with torch._C.DisableTorchFunction():  # whoever looks on, as clipping does, would find no parameter in there
         qkv = qkv.flatten(0, 1)
-        left = right = None
+        left = right = capped = None
         if var_key is not None:
-            left, right = error.penalty(qkv[:, 0].detach(), var_key.flatten(0, 1), cap)
-        out, var = _Rows.apply(qkv, left, right, None if var_value is None else var_value.flatten(0, 1), bias)
+            most = error.squared_lengths(qkv[:, 0].detach()) / (2 * qkv.shape[-1])
+            left, right = error.limited(most, var_key.flatten(0, 1), cap)
+            capped = left < most
+        var_value = None if var_value is None else var_value.flatten(0, 1)
+        out, var = _Rows.apply(qkv, left, right, capped, var_value, bias)
         return out.view(shape), None if var is None else var.view(shape[:-1])
 
 
@@ -111,7 +114,7 @@ class _Rows(torch.autograd.Function):
 
         S = softmax(q k' / sqrt(d) - left right + bias)        out = S v        var = S^2 var_value
 
-    left is `|q|^2 / (2 d)`, or a cap below it: its gradient is `q / d`, or nothing. Both are None for no penalty.
+    left is `|q|^2 / (2 d)`, whose gradient is `q / d`, or less where it is `capped`, and has none. All are None for no penalty.
     """
 
     @staticmethod
@@ -120,6 +123,7 @@ class _Rows(torch.autograd.Function):
         qkv: Tensor,
         left: Tensor | None,
         right: Tensor | None,
+        capped: Tensor | None,
         var_value: Tensor | None,
         bias: Tensor | None,
     ) -> tuple[Tensor, Tensor | None]:
@@ -149,7 +153,7 @@ class _Rows(torch.autograd.Function):
                 if var_ is not None:
                     var_[:, rows] = torch.bmm(S.square(), var_value_[:, keys])
                 kept.append(S)
-        ctx.save_for_backward(qkv, left, right, *kept)
+        ctx.save_for_backward(qkv, right, capped, *kept)
         if var is not None:
             ctx.mark_non_differentiable(var)
         return out, var
@@ -157,14 +161,14 @@ class _Rows(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor, _: Any) -> tuple[Tensor | None, ...]:
-        qkv, left, right, *kept = ctx.saved_tensors
+        qkv, right, capped, *kept = ctx.saved_tensors
         q, k, v = qkv.unbind(1)
         d = q.shape[-1]
         scale = 1 / math.sqrt(d)
         # As it lies, so that it need not be copied for the layer that all three came from.
         at_qkv = torch.empty_like(qkv)
         at_q, at_k, at_v = at_qkv.unbind(1)
-        at_left = None if left is None else torch.empty_like(left)
+        at_left = None if right is None else torch.empty_like(right)
         columns = (None if x is None else x[..., None] for x in (right, at_left))
         step = _step(q.shape[1])
         pieces = list(_rows(q.shape[1], step))
@@ -183,10 +187,9 @@ class _Rows(torch.autograd.Function):
                 if at_left_ is not None:
                     at_left_[:, rows] = torch.bmm(at_logits, right_[:, keys])
         at_qkv[:, :2].mul_(scale)
-        if left is not None and at_left is not None:
-            capped = left < error.squared_lengths(q) / (2 * d)
+        if capped is not None and at_left is not None:
             at_q.addcmul_(at_left.mul_(-1 / d).masked_fill_(capped, 0)[..., None], q)
-        return at_qkv, None, None, None, None
+        return at_qkv, None, None, None, None, None
 
 
 def _add(out: Tensor, keys: slice, a: Tensor, b: Tensor) -> None:

@@ -52,19 +52,16 @@ def effective_error(
     return (scale * noise_multiplier / (batch_size * torch.as_tensor(frequency))).square()
 
 
-def linear(var: Tensor, x: Tensor, weight: Tensor, var_weight: Tensor | float, squares: Tensor | None = None) -> Tensor:
+def linear(var: Tensor, x: Tensor, weight: Tensor, var_weight: Tensor | float) -> Tensor:
     """`y = x W'`: var `[...]`, x `[..., d_in]`, W `[..., d_out, d_in]` to the variance of y's coordinates, `[...]`.
 
         Var y = Var x |W|^2 / d_out  +  Var W (d_in Var x + |x|^2)
-
-    squares: `|x|^2` `[...]`, if it is known.
 
     >>> linear(torch.tensor(0.5), torch.tensor([3.0, 4.0]), torch.eye(2), 0.1)  # 0.5 * 2/2 + 0.1 * (2 * 0.5 + 25)
     tensor(3.1000)
     """
     gain = weight.square().sum((-2, -1)) / weight.shape[-2]
-    squares = squared_lengths(x) if squares is None else squares
-    return var * (gain + var_weight * x.shape[-1]) + var_weight * squares
+    return var * (gain + var_weight * x.shape[-1]) + var_weight * squared_lengths(x)
 
 
 def squared_lengths(x: Tensor) -> Tensor:
@@ -164,7 +161,11 @@ def penalty(query: Tensor, var_key: Tensor, cap: float | None) -> tuple[Tensor, 
     >>> left[1] * right
     tensor([ 0., -5.])
     """
-    left = squared_lengths(query) / (2 * query.shape[-1])
+    return limited(squared_lengths(query) / (2 * query.shape[-1]), var_key, cap)
+
+
+def limited(left: Tensor, var_key: Tensor, cap: float | None) -> tuple[Tensor, Tensor]:
+    """`penalty`, from `|q|^2 / (2 d_head)` `[..., L]`."""
     right = var_key - var_key[..., :1]
     if cap is not None:
         spread = right.cummax(-1).values - right.cummin(-1).values

@@ -215,7 +215,7 @@ class Block(nn.Module):
         var = _normed(self.norm1, state.x, state.var) if self.pre else state.var
         q, k, _ = self._split(self.qkv(h)).unbind(2)
         if var is not None and r is not None and r.correction == "logits":
-            var_k = self._propagate(1, h, var, var_w, error.squared_lengths(h))
+            var_k, _ = self._propagate(h, var, var_w)
             q, k = attention.with_penalty(q, k, error.penalty(q, var_k, r.cap))
         return attention.scores(q, k, h.shape[-1] // self.heads, bias)
 
@@ -227,9 +227,9 @@ class Block(nn.Module):
         if var is None or r is None:
             return self.o(self._join(attention.attend(qkv, dropout, bias))), None
         with error.aside():
-            squares = error.squared_lengths(h)
-            var_k = self._propagate(1, h, var, var_w, squares)
-            var_v = None if last else self._propagate(2, h, var, var_w, squares)
+            var_k, var_v = self._propagate(h, var, var_w)
+            if last:
+                var_v = None
         if r.correction == "logits":
             out, var_out = attention.attend_corrected(qkv, var_k, var_v, r.cap, dropout, bias)
         else:
@@ -257,10 +257,11 @@ class Block(nn.Module):
                 var = error.linear(var, a, self.down.weight, var_w)
         return self.down(a), var
 
-    def _propagate(self, part: int, h: Tensor, var: Tensor, var_w: Tensor, squares: Tensor) -> Tensor:
-        """The variance of the keys (1) or values (2) of each head, `[B, heads, L]`; squares: `|h|^2` `[B, L]`."""
-        weight = self.qkv.weight.view(3, self.heads, 1, -1, self.qkv.in_features)[part]
-        return error.linear(var[:, None], h[:, None], weight, var_w, squares[:, None])
+    def _propagate(self, h: Tensor, var: Tensor, var_w: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The variances of the keys and of the values of each head, `[B, heads, L]` each."""
+        weight = self.qkv.weight.view(3, 1, self.heads, 1, -1, self.qkv.in_features)[1:]
+        var_k, var_v = error.linear(var[:, None], h[:, None], weight, var_w).unbind()
+        return var_k, var_v
 
     def _split(self, x: Tensor) -> Tensor:
         """`[B, L, 3 d]` to `[B, heads, 3, L, d / heads]`."""

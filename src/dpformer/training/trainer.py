@@ -325,5 +325,5 @@ def digest(*arrays: np.ndarray) -> str:
     digest = hashlib.sha256()
     for array in arrays:
         digest.update(str((array.shape, array.dtype.str)).encode())
-        digest.update(np.ascontiguousarray(array).tobytes())
+        digest.update(np.ascontiguousarray(array).reshape(-1).data)
     return digest.hexdigest()
