@@ -179,3 +179,13 @@ def test_refusals():
         model.head(torch.zeros(4, 5, 4), model.table.weight, y, w, torch.zeros(9, requires_grad=True))
     with pytest.raises(ClippingError, match="whole table"):
         PhantomClipping(model).norms(lambda: model.head(model.mix(model.table(s)), model.table.weight[1:], y - 1, w))
+
+
+@pytest.mark.parametrize("which", ["hidden", "weights"])
+def test_what_is_changed_before_plain_autograd_comes_back_is_seen(which):
+    table = torch.randn(7, 3, requires_grad=True)
+    given = {"hidden": torch.randn(2, 4, 3), "weights": torch.ones(2, 4)}
+    losses = TiedCrossEntropy()(given["hidden"], table, torch.randint(0, 7, (2, 4)), given["weights"])
+    given[which].mul_(3)
+    with pytest.raises(RuntimeError, match="inplace"):
+        losses.sum().backward()

@@ -160,6 +160,29 @@ def test_corrected_attention_of_queries_that_lie_otherwise():
     torch.testing.assert_close(found, torch.autograd.grad(matrix @ v, (q, k, v), upstream), rtol=1e-3, atol=1e-4)
 
 
+def test_what_no_function_of_our_own_can_do_is_left_to_torch(float64):
+    model, s = transformer(reattention=None), torch.randint(1, ITEMS + 1, (3, 7))
+    parameters = {name: p.detach() for name, p in model.named_parameters()}
+
+    def loss(parameters, s):
+        return torch.func.functional_call(model, parameters, (s[None],)).square().sum()
+
+    found = torch.func.vmap(torch.func.grad(loss), (None, 0))(parameters, s)
+    for k in range(3):
+        wanted = torch.autograd.grad(model(s[k : k + 1]).square().sum(), list(model.parameters()))
+        for (name, _), gradient in zip(model.named_parameters(), wanted, strict=True):
+            torch.testing.assert_close(found[name][k], gradient)
+    (first,) = torch.autograd.grad(model(s).square().sum(), model.embedding.weight, create_graph=False)
+    assert first.any()
+    with pytest.raises(RuntimeError, match="second derivatives"):
+        torch.autograd.grad(model(s).square().sum(), model.embedding.weight, create_graph=True)
+
+
+def test_a_model_of_nothing_is_nothing():
+    for shape in ((0, 5), (2, 0)):
+        assert transformer(reattention=None)(torch.zeros(shape, dtype=torch.int64)).shape[:2] == shape
+
+
 def test_reattention_under_autocast():
     model, s = transformer(), torch.randint(1, ITEMS + 1, (3, 7))
 

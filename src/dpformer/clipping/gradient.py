@@ -96,6 +96,17 @@ class ParameterGradient:
         few = self.batch * self.parameter.numel() <= FORMED_ELEMENTS // 4
         return self.route == "formed" and (self.compact or few)
 
+    def formed(self) -> Formed | None:
+        """The gradients themselves, if they are of one linear use, are to be formed and are no larger than its factors."""
+        if (
+            len(self.forms) == 1
+            and isinstance(form := self.forms[0], Outer)
+            and self.route == "formed"
+            and self.compact
+        ):
+            return Formed.of(form)
+        return None
+
     @property
     def compact(self) -> bool:
         """Whether gradients are no larger than the factors they are made of."""

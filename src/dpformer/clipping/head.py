@@ -84,7 +84,7 @@ def tied_cross_entropy(
         arguments = (hidden, table, targets, weights, bias, workspace)
         return handle_torch_function(tied_cross_entropy, (hidden, table), *arguments)
     head = HeadPass(hidden.detach(), table.detach(), targets, weights, bias, workspace)
-    return Plain.apply(hidden, table, head)
+    return Plain.apply(hidden, table, head, targets, weights)
 
 
 @dataclass(frozen=True)
@@ -378,12 +378,14 @@ class Plain(torch.autograd.Function):
     """The head under plain autograd."""
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, table: Tensor, head: HeadPass) -> Tensor:
+    def forward(ctx: Any, hidden: Tensor, table: Tensor, head: HeadPass, targets: Tensor, weights: Tensor) -> Tensor:
         ctx.head = head
+        ctx.save_for_backward(hidden, targets, weights)  # the head may read them again
         return head.losses
 
     @staticmethod
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        _ = ctx.saved_tensors  # an error if they were changed
         head: HeadPass = ctx.head
         at_hidden = head.gradient * upstream[:, None, None] if ctx.needs_input_grad[0] else None
         at_table = None
@@ -392,4 +394,4 @@ class Plain(torch.autograd.Function):
             for tile in head.tiles(head.scaled * upstream[head.owners, None]):
                 total.addmm_(tile.H.flatten(0, 1).T, tile.D.flatten(0, 1))
             at_table = total.T.contiguous()
-        return at_hidden, at_table, None
+        return at_hidden, at_table, None, None, None

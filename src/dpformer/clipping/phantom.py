@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections import Counter
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -28,6 +29,7 @@ from dpformer.clipping.tape import Tape, Use
 from dpformer.clipping.views import View
 from dpformer.clipping.workspace import Workspace
 from dpformer.errors import ClippingError
+from dpformer.rows import Rows
 
 Losses = Callable[[], Tensor]
 Gradient = ParameterGradient | FormedGradients | OuterGradients | DenseGradients | StreamedGradient
@@ -123,6 +125,7 @@ class PhantomClipping:
             losses = compute_losses()
         _check_losses(losses)
         batch = len(losses)
+        rows, split = split_parameters(self.module)
         if batch:
             if unused := tape.unused():
                 raise ClippingError(
@@ -130,7 +133,8 @@ class PhantomClipping:
                     + (f" (and {len(unused) - 1} more)" if len(unused) > 1 else "")
                     + ": freeze it with requires_grad_(False), or use it"
                 )
-            self._differentiate(tape, losses)
+            with _precise(losses):
+                self._differentiate(tape, losses, split)
         for name, p in trainable:
             grad, version = held[name]
             if p.grad is not grad or (grad is not None and grad._version != version):
@@ -142,15 +146,15 @@ class PhantomClipping:
                 p.grad = torch.zeros(p.shape, dtype=p.dtype, device=p.device) if p.grad is None else p.grad.contiguous()
         if batch == 0:
             return torch.zeros(0, dtype=torch.float64)
-        with torch.no_grad():
-            return self._sum(tape, losses.detach(), batch, weigh)
+        with torch.no_grad(), _precise(losses):
+            return self._sum(tape, losses.detach(), weigh, rows, split)
 
-    def _differentiate(self, tape: Tape, losses: Tensor) -> None:
-        """Fill in the gradient at the output of every use, and keep the uses that have one."""
+    def _differentiate(self, tape: Tape, losses: Tensor, split: set[int]) -> None:
+        """Fill in the gradient at the output of every use, and keep the uses that have one; split: see `split_parameters`."""
         tape.check_graph(losses)
         batch = len(losses)
         modes = tuple(module.training for module in self.module.modules())
-        structure = (modes, *((use.function, use.names, len(use.shape)) for use in tape.uses))
+        structure = (modes, *((use.called, use.names, len(use.shape)) for use in tape.uses))
         evident = all(use.superseded or batch in (*use.shape[:1], use.merged) for use in tape.uses)
         suspect = structure not in self._seen or not evident or tape.samples.reordered
         # Now and then in any case: what the notes on the forward pass do not tell would be found out.
@@ -160,7 +164,8 @@ class PhantomClipping:
         # What is sure to be a parameter's only use is derived where its gradient comes up: in the processor's cache, and in
         # memory that is free again for the next.
         times = Counter(id(view.parameter) for use in tape.uses for view in use.views)
-        early = [] if suspect else [u for u in tape.uses if all(times[id(view.parameter)] == 1 for view in u.views)]
+        once = {key for key, count in times.items() if count == 1} - split
+        early = [] if suspect else [u for u in tape.uses if all(id(view.parameter) in once for view in u.views)]
         for use in early:
             use.take = partial(use.settle, batch, self._shorten)
         try:
@@ -178,8 +183,8 @@ class PhantomClipping:
         if suspect and _check_apart(tape, losses):
             self._seen.add(structure)
 
-    def _sum(self, tape: Tape, losses: Tensor, batch: int, weigh: Weigh | None) -> Tensor:
-        rows, split = split_parameters(self.module)
+    def _sum(self, tape: Tape, losses: Tensor, weigh: Weigh | None, rows: Rows | None, split: set[int]) -> Tensor:
+        batch = len(losses)
         gradients = self._gradients(tape.uses, batch, split)
         if rows is not None:
             squared, broken = clip_rows(gradients, split, rows, losses, weigh)
@@ -211,19 +216,20 @@ class PhantomClipping:
         return squared.clamp_min(0).sqrt()
 
     def _shorten(self, view: View, form: Form, batch: int) -> Form | Formed:
-        """The gradients of a parameter's only use themselves, where they are to be formed and are no larger than its factors."""
+        """The gradients of a parameter's only form themselves, where they are to be formed and are no larger."""
         if not isinstance(form, Outer):
             return form
-        one = ParameterGradient(view.parameter, [form], batch, self.route)
-        return Formed.of(form) if one.route == "formed" and one.compact else form
+        return ParameterGradient(view.parameter, [form], batch, self.route).formed() or form
 
     def _gradients(self, uses: list[Use], batch: int, split: set[int]) -> list[Gradient]:
         forms: dict[int, tuple[nn.Parameter, list[Form], list[Head]]] = {}
-        formed: dict[torch.dtype, list[tuple[nn.Parameter, Formed]]] = {}
+        formed: dict[int, tuple[nn.Parameter, Formed]] = {}
         for use in uses:
             for view, form in use.forms(batch):
+                if id(view.parameter) in formed or (isinstance(form, Formed) and id(view.parameter) in forms):
+                    raise ClippingError(f"{view.name!r} has another form than the one that was to be its only one")
                 if isinstance(form, Formed):
-                    formed.setdefault(view.parameter.dtype, []).append((view.parameter, form))
+                    formed[id(view.parameter)] = view.parameter, form
                     continue
                 _, plain, heads = forms.setdefault(id(view.parameter), (view.parameter, [], []))
                 heads.append(form) if isinstance(form, Head) else plain.append(form)
@@ -250,16 +256,23 @@ class PhantomClipping:
                 small.setdefault(p.dtype, []).append((p, form))
             else:
                 one = ParameterGradient(p, plain, batch, self.route)
-                if id(p) in split or len(one.forms) > 1 or not isinstance(one.forms[0], Outer) or not one.replaces:
+                if id(p) not in split and (gradients := one.formed()) is not None:
+                    formed[id(p)] = p, gradients
+                elif id(p) in split or len(one.forms) > 1 or not isinstance(one.forms[0], Outer) or not one.replaces:
                     found.append(one)
-                elif one.compact:
-                    formed.setdefault(p.dtype, []).append((p, Formed.of(one.forms[0])))
                 else:
                     large.setdefault((one.shape, p.dtype, p.device), []).append(one)
-        found += [FormedGradients(pairs) for pairs in formed.values()]
+        for dtype in {p.dtype for p, _ in formed.values()}:
+            found.append(FormedGradients([pair for pair in formed.values() if pair[0].dtype == dtype]))
         found += [OuterGradients(alike, self._workspace) for alike in large.values()]
         found += [DenseGradients([p for p, _ in pairs], [form for _, form in pairs]) for pairs in small.values()]
         return found
+
+
+def _precise(losses: Tensor) -> AbstractContextManager[object]:
+    """Whoever runs all of this under autocast wants it for the forward pass: norms and sums are in the parameters' type."""
+    kind = losses.device.type
+    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
 
 
 def _check_apart(tape: Tape, losses: Tensor) -> bool:

@@ -66,7 +66,7 @@ def row_cross_entropy(
         arguments = (hidden, table, targets, weights, bias, workspace, rows)
         return handle_torch_function(row_cross_entropy, (hidden, table), *arguments)
     head = RowHeadPass(hidden.detach(), table.detach(), targets, weights, bias, workspace, rows)
-    return Plain.apply(hidden, table, head)
+    return Plain.apply(hidden, table, head, targets, weights)
 
 
 class RowHeadPass(HeadPass):
@@ -167,7 +167,7 @@ def split_parameters(module: nn.Module) -> tuple[Rows | None, set[int]]:
     """How a module's tables are split, None for not at all; and the identities of those that are."""
     found: list[tuple[Rows, nn.Parameter]] = []
     for part in module.modules():
-        if isinstance(rows := vars(part).get("rows"), Rows):
+        if isinstance(rows := getattr(part, "rows", None), Rows):
             found += [(rows, p) for p in part.parameters(recurse=False)]
     if len({(rows.rank, rows.size, id(rows.group)) for rows, _ in found}) > 1:
         raise ClippingError("tables are split over different groups of ranks: split all over the same")

@@ -14,6 +14,8 @@ autograd.Function) shows in the graph, where `Tape.check_graph` looks for it.
 
 from __future__ import annotations
 
+import functools
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,8 +24,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, resolve_name
 
-from dpformer.clipping.forms import Form, sizes
-from dpformer.clipping.gradient import Route
+from dpformer.clipping.forms import Dense, Form, sizes
+from dpformer.clipping.gradient import Formed, Route
 from dpformer.clipping.samples import Samples
 from dpformer.clipping.views import View
 from dpformer.errors import ClippingError
@@ -57,21 +59,26 @@ class Use:
         """Whether a gradient came."""
         return self.gradient is not None or self.found is not None
 
-    def settle(self, batch: int, shorten: Callable[[View, Form, int], Any], gradient: Tensor) -> None:
+    def settle(self, batch: int, shorten: Callable[[View, Form, int], Form | Formed], gradient: Tensor) -> None:
         """Derive and shorten the forms while the gradient is at hand, and let go of it and of what else they were made from."""
         self.gradient = gradient
-        self.found = [(view, shorten(view, form, batch)) for view, form in self.forms(batch)]
-        self.gradient, self.saved, self.derive = None, (), _spent
+        forms = list(self.forms(batch))
+        # Of a parameter with several forms, theirs have terms with one another too.
+        times = Counter(id(view.parameter) for view, _ in forms)
+        self.found = [(v, shorten(v, form, batch) if times[id(v.parameter)] == 1 else form) for v, form in forms]
+        self.gradient, self.derive = None, _spent
+        if all(isinstance(form, (Formed, Dense)) for _, form in self.found):
+            self.saved = ()  # else they are read once more
 
     def forms(self, batch: int) -> Iterable[tuple[View, Any]]:
         """What this use adds to each view's parameter."""
-        if self.found is not None:
-            return self.found
-        assert self.gradient is not None
         if any(tensor._version != version for tensor, version in self.saved):
             raise ClippingError(
                 f"what went into {self.called} with {self.names} was changed in place afterwards; make the change on a copy"
             )
+        if self.found is not None:
+            return self.found
+        assert self.gradient is not None
         return self.derive(self.gradient, batch)
 
     @property
@@ -320,6 +327,7 @@ def _swap(values: Any, swapped: dict[int, Tensor]) -> Any:
     return swapped.get(id(values), values)
 
 
+@functools.lru_cache(maxsize=1024)
 def _name(function: Any) -> str:
     if isinstance(function, str):
         return function

@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from dpformer.models import error
@@ -83,8 +82,14 @@ def attend_corrected(
 
 def _by_rows(qkv: Tensor) -> bool:
     """Whether attention of `[B, heads, 3, L, d]` is computed some rows at a time."""
-    if not torch.is_grad_enabled() or torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu"):
+    if not torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
         return False
+    if (
+        torch.compiler.is_compiling()
+        or torch._C._is_tracing()
+        or torch._C._functorch.peek_interpreter_stack() is not None
+    ):
+        return False  # a graph is drawn, or torch.func at work, which both want functions of torch alone
     return qkv.device.type == "cpu" and qkv.shape[1] * qkv.shape[3] <= LONGEST
 
 
@@ -132,13 +137,14 @@ class _Rows(torch.autograd.Function):
         var = None if var_value is None else torch.empty_like(var_value)
         scale = 1 / math.sqrt(q.shape[-1])
         step = _step(q.shape[1])
+        pieces = list(_rows(q.shape[1], step))[::-1]  # as the gradient wants them
         future = causal(min(step, q.shape[1]), q)
         nothing = q.new_empty(1)
         kept = []
         columns = (None if x is None else x[..., None] for x in (left, var_value, var))
         some = _some(step, q, k, v, out, None if right is None else right[:, None], *columns)
         for q_, k_, v_, out_, right_, left_, var_value_, var_ in some:
-            for rows, keys in _rows(q.shape[1], step):
+            for rows, keys in pieces:
                 # At beta 0 the first argument is not read.
                 S = torch.baddbmm(nothing, q_[:, rows], k_[:, keys].transpose(1, 2), beta=0, alpha=scale)
                 if left_ is not None:
@@ -159,8 +165,9 @@ class _Rows(torch.autograd.Function):
         return out, var
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, gradient: Tensor, _: Any) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            raise RuntimeError("attention has no second derivatives here")
         qkv, right, capped, *kept = ctx.saved_tensors
         q, k, v = qkv.unbind(1)
         d = q.shape[-1]
@@ -171,14 +178,14 @@ class _Rows(torch.autograd.Function):
         at_left = None if right is None else torch.empty_like(right)
         columns = (None if x is None else x[..., None] for x in (right, at_left))
         step = _step(q.shape[1])
-        pieces = list(_rows(q.shape[1], step))
+        # The last rows first: they have all keys, so that nothing has to be 0 to be added to.
+        pieces = list(_rows(q.shape[1], step))[::-1]
         matrices = iter(kept)
         for q_, k_, v_, gradient_, at_q_, at_k_, at_v_, right_, at_left_ in _some(
             step, q, k, v, gradient, at_q, at_k, at_v, *columns
         ):
-            # The last rows first: they have all keys, so that nothing has to be 0 to be added to.
-            for S, (rows, keys) in zip(*(reversed(x) for x in ([next(matrices) for _ in pieces], pieces)), strict=True):
-                at_out = gradient_[:, rows]
+            for rows, keys in pieces:
+                S, at_out = next(matrices), gradient_[:, rows]
                 _add(at_v_, keys, S.transpose(1, 2), at_out)
                 at_S = torch.bmm(at_out, v_[:, keys].transpose(1, 2))
                 at_logits = torch._softmax_backward_data(at_S, S, -1, S.dtype, grad_input=at_S)

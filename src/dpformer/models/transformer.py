@@ -227,9 +227,8 @@ class Block(nn.Module):
         if var is None or r is None:
             return self.o(self._join(attention.attend(qkv, dropout, bias))), None
         with error.aside():
-            var_k, var_v = self._propagate(h, var, var_w)
-            if last:
-                var_v = None
+            var_k, var_values = self._propagate(h, var, var_w)
+        var_v = None if last else var_values
         if r.correction == "logits":
             out, var_out = attention.attend_corrected(qkv, var_k, var_v, r.cap, dropout, bias)
         else:
@@ -257,16 +256,16 @@ class Block(nn.Module):
                 var = error.linear(var, a, self.down.weight, var_w)
         return self.down(a), var
 
-    def _propagate(self, h: Tensor, var: Tensor, var_w: Tensor) -> tuple[Tensor, Tensor | None]:
+    def _propagate(self, h: Tensor, var: Tensor, var_w: Tensor) -> tuple[Tensor, Tensor]:
         """The variances of the keys and of the values of each head, `[B, heads, L]` each."""
-        weight = self.qkv.weight.view(3, 1, self.heads, 1, -1, self.qkv.in_features)[1:]
+        weight = self.qkv.weight.view(3, 1, self.heads, 1, -1, self.qkv.in_features)[1:]  # without the queries'
         var_k, var_v = error.linear(var[:, None], h[:, None], weight, var_w).unbind()
         return var_k, var_v
 
     def _split(self, x: Tensor) -> Tensor:
         """`[B, L, 3 d]` to `[B, heads, 3, L, d / heads]`."""
-        B, L, _ = x.shape
-        return x.view(B, L, 3, self.heads, -1).permute(0, 3, 2, 1, 4)
+        B, L, d = x.shape
+        return x.view(B, L, 3, self.heads, d // (3 * self.heads)).permute(0, 3, 2, 1, 4)
 
     def _join(self, x: Tensor) -> Tensor:
         return x.transpose(1, 2).flatten(2)

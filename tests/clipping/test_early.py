@@ -1,0 +1,158 @@
+"""Uses that are derived in the backward pass itself, once their structure is known: nothing may be lost by that."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.overrides import handle_torch_function, has_torch_function
+
+from dpformer.clipping import PhantomClipping, phantom, register_rule
+from dpformer.clipping.forms import Outer
+from dpformer.clipping.tape import Use
+from dpformer.errors import ClippingError
+from dpformer.models.transformer import Transformer
+from dpformer.rows import Rows
+from dpformer.training.workers import Worker
+from tests.clipping.oracle import assert_exact
+
+pytestmark = pytest.mark.usefixtures("float64")
+
+
+@pytest.fixture(autouse=True)
+def no_check_at_random(monkeypatch):
+    monkeypatch.setattr(phantom, "CHECK_EVERY", 10**9)
+
+
+@pytest.mark.parametrize("T", [1, 9])  # gradients larger than their factors, and smaller
+def test_what_is_used_once_is_derived_early_to_the_same_bits(T, monkeypatch):
+    model = Transformer(10, 9, d=4)
+    s = torch.randint(1, 11, (5, T + 1))
+    clipping, settled = PhantomClipping(model), []
+    worker = Worker(model, clipping)
+    settle = Use.settle
+
+    def noted(use, batch, shorten, gradient):
+        settle(use, batch, shorten, gradient)
+        assert use.gradient is None
+        settled.extend(view.name for view in use.views)
+
+    monkeypatch.setattr(Use, "settle", noted)
+    sums = []
+    for time in range(2):
+        model.zero_grad()
+        clipping.backward(lambda: worker.losses(s))
+        sums.append([p.grad.clone() for p in model.parameters()])
+        assert bool(settled) == (time == 1)  # the first time samples are checked to be apart
+    assert all(torch.equal(a, b) for a, b in zip(*sums, strict=True))
+    assert sorted(settled) == sorted(name for name, _ in model.named_parameters() if name != "embedding.weight")
+
+
+def test_an_input_changed_in_place_is_seen_early_too():
+    layers = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1))
+    clipping, change = PhantomClipping(layers), [False, False, True]
+
+    def losses():
+        x = torch.randn(4, 5, 3)
+        h = layers[0](x)
+        out = layers[1](h)
+        if change.pop(0):
+            h.data.mul_(1)  # not seen by autograd
+            x.mul_(2)
+        return out.sum((1, 2))
+
+    clipping.backward(losses)
+    clipping.backward(losses)
+    with pytest.raises(ClippingError, match="changed in place"):
+        clipping.backward(losses)
+
+
+def twice(x, y, weight):
+    if has_torch_function((x, y, weight)):
+        return handle_torch_function(twice, (x, y, weight), x, y, weight)
+    return x @ weight.T + y @ weight.T
+
+
+@register_rule(twice)
+def rule(tape, function, x, y, weight):
+    view, value = tape.view(weight), tape.value(weight)
+
+    def derive(gradient, batch):
+        yield view, Outer(gradient, x)
+        yield view, Outer(gradient, y)
+
+    return tape.record(function, x @ value.T + y @ value.T, [view], derive, like=x, saved=[x, y])
+
+
+def test_two_forms_of_one_use_have_their_cross_term():
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(4, 4))
+
+    def losses(module, batch):
+        return twice(*batch, module.weight).square().sum((1, 2))
+
+    x = torch.randn(3, 20, 4)
+    assert_exact(Twice(), losses, x, x.clone())
+
+
+def test_a_part_of_a_table_that_is_used_once_is_measured_on_its_rank():
+    class Alone(Rows):
+        """The other rank has nothing."""
+
+        def sum_(self, x):
+            return x
+
+    class Part(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.rows, self.weight = Alone(8, 1, 2), nn.Parameter(torch.randn(4, 4))
+
+    module, x = Part(), torch.randn(3, 20, 4)
+    assert_exact(module, lambda module, batch: F.linear(batch[0], module.weight).square().sum((1, 2)), x)
+
+
+class Undone(torch.autograd.Function):
+    """An activation that takes itself back in place on the way back."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.mark_dirty(x)
+        x.mul_(torch.where(x < 0, 0.1, 1.0))
+        ctx.save_for_backward(x)
+        return x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (y,) = ctx.saved_tensors
+        slope = torch.where(y < 0, 0.1, 1.0)
+        y.div_(slope)
+        return gradient * slope
+
+
+def test_what_is_changed_after_it_was_derived_and_read_again_is_seen():
+    first, second = nn.Linear(30, 30), nn.Linear(30, 30)  # at two times the factors are smaller: these are kept
+    clipping = PhantomClipping(nn.Sequential(first, second))
+    x = torch.randn(1, 2, 30)
+    with pytest.raises(ClippingError, match="changed in place"):
+        clipping.backward(lambda: second(Undone.apply(first(x).clone())).square().sum((1, 2)))
+
+
+@pytest.mark.parametrize("route", ["gram", "formed", None])
+def test_all_of_it_under_autocast(route):
+    module = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8)).float()
+    x, clipping = torch.randn(5, 40, 8, dtype=torch.float32), PhantomClipping(module, route=route)
+    exact = clipping.norms(lambda: module(x).square().sum((1, 2)))
+    for _ in range(2):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            norms = clipping.backward(lambda: module(x).float().square().sum((1, 2)))
+        torch.testing.assert_close(norms, exact, rtol=0.02, atol=0)
+
+
+@pytest.mark.parametrize("shape", [(0, 5), (0, 2)])
+def test_an_empty_batch_of_the_transformer(shape):
+    model = Transformer(10, 6, d=8)
+    clipping = PhantomClipping(model)
+    worker = Worker(model, clipping)
+    assert clipping.backward(lambda: worker.losses(torch.zeros(shape, dtype=torch.int64))).shape == (0,)
+    assert not any(p.grad.any() for p in model.parameters())
