@@ -96,7 +96,7 @@ class ParameterGradient:
         few = self.batch * self.parameter.numel() <= FORMED_ELEMENTS // 4
         return self.route == "formed" and (self.compact or few)
 
-    def formed(self) -> Formed | None:
+    def shortened(self) -> Formed | None:
         """The gradients themselves, if they are of one linear use, are to be formed and are no larger than its factors."""
         if (
             len(self.forms) == 1

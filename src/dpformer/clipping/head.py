@@ -134,7 +134,7 @@ def by_pairs(T: int, d: int, route: Route | None) -> bool:
 
 def row_budget(items: int, token_budget: int) -> int:
     """How many rows `[items]`, of D or of gradients at E, micro-batches of so many tokens may keep: what a `HeadPass` holds at
-    the most, and no more than three rows for eight tokens: more are hardly quicker, and take more memory than the network does.
+    the most, and no more than three rows for eight tokens. More are a little quicker where users are long, in more memory.
     """
     return min(3 * token_budget // 8, max(TILE_TOKENS, HOLD_ELEMENTS // max(1, items)))
 

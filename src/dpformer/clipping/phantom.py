@@ -219,7 +219,7 @@ class PhantomClipping:
         """The gradients of a parameter's only form themselves, where they are to be formed and are no larger."""
         if not isinstance(form, Outer):
             return form
-        return ParameterGradient(view.parameter, [form], batch, self.route).formed() or form
+        return ParameterGradient(view.parameter, [form], batch, self.route).shortened() or form
 
     def _gradients(self, uses: list[Use], batch: int, split: set[int]) -> list[Gradient]:
         forms: dict[int, tuple[nn.Parameter, list[Form], list[Head]]] = {}
@@ -256,13 +256,15 @@ class PhantomClipping:
                 small.setdefault(p.dtype, []).append((p, form))
             else:
                 one = ParameterGradient(p, plain, batch, self.route)
-                if id(p) not in split and (gradients := one.formed()) is not None:
+                if id(p) not in split and (gradients := one.shortened()) is not None:
                     formed[id(p)] = p, gradients
                 elif id(p) in split or len(one.forms) > 1 or not isinstance(one.forms[0], Outer) or not one.replaces:
                     found.append(one)
                 else:
                     large.setdefault((one.shape, p.dtype, p.device), []).append(one)
-        for dtype in {p.dtype for p, _ in formed.values()}:
+        for dtype in dict.fromkeys(
+            p.dtype for p, _ in formed.values()
+        ):  # in order: the sums are the same bits every time
             found.append(FormedGradients([pair for pair in formed.values() if pair[0].dtype == dtype]))
         found += [OuterGradients(alike, self._workspace) for alike in large.values()]
         found += [DenseGradients([p for p, _ in pairs], [form for _, form in pairs]) for pairs in small.values()]

@@ -1,7 +1,7 @@
 """Causal attention, with or without Re-Attention's correction, and the variance of its output.
 
 The correction takes `left_i right_j` off the logit of query i and key j. In training the attention matrix is made some rows at a
-time, and kept for the gradient: a fifth quicker than `scaled_dot_product_attention`, which makes it again; and penalty and
+time, and kept for the gradient: quicker than `scaled_dot_product_attention`, which makes it again; and penalty and
 variance of the output are passes over what is in the processor's cache anyway. Elsewhere (on a GPU, under dropout or autocast,
 for very long sequences, where a graph is drawn, and without gradients) that kernel does it. It knows nothing of a penalty, but
 a penalty is an inner product too. With

@@ -143,8 +143,7 @@ class Transformer(SequenceModel):
                 f"sequences of {L} items are longer than max_length = {self.max_length}; give the last ones"
             )
         x = self.embedding(s) if self.positions is None else self.embedding(s) + self.positions[:L]
-        if self.dropout > 0:
-            x = F.dropout(x, self.dropout, self.training)
+        x = _drop(x, self.dropout, self.training)
         r = self.reattention
         tracked = self.tracks_errors() if self.tracked is None else self.tracked
         var = self.var_items[s] if tracked else None
@@ -195,18 +194,15 @@ class Block(nn.Module):
         x, var = state.x, state.var
         h = self.norm1(x) if self.pre else x
         mixed, var_mixed = self._attend(h, _normed(self.norm1, x, var) if self.pre else var, r, var_w, bias, last)
-        x, var = x + self._drop(mixed), _sum(var, var_mixed)
+        x, var = x + _drop(mixed, self.dropout, self.training), _sum(var, var_mixed)
         if not self.pre:
             x, var = self.norm1(x), _normed(self.norm1, x, var)
         h = self.norm2(x) if self.pre else x
         if last:
             var = None
         fed, var_fed = self._feed(h, _normed(self.norm2, x, var) if self.pre else var, var_w)
-        x, var = x + self._drop(fed), _sum(var, var_fed)
+        x, var = x + _drop(fed, self.dropout, self.training), _sum(var, var_fed)
         return State(x, var) if self.pre else State(self.norm2(x), _normed(self.norm2, x, var))
-
-    def _drop(self, x: Tensor) -> Tensor:
-        return F.dropout(x, self.dropout, self.training) if self.dropout > 0 else x
 
     @torch.no_grad()
     def scores(self, state: State, r: ReAttention | None, var_w: Tensor, bias: Tensor | None) -> Tensor:
@@ -284,6 +280,10 @@ def _joined(*layers: nn.Linear) -> nn.Linear:
 def _check(name: str, value: str, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
         raise ValueError(f"{name} = {value!r} is not one of {', '.join(allowed)}")
+
+
+def _drop(x: Tensor, rate: float, training: bool) -> Tensor:
+    return F.dropout(x, rate, training) if rate > 0 else x  # a call that does nothing would be recorded all the same
 
 
 def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:
