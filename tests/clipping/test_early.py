@@ -3,7 +3,6 @@
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional as F
 from torch.overrides import handle_torch_function, has_torch_function
 
 from dpformer.clipping import PhantomClipping, phantom, register_rule
@@ -11,7 +10,6 @@ from dpformer.clipping.forms import Outer
 from dpformer.clipping.tape import Use
 from dpformer.errors import ClippingError
 from dpformer.models.transformer import Transformer
-from dpformer.rows import Rows
 from dpformer.training.workers import Worker
 from tests.clipping.oracle import assert_exact
 
@@ -94,22 +92,6 @@ def test_two_forms_of_one_use_have_their_cross_term():
 
     x = torch.randn(3, 20, 4)
     assert_exact(Twice(), losses, x, x.clone())
-
-
-def test_a_part_of_a_table_that_is_used_once_is_measured_on_its_rank():
-    class Alone(Rows):
-        """The other rank has nothing."""
-
-        def sum_(self, x):
-            return x
-
-    class Part(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.rows, self.weight = Alone(8, 1, 2), nn.Parameter(torch.randn(4, 4))
-
-    module, x = Part(), torch.randn(3, 20, 4)
-    assert_exact(module, lambda module, batch: F.linear(batch[0], module.weight).square().sum((1, 2)), x)
 
 
 class Undone(torch.autograd.Function):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import multiprocessing
 import os
 import tempfile
@@ -13,6 +14,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+
+from dpformer.privacy import plan as plan_module
+from dpformer.privacy import statement as statement_module
+from dpformer.training.ranks import Ranks
+from dpformer.training.together import follow
 
 
 def together(size: int, function: Callable[..., Any], *arguments: Any, failing: bool = False) -> list[Any]:
@@ -37,6 +43,26 @@ def together(size: int, function: Callable[..., Any], *arguments: Any, failing: 
             raise AssertionError("\n".join(failures) or f"exit codes {[process.exitcode for process in made]}")
         # Written by this test itself, a moment ago.
         return [torch.load(f"{folder}/{r}.pt", weights_only=True) for r in range(size)]
+
+
+def ranks_of(rank: int, size: int) -> Ranks:
+    """In a new process: who it is; and the accounting, computed once for each question."""
+    for module, name in [(plan_module, "epsilon"), (statement_module, "epsilon"), (statement_module, "attack_bound")]:
+        setattr(module, name, functools.cache(getattr(module, name)))
+    return Ranks(rank, size, tensors=dist.group.WORLD, words=dist.group.WORLD)
+
+
+def train(ranks: Ranks, open_run: Any, stop_at: int = 0) -> bool:
+    """As the command does: rank 0 opens the run, the others follow."""
+    if not ranks.first:
+        follower = follow(ranks)
+        assert follower is not None
+        return follower.train()
+    run = open_run()
+    try:
+        return run.train(should_stop=lambda: run.step == stop_at, checkpoint_seconds=0.0)
+    finally:
+        run.close()
 
 
 def _enter(folder: str, rank: int, size: int, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:

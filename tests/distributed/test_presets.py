@@ -18,8 +18,8 @@ from dpformer.training.ranks import Ranks
 from dpformer.training.recipe import Recipe, make_recipe
 from dpformer.training.session import begin, go_on
 from dpformer.training.together import follow
+from tests.distributed.processes import ranks_of
 from tests.distributed.processes import together as run_together
-from tests.distributed.test_rows_run import ranks_of
 from tests.training.conftest import data, quick_accounting  # noqa: F401
 
 BUDGET: dict[str, Any] = {"epsilon": 20.0, "delta": 1e-3, "noise": "seeded", "seed": 1}

@@ -13,10 +13,8 @@ from dpformer.data.store import ITEMS, SHARDS, finish
 from dpformer.data.summary import item_counts
 from dpformer.errors import DataError
 from dpformer.privacy import read_ledger
-from dpformer.training.recipe import Recipe
 from dpformer.training.session import begin, go_on
-from tests.distributed.processes import together
-from tests.distributed.test_rows_run import ranks_of, train
+from tests.distributed.processes import ranks_of, together, train
 from tests.training.conftest import data, quick_accounting, small_recipe  # noqa: F401
 
 RECIPES = {
@@ -63,13 +61,12 @@ def test_one_process(kind, data, shards, tmp_path):  # noqa: F811
 
 
 def several(rank: int, size: int, place: str, whole: str, shards: str) -> list[bool]:
-    """On one file; on shards; and on shards again, stopped and gone on with."""
+    """On one file; and on shards, stopped and gone on with."""
     ranks, folder, found = ranks_of(rank, size), Path(place), []
-    for name, source, split in (("whole", whole, False), ("shards", shards, False), ("rows", shards, True)):
-        recipe: Recipe = RECIPES["network"]
+    for name, source in (("whole", whole), ("shards", shards)):
 
-        def fit(name: str = name, source: str = source, split: bool = split, recipe: Recipe = recipe) -> object:
-            return begin(folder / name, Path(source), recipe, ranks, split)
+        def fit(name: str = name, source: str = source) -> object:
+            return begin(folder / name, Path(source), RECIPES["network"], ranks)
 
         found.append(train(ranks, fit, stop_at=4 if name == "shards" else 0))
     found.append(train(ranks, lambda: go_on(folder / "shards", ranks=ranks)))
@@ -77,9 +74,8 @@ def several(rank: int, size: int, place: str, whole: str, shards: str) -> list[b
 
 
 def test_two_processes_and_a_run_that_goes_on(data, shards, tmp_path):  # noqa: F811
-    assert together(2, several, str(tmp_path), str(data), str(shards)) == [[True, False, True, True]] * 2
+    assert together(2, several, str(tmp_path), str(data), str(shards)) == [[True, False, True]] * 2
     assert_same(tmp_path / "shards", tmp_path / "whole")
-    assert read_ledger(tmp_path / "rows").steps_charged == 10
 
 
 def test_a_shard_that_is_missing_or_changed_is_refused(data, tmp_path):  # noqa: F811

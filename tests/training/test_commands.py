@@ -138,6 +138,12 @@ def test_a_missing_file_is_one_line(name, copy, dpformer):
         assert_one_line(dpformer("show", copy), name)
 
 
+def test_split_items_is_refused_with_the_cure(data, tmp_path, dpformer):
+    done = dpformer("fit", data, "--run", tmp_path / "run", "--split-items")
+    assert_one_line(done, "--split-items was removed", "--set vocabulary=1500")
+    assert not (tmp_path / "run").exists()
+
+
 def test_another_size_than_the_catalogue_is_refused(copy, dpformer):
     items = pl.read_parquet(copy / "items.parquet")
     items.head(5).write_parquet(copy / "items.parquet")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
+    from dpformer.errors import DPFormerError
     from dpformer.privacy import PrivacyStatement
     from dpformer.training.ranks import Ranks
     from dpformer.training.session import AnyRun
@@ -49,12 +50,7 @@ def fit(
     ] = None,
     noise: Annotated[str | None, typer.Option(help="system, crypto or seeded.")] = None,
     seed: Annotated[int | None, typer.Option(help="With --noise seeded: research only, marked insecure.")] = None,
-    split_items: Annotated[
-        bool,
-        typer.Option(
-            "--split-items", help="Under torchrun: split the item tables over the processes, for large catalogues."
-        ),
-    ] = False,
+    split_items: Annotated[bool, typer.Option("--split-items", hidden=True)] = False,
     timeout: Timeout = 1800,
     tensorboard: Board = None,
     quiet: Quiet = False,
@@ -67,6 +63,8 @@ def fit(
     from dpformer.training.recipe import make_recipe
     from dpformer.training.session import begin, finished, has_steps
 
+    if split_items:
+        raise _no_split_items()
     flags = {"epsilon": epsilon, "delta": delta, "model": model, "noise": noise, "seed": seed}
     options = {key: value for key, value in flags.items() if value is not None} | _settings(setting or [])
     with _joined(timeout) as ranks:
@@ -78,10 +76,10 @@ def fit(
         if finished(run, ranks):
             _show_finished(run, as_json)
             return
-        if ranks.size > 1 and not has_steps(recipe) and not split_items and not quiet:
+        if ranks.size > 1 and not has_steps(recipe) and not quiet:
             _say_alone(ranks.size)
-        with _told_when_stopped(run, ranks, split_items):
-            begun = begin(run, data, recipe, ranks, split_items)
+        with _told_when_stopped(run):
+            begun = begin(run, data, recipe, ranks)
         _train(begun, trackers, quiet, as_json)
 
 
@@ -146,6 +144,15 @@ def _follow(ranks: Ranks, data: Path | None, run: Path) -> None:
         raise RankError(f"{error}. If rank 0 does not say why, go on {_way_on(run, ranks.size)}") from None
 
 
+def _no_split_items() -> DPFormerError:
+    from dpformer.errors import DPFormerError
+
+    return DPFormerError(
+        "--split-items was removed: every preset but `paper` learns 1,000 to 1,500 items, a table that fits any process. "
+        "Leave it out; if the table is too large, lower it with --set vocabulary=1500"
+    )
+
+
 def _say_alone(processes: int) -> None:
     from dpformer.cli.output import stderr
 
@@ -164,7 +171,7 @@ def _way_on(run: Path, processes: int) -> str:
 
 
 @contextmanager
-def _told_when_stopped(run: Path, ranks: Ranks, split: bool) -> Iterator[None]:
+def _told_when_stopped(run: Path) -> Iterator[None]:
     """Ctrl-C while a run begins: what it has released so far is not lost."""
     from dpformer.cli.output import stderr
     from dpformer.training.checkpoint import PRIVATE
@@ -173,9 +180,7 @@ def _told_when_stopped(run: Path, ranks: Ranks, split: bool) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         if (run / PRIVATE).is_dir():
-            stderr.print(
-                f"stopped before the first step; go on {_way_on(run, ranks.size if split else 1)}", soft_wrap=True
-            )
+            stderr.print(f"stopped before the first step; go on {_way_on(run, 1)}", soft_wrap=True)
         raise
 
 
@@ -232,8 +237,8 @@ def _train(run: AnyRun, trackers: list[Tracker], quiet: bool, as_json: bool) -> 
     finally:
         run.close()
     if not done:
-        way = _way_on(run.folder, run.ranks.size if run.split else 1)
-        more = ", or under torchrun with any number of processes" if run.ranks.size > 1 and not run.split else ""
+        way = _way_on(run.folder, 1)
+        more = ", or under torchrun with any number of processes" if run.ranks.size > 1 else ""
         stderr.print(f"stopped and saved after step {run.step}; go on {way}{more}", soft_wrap=True)
         sys.exit(130)
     _show(run.folder, run.statement(), as_json)

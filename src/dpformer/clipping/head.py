@@ -230,7 +230,7 @@ class HeadPass:
         if these are all positions in order.
         """
         B = len(weights)
-        self.group = max(TILE_TOKENS, GROUP_ELEMENTS // self._width())
+        self.group = max(TILE_TOKENS, GROUP_ELEMENTS // len(self.E))
         used = weights != 0
         counts = used.sum(1)
         lengths = counts.tolist()
@@ -268,10 +268,6 @@ class HeadPass:
         # Padding stands for its sample's first token.
         begin = counts.cumsum(0) - counts
         return used.flatten().nonzero()[:, 0][begin[self.owners] + column.masked_fill(self.padding, 0)]
-
-    def _width(self) -> int:
-        """Items whose logits a token has here."""
-        return len(self.E)
 
     def _make_shift(self) -> Tensor | None:
         """Where to keep the largest logit of each token, `[tokens, 1]`; None if it is not needed."""

@@ -23,13 +23,11 @@ from dpformer.clipping.gradient import (
     ParameterGradient,
     Route,
 )
-from dpformer.clipping.rows import RowGradient, RowHeadPass, clip_rows, split_parameters
 from dpformer.clipping.stream import Head, StreamedGradient, Weigh
 from dpformer.clipping.tape import Tape, Use
 from dpformer.clipping.views import View
 from dpformer.clipping.workspace import Workspace
 from dpformer.errors import ClippingError
-from dpformer.rows import Rows
 
 Losses = Callable[[], Tensor]
 Gradient = ParameterGradient | FormedGradients | OuterGradients | DenseGradients | StreamedGradient
@@ -125,7 +123,6 @@ class PhantomClipping:
             losses = compute_losses()
         _check_losses(losses)
         batch = len(losses)
-        rows, split = split_parameters(self.module)
         if batch:
             if unused := tape.unused():
                 raise ClippingError(
@@ -134,7 +131,7 @@ class PhantomClipping:
                     + ": freeze it with requires_grad_(False), or use it"
                 )
             with _precise(losses):
-                self._differentiate(tape, losses, split)
+                self._differentiate(tape, losses)
         for name, p in trainable:
             grad, version = held[name]
             if p.grad is not grad or (grad is not None and grad._version != version):
@@ -147,10 +144,10 @@ class PhantomClipping:
         if batch == 0:
             return torch.zeros(0, dtype=torch.float64)
         with torch.no_grad(), _precise(losses):
-            return self._sum(tape, losses.detach(), weigh, rows, split)
+            return self._sum(tape, losses.detach(), weigh)
 
-    def _differentiate(self, tape: Tape, losses: Tensor, split: set[int]) -> None:
-        """Fill in the gradient at the output of every use, and keep the uses that have one; split: see `split_parameters`."""
+    def _differentiate(self, tape: Tape, losses: Tensor) -> None:
+        """Fill in the gradient at the output of every use, and keep the uses that have one."""
         tape.check_graph(losses)
         batch = len(losses)
         modes = tuple(module.training for module in self.module.modules())
@@ -164,7 +161,7 @@ class PhantomClipping:
         # What is sure to be a parameter's only use is derived where its gradient comes up: in the processor's cache, and in
         # memory that is free again for the next.
         times = Counter(id(view.parameter) for use in tape.uses for view in use.views)
-        once = {key for key, count in times.items() if count == 1} - split
+        once = {key for key, count in times.items() if count == 1}
         early = [] if suspect else [u for u in tape.uses if all(id(view.parameter) in once for view in u.views)]
         for use in early:
             use.take = partial(use.settle, batch, self._shorten)
@@ -183,13 +180,9 @@ class PhantomClipping:
         if suspect and _check_apart(tape, losses):
             self._seen.add(structure)
 
-    def _sum(self, tape: Tape, losses: Tensor, weigh: Weigh | None, rows: Rows | None, split: set[int]) -> Tensor:
+    def _sum(self, tape: Tape, losses: Tensor, weigh: Weigh | None) -> Tensor:
         batch = len(losses)
-        gradients = self._gradients(tape.uses, batch, split)
-        if rows is not None:
-            squared, broken = clip_rows(gradients, split, rows, losses, weigh)
-            self.nonfinite += broken if weigh is not None else 0
-            return squared.clamp_min(0).sqrt()
+        gradients = self._gradients(tape.uses, batch)
         everyone = torch.arange(batch, device=losses.device)
         squared = torch.where(losses.isfinite(), 0.0, torch.nan).double()
         bound = torch.zeros_like(squared)
@@ -221,7 +214,7 @@ class PhantomClipping:
             return form
         return ParameterGradient(view.parameter, [form], batch, self.route).shortened() or form
 
-    def _gradients(self, uses: list[Use], batch: int, split: set[int]) -> list[Gradient]:
+    def _gradients(self, uses: list[Use], batch: int) -> list[Gradient]:
         forms: dict[int, tuple[nn.Parameter, list[Form], list[Head]]] = {}
         formed: dict[int, tuple[nn.Parameter, Formed]] = {}
         for use in uses:
@@ -243,22 +236,16 @@ class PhantomClipping:
         large: dict[tuple[Any, ...], list[ParameterGradient]] = {}
         for p, plain, heads in forms.values():
             if heads:
-                if isinstance(heads[0].head, RowHeadPass) != (id(p) in split):
-                    raise ClippingError(
-                        "a table is split over ranks and its head is not, or the head and not the table: RowCrossEntropy goes "
-                        "with RowEmbedding, inside the module that is clipped"
-                    )
-                kind = RowGradient if id(p) in split else StreamedGradient
-                found.append(kind(p, heads[0], plain, batch, self.route))
-            elif id(p) not in split and all(isinstance(form, Dense) for form in plain):
+                found.append(StreamedGradient(p, heads[0], plain, batch, self.route))
+            elif all(isinstance(form, Dense) for form in plain):
                 (form,) = merge(plain)
                 assert isinstance(form, Dense)
                 small.setdefault(p.dtype, []).append((p, form))
             else:
                 one = ParameterGradient(p, plain, batch, self.route)
-                if id(p) not in split and (gradients := one.shortened()) is not None:
+                if (gradients := one.shortened()) is not None:
                     formed[id(p)] = p, gradients
-                elif id(p) in split or len(one.forms) > 1 or not isinstance(one.forms[0], Outer) or not one.replaces:
+                elif len(one.forms) > 1 or not isinstance(one.forms[0], Outer) or not one.replaces:
                     found.append(one)
                 else:
                     large.setdefault((one.shape, p.dtype, p.device), []).append(one)

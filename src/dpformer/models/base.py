@@ -2,18 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
-
-from dpformer.errors import DPFormerError
-from dpformer.models.rows import RowEmbedding
-from dpformer.rows import Rows
-
-# From the number of rows of a table to the part of them that this rank has.
-Split = Callable[[int], Rows]
 
 
 class SequenceModel(nn.Module):
@@ -24,9 +15,6 @@ class SequenceModel(nn.Module):
     With a `vocabulary` the model learns that many items alone, so that noise falls on few rows: which ones, `choose` tells it.
     It then reads and predicts `places` 1..vocabulary among them; `locate` drops the others from a history. `scores` speaks of all
     items as ever: those outside the vocabulary have no embedding and get their output bias.
-
-    With `split` the rows of the tables are dealt to ranks: `table` and `table_bias` are this rank's part, and `forward` is a
-    collective of all ranks. Whatever has one number for each item is whole on every rank.
     """
 
     def __init__(
@@ -36,12 +24,10 @@ class SequenceModel(nn.Module):
         tied: bool = True,
         vocabulary: int | None = None,
         max_length: int | None = None,
-        split: Split | None = None,
     ) -> None:
         super().__init__()
         self.items, self.max_length = items, max_length
         rows = items if vocabulary is None else min(vocabulary, items)
-        self.part: Rows | None = None if split is None else split(rows + 1)
         self.embedding = self._make_table(rows + 1, d, padding_idx=0)
         self.output = None if tied else self._make_table(rows + 1, d, padding_idx=None)
         # Padding is no item: a fixed bias takes it out of every softmax and ranking.
@@ -53,11 +39,7 @@ class SequenceModel(nn.Module):
         self.chosen: Tensor | None
         self.register_buffer("chosen", None if vocabulary is None else torch.arange(rows + 1))
 
-    def _make_table(self, count: int, d: int, padding_idx: int | None) -> nn.Embedding | RowEmbedding:
-        if self.part is not None:
-            part = RowEmbedding(self.part, d, padding_idx)
-            part.draw_(std=0.02)
-            return part
+    def _make_table(self, count: int, d: int, padding_idx: int | None) -> nn.Embedding:
         whole = nn.Embedding(count, d, padding_idx)
         nn.init.normal_(whole.weight, std=0.02)
         return whole
@@ -70,19 +52,13 @@ class SequenceModel(nn.Module):
 
     @property
     def table(self) -> Tensor:
-        """The output table, `[rows + 1, d]`; of a split one this rank's rows."""
+        """The output table, `[rows + 1, d]`."""
         return self.embedding.weight if self.output is None else self.output.weight
 
     @property
-    def table_rows(self) -> int:
-        """The rows of the output table, of all ranks if it is split."""
-        return len(self.table) if self.part is None else self.part.count
-
-    @property
     def table_bias(self) -> Tensor:
-        """The output bias of the table's rows, `[rows + 1]`; of a split one this rank's."""
-        own = slice(None) if self.part is None else self.part.own
-        return self.output_bias[own] if self.chosen is None else self.output_bias[self.chosen[own]]
+        """The output bias of the table's rows, `[rows + 1]`."""
+        return self.output_bias if self.chosen is None else self.output_bias[self.chosen]
 
     def choose(self, frequencies: Tensor, bias: bool) -> None:
         """Take the most frequent items as vocabulary, if there is one; and with `bias` log frequencies as output bias.
@@ -127,8 +103,6 @@ class SequenceModel(nn.Module):
 
         With a vocabulary: from the last `max_length` items that are in it; without a single one, the output bias.
         """
-        if self.part is not None:
-            raise DPFormerError("a model whose rows are split scores with a part of its items: gather it first")
         if self.chosen is None:
             last = self(s)[torch.arange(len(s), device=s.device), lengths - 1]
             return torch.addmm(self.output_bias, last, self.table.T)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dpformer.models.base import SequenceModel, Split
+from dpformer.models.base import SequenceModel
 
 
 class _Recurrent(nn.Module):
@@ -82,9 +82,8 @@ class _Recommender(SequenceModel):
         dropout: float = 0.0,
         vocabulary: int | None = None,
         max_length: int | None = None,
-        split: Split | None = None,
     ) -> None:
-        super().__init__(items, d, tied, vocabulary, max_length, split)
+        super().__init__(items, d, tied, vocabulary, max_length)
         self.recurrent = self.layer(d, d)
         self.dropout = dropout
 

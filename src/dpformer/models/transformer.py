@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dpformer.models import attention, error
-from dpformer.models.base import SequenceModel, Split
+from dpformer.models.base import SequenceModel
 
 Correction = Literal["logits", "literal", "none"]
 
@@ -64,9 +64,8 @@ class Transformer(SequenceModel):
         recency: float | None = None,
         identity: bool = False,
         vocabulary: int | None = None,
-        split: Split | None = None,
     ) -> None:
-        super().__init__(items, d, tied, vocabulary, max_length, split)
+        super().__init__(items, d, tied, vocabulary, max_length)
         _check("norm", norm, ("pre", "post"))
         _check("activation", activation, ("relu", "gelu"))
         self.max_length: int = max_length

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterable, Iterator
-from itertools import chain
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +22,6 @@ from dpformer.training.files import read_json, sha256, to_json, write_folder
 
 PRIVATE, NAME = "private", "checkpoint-"
 STATE, VALUES, SUMS = "state.safetensors", "state.json", "sha256.json"
-# What rank 1, 2, ... have where the tables are split over ranks.
-PART = "state-{:05d}"
 
 
 def pack(tensors: dict[str, Tensor]) -> bytes:
@@ -43,22 +40,17 @@ class Checkpoints:
         self.folder.mkdir(mode=0o700, exist_ok=True)
         os.chmod(self.folder, 0o700)
 
-    def save(self, tensors: dict[str, Tensor], values: dict[str, Any], parts: Iterable[bytes] = ()) -> None:
-        """Write a state, whole or not at all; with the parts that rank 1, 2, ... have of it, asked for one at a time."""
+    def save(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
+        """Write a state, whole or not at all."""
         older = self._all()
         number = int(older[-1].name.removeprefix(NAME)) + 1 if older else 1
-        write_folder(self.folder / f"{NAME}{number:08d}", self._files(tensors, values, parts))
+        write_folder(self.folder / f"{NAME}{number:08d}", self._files(tensors, values))
         for old in older:
             shutil.rmtree(old, ignore_errors=True)  # what is left of it goes with the next one
 
-    def _files(
-        self, tensors: dict[str, Tensor], values: dict[str, Any], parts: Iterable[bytes]
-    ) -> Iterator[tuple[str, bytes]]:
+    def _files(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> Iterator[tuple[str, bytes]]:
         sums = {}
-        for name, data in chain(
-            [(STATE, pack(tensors)), (VALUES, to_json(values))],
-            ((PART.format(rank), part) for rank, part in enumerate(parts, 1)),
-        ):
+        for name, data in ((STATE, pack(tensors)), (VALUES, to_json(values))):
             sums[name] = sha256(data)
             yield name, data
         yield SUMS, to_json(sums)
@@ -75,20 +67,6 @@ class Checkpoints:
             return load_file(newest / STATE), read_json(newest / VALUES)
         except (OSError, SafetensorError) as error:
             raise _damaged(newest, str(error)) from None
-
-    def load_parts(self) -> Iterator[bytes]:
-        """The parts of rank 1, 2, ... of the newest state, one at a time."""
-        newest = self._newest()
-        sums = read_json(newest / SUMS)
-        for rank in range(1, len(sums) - 1):
-            name = PART.format(rank)
-            try:
-                data = (newest / name).read_bytes()
-            except OSError as error:
-                raise _damaged(newest, str(error)) from None
-            if sha256(data) != sums.get(name):
-                raise _damaged(newest, f"sha256 of {name} differs")
-            yield data
 
     def _newest(self) -> Path:
         found = self._all()

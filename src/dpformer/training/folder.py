@@ -25,7 +25,6 @@ from dpformer.training.card import model_card
 from dpformer.training.checkpoint import PRIVATE, Checkpoints
 from dpformer.training.files import read_json, sha256, write_file, write_json
 from dpformer.training.recipe import Recipe
-from dpformer.training.rows import RankLedger
 from dpformer.training.sizes import column_hashes
 
 CONFIG, MODEL, ITEMS, PRIVACY, EVENTS, CARD = (
@@ -118,7 +117,7 @@ def make_folder(
     return ledger
 
 
-def place_of(ledger: Ledger | RankLedger) -> dict[str, Any]:
+def place_of(ledger: Ledger) -> dict[str, Any]:
     """Where a ledger stands, for the checkpoint that is to go on with it."""
     position = ledger.position()
     return {"run_id": ledger.run_id, "entries": position.entries, "hash": position.hash}

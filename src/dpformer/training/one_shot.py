@@ -40,7 +40,7 @@ from dpformer.training.trainer import digest
 class OneShotRun:
     """An open run of statistics, with the face of `Run`."""
 
-    step, ranks, split = 0, ALONE, False
+    step, ranks = 0, ALONE
 
     def __init__(
         self, folder: Path, dataset: Dataset, recipe: Recipe, ledger: Ledger, noise: NoiseSource, lock: RunLock

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -115,23 +115,6 @@ class Ranks:
                 self._send(parts[rank].astype("<i8").tobytes(), rank)
             return parts[0]
         return np.frombuffer(self._receive(0), dtype="<i8").astype(np.int64)
-
-    def give(self, value: bytes) -> None:
-        """On all ranks but 0: bytes for `collect`."""
-        self._send(value, 0)
-
-    def collect(self) -> Iterator[bytes]:
-        """On rank 0: what rank 1, 2, ... `give`, one after the other, so that it holds one rank's at a time."""
-        for rank in self.others:
-            yield self._receive(rank)
-
-    def hand(self, values: Iterable[bytes] = ()) -> bytes:
-        """Each rank's own of rank 0's bytes, which are for rank 1, 2, ...; rank 0 holds one rank's at a time."""
-        if not self.first:
-            return self._receive(0)
-        for rank, value in zip(self.others, values, strict=True):
-            self._send(value, rank)
-        return b""
 
     def barrier(self) -> None:
         """Wait until all are here."""

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dpformer.errors import DPFormerError
-from dpformer.models.base import SequenceModel, Split
+from dpformer.models.base import SequenceModel
 from dpformer.models.recurrent import GRURecommender, LSTMRecommender
 from dpformer.models.statistics.popularity import DPPopularity
 from dpformer.models.statistics.transitions import DPTransitions
@@ -130,11 +130,11 @@ class Recipe(BaseModel):
         """The part that the trainer needs."""
         return Optimisation(**self.model_dump(include=set(Optimisation.__dataclass_fields__)))
 
-    def build(self, items: int, split: Split | None = None) -> SequenceModel:
-        """A new model for a catalogue of so many items; with `split`, this rank's rows of it."""
+    def build(self, items: int) -> SequenceModel:
+        """A new model for a catalogue of so many items."""
         if self.model != "transformer":
             kind = GRURecommender if self.model == "gru" else LSTMRecommender
-            return kind(items, self.d, self.tied, self.dropout, self.vocabulary, self.max_length, split)
+            return kind(items, self.d, self.tied, self.dropout, self.vocabulary, self.max_length)
         correction = None if self.reattention == "off" else ReAttention(self.reattention)
         return Transformer(
             items,
@@ -150,7 +150,6 @@ class Recipe(BaseModel):
             recency=self.recency,
             identity=self.identity,
             vocabulary=self.vocabulary,
-            split=split,
         )
 
 

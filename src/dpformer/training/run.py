@@ -60,7 +60,6 @@ from dpformer.training.jobs import take_over
 from dpformer.training.memory import enough_memory
 from dpformer.training.ranks import ALONE, Ranks
 from dpformer.training.recipe import STATISTICS, Recipe
-from dpformer.training.rows import RankLedger
 from dpformer.training.together import compare_data, explained_loss, lead
 from dpformer.training.trackers import Tracker, Trackers, ended, started, stepped
 from dpformer.training.trainer import StepReport, Trainer
@@ -79,8 +78,6 @@ class Progress:
 
 class Run:
     """An open run. Make one with `start` or `resume`; `train` until it is done or told to stop."""
-
-    split = False  # are the item tables split over the ranks?
 
     def __init__(self, folder: Path, dataset: Dataset, recipe: Recipe, trainer: Trainer, lock: RunLock):
         self.folder, self.dataset, self.recipe, self.trainer, self.lock = folder, dataset, recipe, trainer, lock
@@ -136,7 +133,7 @@ class Run:
                 self.save()
                 told.on_event(ended(self.step, released=False))
                 return False
-            if self._agreed(now - saved > checkpoint_seconds):
+            if now - saved > checkpoint_seconds:
                 self.save()
                 saved = now
         self.release()
@@ -166,10 +163,6 @@ class Run:
     def lead(self) -> None:
         """Tell the others all that the coming steps depend on."""
         lead(self.trainer, self.recipe)
-
-    def _agreed(self, due: bool) -> bool:
-        """Whether to save now; the others need not know."""
-        return due
 
     def save(self) -> None:
         """A checkpoint of everything that the next steps depend on."""
@@ -201,7 +194,7 @@ class Run:
         self.trainer.move(torch.device("cpu"))
         model = self.trainer.model
         releases.set_errors(model, self.trainer.plan, self.frequencies, self.recipe, averaging)
-        tensors = {f"model.{name}": value.contiguous() for name, value in self._weights().items()}
+        tensors = {f"model.{name}": value.contiguous() for name, value in self.trainer.model.state_dict().items()}
         if self.frequencies is not None:
             tensors["popularity"] = torch.from_numpy(self.frequencies.probability).float()
         if self.prior is not None:
@@ -209,10 +202,6 @@ class Run:
         write_release(self.folder, self.recipe, self.statement(), len(self.dataset.catalogue), tensors)
         self.checkpoints.remove()
         self.close()
-
-    def _weights(self) -> dict[str, torch.Tensor]:
-        """The whole model."""
-        return self.trainer.model.state_dict()
 
     def statement(self) -> PrivacyStatement:
         """The privacy statement, from what the ledger says was charged."""
@@ -225,15 +214,10 @@ class Run:
         self.lock.close()
 
 
-def start(folder: Path, data: Path, recipe: Recipe, ranks: Ranks = ALONE, split: bool = False) -> Run:
-    """Begin a run in a new folder, on data that `dpformer prepare` wrote. Rank 0 calls it, while the others `follow`.
-
-    split: deal the rows of the item tables to the ranks, where no rank has memory for all of them.
-    """
+def start(folder: Path, data: Path, recipe: Recipe, ranks: Ranks = ALONE) -> Run:
+    """Begin a run in a new folder, on data that `dpformer prepare` wrote. Rank 0 calls it, while the others `follow`."""
     refuse_used(folder)
     dataset = load(data)
-    if split:
-        refuse_split(ranks.size, recipe, len(dataset.catalogue))
     compare_data(ranks, dataset, data)
     plan = recipe.plan(len(dataset.sequences))
     lock = hold_new(folder)
@@ -241,7 +225,7 @@ def start(folder: Path, data: Path, recipe: Recipe, ranks: Ranks = ALONE, split:
         ledger = make_folder(folder, data, dataset, recipe, plan, ranks.job)
         with closed_on_error(ledger), explained(folder):
             ranks.note_run(folder)
-            run = _open(folder, dataset, recipe, plan, ledger, lock, ranks, split)
+            run = _open(folder, dataset, recipe, plan, ledger, lock, ranks)
             run.save()
             run.release_histogram()
             run.release_prior()
@@ -249,26 +233,7 @@ def start(folder: Path, data: Path, recipe: Recipe, ranks: Ranks = ALONE, split:
     return run
 
 
-def refuse_split(processes: int, recipe: Recipe, items: int) -> None:
-    """Tables can be split over several processes, with a row or more for each; and not where a network is distilled."""
-    if recipe.distil:
-        raise DPFormerError(
-            "--split-items: a network that is distilled (distil above 0, as in the presets best and distilled) needs the whole "
-            "table; give --preset joined, whole or pure"
-        )
-    rows = min(recipe.vocabulary or items, items)
-    if processes < 2:
-        raise DPFormerError(
-            "--split-items splits the item tables over the processes of torchrun, and there is one: start it by torchrun "
-            "--nproc-per-node 2 -m dpformer fit ..."
-        )
-    if rows < processes:
-        raise DPFormerError(
-            f"--split-items: {rows} items cannot be split over {processes} processes; start at most {rows}, or leave it out"
-        )
-
-
-def state_privacy(plan: PrivacyPlan, ledger: Ledger | RankLedger | None, recipe: Recipe) -> PrivacyStatement:
+def state_privacy(plan: PrivacyPlan, ledger: Ledger | None, recipe: Recipe) -> PrivacyStatement:
     """The privacy statement of a run, from what its ledger says was charged."""
     public = ["the catalogue of items"]
     if recipe.model not in STATISTICS:
@@ -294,7 +259,7 @@ def resume(folder: Path, data: Path | None = None, ranks: Ranks = ALONE) -> Run:
             _refuse_other_ranks(folder, values, ledger, ranks)
             compare_data(ranks, dataset, data or data_of(folder))
             take_over(folder, ranks)
-            run = _open(folder, dataset, recipe, plan, ledger, lock, ranks, bool(values.get("split")), again=True)
+            run = _open(folder, dataset, recipe, plan, ledger, lock, ranks)
             found = tensors.pop("frequencies", None)
             known = {name.removeprefix("prior."): value for name, value in tensors.items() if name.startswith("prior.")}
             if found is not None:  # before the state: what was made of them since is in it
@@ -316,10 +281,10 @@ def resume(folder: Path, data: Path | None = None, ranks: Ranks = ALONE) -> Run:
 def _refuse_other_ranks(folder: Path, values: dict[str, Any], ledger: Ledger | None, ranks: Ranks) -> None:
     """Steps that were charged and must be made again are the same bits only among as many processes."""
     known, before = values.get("ledger"), values.get("ranks", 1)
-    if values.get("split") and before != ranks.size:
+    if values.get("split"):
         raise DPFormerError(
-            f"{folder}: its item tables are split over {before} processes, and now there are {ranks.size}; go on with as many: "
-            f"torchrun ... -m dpformer resume {folder}"
+            f"{folder}: was started with --split-items, which was removed; fit again in another folder (what was spent stays in "
+            "the ledger)"
         )
     if ledger is None or known is None or before == ranks.size:
         return
@@ -341,13 +306,7 @@ def _open(
     ledger: Ledger | None,
     lock: RunLock,
     ranks: Ranks,
-    split: bool,
-    again: bool = False,
 ) -> Run:
-    if split:
-        from dpformer.training.row_run import RowRun  # it knows this module
-
-        return RowRun.opened(folder, dataset, recipe, plan, ledger, lock, ranks, again)
     seed = recipe.seed
     torch.manual_seed(secrets.randbits(63) if seed is None else seed)  # initial weights and dropout; never the noise
     model = recipe.build(len(dataset.catalogue))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dpformer.errors import DPFormerError
 from dpformer.training.folder import read_recipe, refuse_used
 from dpformer.training.jobs import began_in, finished_in, refuse_second
 from dpformer.training.one_shot import OneShotRun, resume_one_shot, start_one_shot
@@ -19,8 +18,8 @@ from dpformer.training.together import alone, explained_loss
 AnyRun = Run | OneShotRun
 
 
-def begin(folder: Path, data: Path, recipe: Recipe, ranks: Ranks = ALONE, split: bool = False) -> AnyRun:
-    """Begin a run in a new folder, on data that `dpformer prepare` wrote. split: the item tables are split over the ranks.
+def begin(folder: Path, data: Path, recipe: Recipe, ranks: Ranks = ALONE) -> AnyRun:
+    """Begin a run in a new folder, on data that `dpformer prepare` wrote.
 
     When torchrun has restarted its processes, the run that they began goes on; anybody else's is refused as ever.
     """
@@ -30,10 +29,8 @@ def begin(folder: Path, data: Path, recipe: Recipe, ranks: Ranks = ALONE, split:
         return go_on(folder, data, ranks)
     with explained_loss(folder, ranks), ranks.leading():
         refuse_second(folder, ranks)
-        if split and recipe.model in STATISTICS:
-            raise DPFormerError(f"model {recipe.model!r} has no item tables to split; leave --split-items out")
-        if split or has_steps(recipe):
-            return start(folder, data, recipe, ranks, split)
+        if has_steps(recipe):
+            return start(folder, data, recipe, ranks)
         # Without steps there is nothing to share out, and the others need not wait until rank 0 has made the releases.
         refuse_used(folder)
         ranks = alone(ranks)

@@ -96,10 +96,6 @@ def follow(ranks: Ranks, data: Path | None = None) -> Follower | None:
         raise AssertionError("rank 0 goes on without the data of this rank") from error
     ranks.hear(_contents(dataset))
     about = ranks.tell()
-    if about.get("split"):
-        from dpformer.training.row_run import follow_rows  # it knows this module
-
-        return follow_rows(ranks, dataset, about)
     recipe, plan = Recipe.model_validate(about["recipe"]), plan_from_json(about["plan"])
     torch.set_num_threads(about["threads"])
     model = recipe.build(len(dataset.catalogue))

@@ -32,7 +32,6 @@ from dpformer.models.base import SequenceModel
 from dpformer.privacy import Ledger, NoiseSource, PrivacyPlan, fingerprint
 from dpformer.training.adam import Adam
 from dpformer.training.ranks import ALONE, Ranks
-from dpformer.training.rows import RankLedger
 from dpformer.training.workers import Team, Worker
 
 Averaging = Literal["none", "ema", "tail"]
@@ -98,7 +97,7 @@ class Trainer:
         how: Optimisation,
         sampler: PoissonSampler | None,
         noise: NoiseSource | None = None,
-        ledger: Ledger | RankLedger | None = None,
+        ledger: Ledger | None = None,
         about: str = "",
         ranks: Ranks = ALONE,
     ) -> None:
@@ -239,10 +238,9 @@ class Trainer:
         """Add the (clipped) gradients of these users to `.grad`; returns the sum of their losses."""
         longest = self.how.max_length + 1
         budget = self.how.token_budget
-        # The head keeps a row of the catalogue's width for each token; of a long user, unless the table is split, one for each
-        # column of the table.
-        rows = row_budget(self.model.table_rows, budget)
-        columns = self.model.table.shape[1] if self.model.part is None else longest
+        # The head keeps a row of the catalogue's width for each token; of a long user, one for each column of the table.
+        items, columns = self.model.table.shape
+        rows = row_budget(items, budget)
         lengths = np.minimum(self._sequences.lengths[users], longest)
         size = self._team.size(int(lengths.sum()), rows)
         micro = partial(

@@ -33,8 +33,8 @@ Part = Iterable[MicroBatch]
 class Worker:
     """Adds the (clipped) gradients of users to `.grad` of a model."""
 
-    def __init__(self, model: SequenceModel, clipping: PhantomClipping | None, head: nn.Module | None = None) -> None:
-        self.model, self.clipping, self.head = model, clipping, head or TiedCrossEntropy()
+    def __init__(self, model: SequenceModel, clipping: PhantomClipping | None) -> None:
+        self.model, self.clipping, self.head = model, clipping, TiedCrossEntropy()
 
     def add(self, batch: MicroBatch) -> float:
         """Add the gradients of some users; returns the sum of their losses."""
@@ -80,12 +80,11 @@ class Team:
     def size(self, tokens: int, budget: int) -> int:
         """How many workers share a batch of so many tokens: one, if they are few or fit the micro-batch of one of two.
 
-        Dropout draws from one source of random numbers, and in what order threads ask it is not known; a model whose table is
-        split speaks with other processes in an order that all must keep; a large table is work enough for all threads, and one
-        more sum of its gradients would be memory for nothing.
+        Dropout draws from one source of random numbers, and in what order threads ask it is not known; a large table is work
+        enough for all threads, and one more sum of its gradients would be memory for nothing.
         """
         model = self.first.model
-        alone = model.random or model.part is not None or model.embedding.weight.device.type != "cpu"
+        alone = model.random or model.embedding.weight.device.type != "cpu"
         alone |= model.table.numel() > LARGE
         alone |= torch.get_num_threads() < WORKERS or tokens <= max(FEW, budget // WORKERS)
         return 1 if alone else WORKERS

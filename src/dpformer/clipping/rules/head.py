@@ -20,15 +20,13 @@ import torch
 from torch import Tensor
 
 from dpformer.clipping.head import HeadPass, tied_cross_entropy
-from dpformer.clipping.rows import RowHeadPass, row_cross_entropy
 from dpformer.clipping.stream import Head
 from dpformer.clipping.tape import Tape, register_rule
 from dpformer.clipping.views import View
 from dpformer.clipping.workspace import Workspace
-from dpformer.rows import Rows
 
 
-@register_rule(tied_cross_entropy, row_cross_entropy)
+@register_rule(tied_cross_entropy)
 def tied(
     tape: Tape,
     function: Any,
@@ -38,17 +36,15 @@ def tied(
     weights: Tensor,
     bias: Any,
     workspace: Workspace,
-    rows: Rows | None = None,
 ) -> Tensor:
-    """The head with a trainable table, which must be a whole parameter; `rows`: of which every rank has some rows."""
+    """The head with a trainable table, which must be a whole parameter."""
     view = tape.view(table)
     if (fixed := tape.view(hidden)) is not None:
         raise tape.refuse(function, fixed, "takes it as hidden states")
     assert view is not None
     if view.value is not view.parameter:
         raise tape.refuse(function, view, "needs the whole table; use a bias of -inf to leave items out")
-    arguments = (hidden.detach(), view.parameter.detach(), targets, weights, bias, workspace)
-    head = HeadPass(*arguments, tape.route) if rows is None else RowHeadPass(*arguments, rows)
+    head = HeadPass(hidden.detach(), view.parameter.detach(), targets, weights, bias, workspace, tape.route)
 
     def derive(gradient: Tensor, batch: int) -> Iterator[tuple[View, Any]]:
         yield view, Head(head, gradient)
