@@ -32,7 +32,7 @@ def plan(
     max_length: Annotated[int | None, typer.Option(help="Longest sequence used, for the estimate.")] = None,
     dim: Annotated[int, typer.Option(help="Width of the model, for the estimate.")] = 64,
     blocks: Annotated[int, typer.Option(help="Blocks of the model, for the estimate.")] = 2,
-    ranks: Annotated[int, typer.Option(help="Processes or GPUs that train together, for the estimate.")] = 1,
+    ranks: Annotated[int | None, typer.Option(hidden=True)] = None,
     trials: Annotated[float, typer.Option(help="Mean number of trials to price for tuning.")] = 10.0,
     table: Annotated[bool, typer.Option(help="Compare other budgets and batch sizes.")] = True,
     plot: Annotated[Path | None, typer.Option(help="Draw epsilon over steps into this file (png, svg, pdf).")] = None,
@@ -50,8 +50,10 @@ def plan(
         raise PrivacyError(f"--users {users} is not at least 1")
     if not count:
         raise PrivacyError("the number of users is not known; give --users, or a folder made by dpformer prepare")
-    if ranks < 1:
-        raise PrivacyError(f"--ranks {ranks} is not at least 1")
+    if ranks is not None:
+        raise PrivacyError(
+            "--ranks was removed: plan times one process on this machine; leave it out, and measure several with torchrun"
+        )
     shape = _shape(counts, items, max_length, dim, blocks)
     shares = _shares(release or [])
     # Releases that take the whole budget leave nothing for training; then there are no steps by default.
@@ -66,7 +68,7 @@ def plan(
     size = min(BATCH_SIZE, count) if batch_size is None else batch_size
     with stderr.status("calibrating ..."):
         made = make_plan(count, epsilon, delta, size, epochs, steps, shares)
-        figures = report(made, epochs, trials, table, shape, ranks)
+        figures = report(made, epochs, trials, table, shape)
         if plot:
             _draw(made, plot)
     if as_json:
@@ -195,32 +197,19 @@ def _show_costs(f: dict[str, Any]) -> None:
 
 
 def _show_estimate(e: dict[str, Any]) -> None:
-    from rich.table import Table
-
     from dpformer.cli.output import stdout
 
-    ranks = f"{e['ranks']} ranks" if e["ranks"] > 1 else "1 rank"
-    stdout.print(f"estimate for {ranks}: {e['parameters']:,} parameters, {e['assumes']}", soft_wrap=True)
-    shown = Table()
-    shown.add_column("device", no_wrap=True)
-    shown.add_column("split", no_wrap=True)
-    for title in ("a step", "all steps", "wire, MB\na step", "memory\na rank, MB"):
-        shown.add_column(title, justify="right")
-    for row in e["layouts"]:
-        shown.add_row(
-            row["device"] + (", on paper" if row["on_paper"] else ""),
-            {"data": "users" if row["ranks"] > 1 else "-", "rows": "table"}[row["mode"]],
-            f"{row['seconds']:.3g} s",
-            _time(row["training_seconds"]),
-            f"{row['wire_bytes'] / 2**20:,.3g}",
-            f"{row['memory_bytes'] / 2**20:,.0f}" + ("" if row.get("fits", True) else ", too much"),
-        )
-    stdout.print(shown)
-    paper = next(row for row in e["layouts"] if row["on_paper"])
+    least = "" if e["whole"] else "at least "
+    stdout.print(f"estimate for one process: {e['parameters']:,} parameters, {e['assumes']}", soft_wrap=True)
     stdout.print(
-        "The cost model is arithmetic with coefficients fitted on a 2-core machine (docs/scaling.md); for this machine, they are "
-        "scaled by a matrix product timed now. The GPU was not measured: "
-        f"{paper['source']}, of which {paper['share']:.0%} is assumed to be reached; noise and hashes are made on the host.",
+        f"  a step {e['seconds']:.3g} s, all steps {_time(e['training_seconds'])}, memory {least}"
+        f"{e['memory_bytes'] / 2**20:,.0f} MB",
+        soft_wrap=True,
+    )
+    stdout.print(
+        f"Timed on this machine just now: the clipping of {e['timed_tokens']:,} tokens and {e['timed_items']:,} items, "
+        f"multiplied up to the {e['tokens_per_step']:,} tokens of a step. Noise and the update of the weights come on top; other "
+        "programs that run at the moment make it slower.",
         soft_wrap=True,
     )
 

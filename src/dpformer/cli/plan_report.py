@@ -97,21 +97,19 @@ def tuning_offer(plan: PrivacyPlan, trials: float) -> dict[str, Any] | None:
     }
 
 
-def estimate(plan: PrivacyPlan, shape: Shape, ranks: int) -> dict[str, Any]:
-    """Time, bytes on the wire and memory of the steps, by the cost model: here, and on paper on GPUs."""
-    from dpformer.training.cost import Step
-    from dpformer.training.devices import here, on_paper
+def estimate(plan: PrivacyPlan, shape: Shape) -> dict[str, Any]:
+    """Time and memory of the steps, from a micro-batch timed on this machine."""
+    from dpformer.training import estimate
+    from dpformer.training.recipe import make_recipe
 
-    items, length, dim, blocks = shape
-    step = Step(plan.batch_size * length, length, items, dim, blocks, dim)
-    rows = [*here(step, ranks), *on_paper(step, ranks)]
+    items, mean, dim, blocks = shape
+    length = max(1, round(mean))
+    recipe = make_recipe("default", d=dim, blocks=blocks, max_length=length)
+    cost = estimate.estimate(recipe, items, plan.batch_size, length)
     return {
-        "parameters": step.parameters,
-        "tokens_per_step": step.tokens,
-        "flops_per_step": step.flops,
-        "ranks": ranks,
-        "assumes": f"{length:.3g} tokens a user, d = {dim}, {blocks} blocks, {items:,} items learned",
-        "layouts": [{**row, "training_seconds": row["seconds"] * plan.steps} for row in rows],
+        "assumes": f"{length:,} tokens a user, d = {dim}, {blocks} blocks, {items:,} items learned",
+        **asdict(cost),
+        "training_seconds": cost.seconds * plan.steps,
     }
 
 
@@ -121,7 +119,6 @@ def report(
     trials: float,
     with_table: bool,
     shape: Shape | None,
-    ranks: int = 1,
 ) -> dict[str, Any]:
     """Everything, in the order in which it is shown; infinities are written as "inf"."""
     epochs = plan.steps * plan.rate if epochs is None else epochs
@@ -143,7 +140,7 @@ def report(
         "signal_to_noise": plan.signal_to_noise,
         "signal_cap": plan.signal_cap,
         "attack": {**asdict(attack), "reading": attack.sentence()},
-        "estimate": estimate(plan, shape, ranks) if shape and plan.steps else None,
+        "estimate": estimate(plan, shape) if shape and plan.steps else None,
         "table": table(plan, epochs) if with_table and plan.steps else None,
         "tuning": tuning_offer(plan, trials),
     }
