@@ -144,12 +144,12 @@ def read_only(stage: Stage, dice: random.Random, tries: int) -> Problems:
 
 
 UNFINISHED = (
-    *("config.json", "items.parquet", "ledger.jsonl", "ledger.head", "private/data.json"),
+    *("config.json", "items.jsonl", "ledger.jsonl", "ledger.head", "private/data.json"),
     *("state.safetensors", "state.json", "sha256.json"),
 )
 RELEASED = (
     "config.json",
-    "items.parquet",
+    "items.jsonl",
     "privacy.json",
     "files.json",
     "model.safetensors",

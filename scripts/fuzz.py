@@ -1,7 +1,7 @@
 """Bad input for everything that reads: thousands of files that no sane program wrote.
 
     python scripts/fuzz.py --examples 2000 [--only readers] [--seed 0] [--json]      by hypothesis
-    python scripts/fuzz.py --atheris 60 [--only pages]                               by coverage, 60 s a target
+    python scripts/fuzz.py --atheris 60 [--only ledger]                              by coverage, 60 s a target
 
 Whatever comes in, the answer is a result or a `DPFormerError` of one line. Anything else (another exception, a panic of a
 library) is a finding, printed with the input; exit code 1. Atheris is taken where it is installed.
@@ -40,7 +40,6 @@ from dpformer.data import load, prepare, save
 from dpformer.errors import DPFormerError
 from dpformer.privacy import parse_statement, read_ledger
 from dpformer.training.files import sha256
-from dpformer.training.pages import PageError, unpacked
 from dpformer.training.recipe import make_recipe
 from dpformer.training.released import load_model
 from dpformer.training.session import begin
@@ -219,16 +218,6 @@ def read_chain(data: bytes) -> None:
     read_ledger(folder)
 
 
-def read_pages(data: bytes) -> None:
-    """The headers of a Parquet file."""
-    path = WORK / "pages.parquet"
-    path.write_bytes(data)
-    try:
-        unpacked(path)
-    except PageError:
-        return
-
-
 @cache
 def released() -> Path:
     """A small released folder."""
@@ -240,7 +229,7 @@ def released() -> Path:
     return WORK / "run"
 
 
-RELEASED = ("config.json", "items.parquet", "privacy.json", "model.safetensors")
+RELEASED = ("config.json", "items.jsonl", "privacy.json", "model.safetensors")
 
 
 def read_released(name: str, data: bytes) -> None:
@@ -251,8 +240,8 @@ def read_released(name: str, data: bytes) -> None:
     (folder / name).write_bytes(data)
     if name != "files.json":
         known = json.loads((folder / "files.json").read_text())
-        known |= {n: sha256(folder / n) for n in RELEASED if n != "items.parquet"}
-        if name == "items.parquet":
+        known |= {n: sha256(folder / n) for n in RELEASED if n != "items.jsonl"}
+        if name == "items.jsonl":
             known[name] = {"item_id": column_hash(folder / name)}
         (folder / "files.json").write_text(json.dumps(known))
     model = load_model(folder)
@@ -262,7 +251,7 @@ def read_released(name: str, data: bytes) -> None:
 def column_hash(path: Path) -> str:
     """The hash of the ids, where there are any."""
     try:
-        return column_hashes(pl.read_parquet(path))["item_id"]
+        return column_hashes(pl.read_ndjson(path))["item_id"]
     except BaseException:  # noqa: BLE001  then it will be refused for that
         return ""
 
@@ -351,10 +340,9 @@ def targets() -> dict[str, tuple[Callable[[Any], None], st.SearchStrategy[Any], 
         "config file": (read_config, st.one_of(mutated(toml), st.binary(max_size=60)), toml),
         "statement": (read_statement, mutated([whole["privacy.json"]]), [whole["privacy.json"]]),
         "ledger": (read_chain, mutated([whole["ledger.jsonl"]]), [whole["ledger.jsonl"]]),
-        "pages": (read_pages, st.one_of(mutated([whole["items.parquet"]]), parquets()), [whole["items.parquet"]]),
         "history": (ask, HISTORIES, []),
     }
-    more = {"config.json": configs(), "model.safetensors": models(), "items.parquet": parquets()}
+    more = {"config.json": configs(), "model.safetensors": models(), "items.jsonl": json_lines()}
     for name in (*RELEASED, "files.json"):
         given_bytes = st.one_of(mutated([whole[name]]), *([more[name]] if name in more else []))
         found[f"released {name}"] = (lambda b, n=name: read_released(n, b), given_bytes, [whole[name]])

@@ -137,7 +137,7 @@ def test_where_the_pickle_is(runs, dpformer, tmp_path):
     done = dpformer("export", runs("gru", **KINDS["gru"]), "--torch", "-o", tmp_path / "out", "--json")
     assert json.loads(done.out)["files"] == [
         "README.md",
-        "items.parquet",
+        "items.jsonl",
         "model.pt2",
         "privacy.json",
         "table.safetensors",

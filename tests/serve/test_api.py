@@ -77,10 +77,10 @@ def test_exclude_filters_and_seen(client):
 
 def test_columns_that_were_added_to_the_catalogue_can_be_filtered_on(run, tmp_path):
     copy = Path(shutil.copytree(run, tmp_path / "run"))
-    items = pl.read_parquet(copy / "items.parquet")
+    items = pl.read_ndjson(copy / "items.jsonl")
     year = pl.Series("year", [1990 + n % 3 if n else None for n in range(ITEMS)])
     genres = pl.Series("genres", [["drama", "war"] if n % 2 else ["comedy"] for n in range(ITEMS)])
-    items.with_columns(year, genres).write_parquet(copy / "items.parquet")
+    items.with_columns(year, genres).write_ndjson(copy / "items.jsonl")
     with TestClient(create_app(load_for_serving(copy))) as client:
         body = {"histories": [[]], "k": ITEMS, "filters": {"year": [1991, 1992], "genres": ["war"]}}
         wanted = {f"i{n:02d}" for n in range(1, ITEMS) if n % 3 and n % 2}

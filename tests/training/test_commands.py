@@ -65,7 +65,7 @@ def strict_json(text: str):
 def test_the_folder_holds_what_it_should_and_nobody(finished, data):
     names = {path.name for path in finished.iterdir()}
     assert names == {
-        *("config.json", "model.safetensors", "items.parquet", "privacy.json", "events.jsonl", "README.md"),
+        *("config.json", "model.safetensors", "items.jsonl", "privacy.json", "events.jsonl", "README.md"),
         *("ledger.jsonl", "ledger.head", "ledger.lock", "local.json", "files.json", "run.lock"),
     }
     for name in ("local.json", "events.jsonl"):
@@ -82,7 +82,7 @@ def test_the_folder_holds_what_it_should_and_nobody(finished, data):
         assert not content.startswith(b"\x80")  # pickle
         assert not content.startswith(b"PK")  # zip, torch.save
     # Items in the order of the catalogue, without counts.
-    assert pl.read_parquet(finished / "items.parquet").columns == ["item", "item_id", "title"]
+    assert pl.read_ndjson(finished / "items.jsonl").columns == ["item", "item_id", "title"]
     for line in (finished / "events.jsonl").read_text().splitlines():
         assert json.loads(line)["not_private"] == ["loss"]
 
@@ -117,7 +117,7 @@ def test_the_card_says_what_the_statement_says(finished, tmp_path, data):
 DAMAGE = {
     "config.json": [b"{", b"[]", b'{"format": "dpformer-run"}', b'{"format": "dpformer-run", "recipe": {"d": -1}}'],
     "model.safetensors": [b"", b"\x00" * 64],
-    "items.parquet": [b"PAR1"],
+    "items.jsonl": [b"", b"PAR1"],
     "privacy.json": [b"{}", b"\xff"],
     "ledger.jsonl": [b'{"plan": 1}\n'],
 }
@@ -130,7 +130,7 @@ def test_damage_is_one_line(name, content, copy, dpformer):
     assert_one_line(dpformer(*command))
 
 
-@pytest.mark.parametrize("name", ["config.json", "items.parquet", "privacy.json", "model.safetensors"])
+@pytest.mark.parametrize("name", ["config.json", "items.jsonl", "privacy.json", "model.safetensors"])
 def test_a_missing_file_is_one_line(name, copy, dpformer):
     (copy / name).unlink()
     assert_one_line(dpformer("recommend", copy, "--history", "i03"), name if name != "model.safetensors" else "resume")
@@ -145,14 +145,14 @@ def test_split_items_is_refused_with_the_cure(data, tmp_path, dpformer):
 
 
 def test_another_size_than_the_catalogue_is_refused(copy, dpformer):
-    items = pl.read_parquet(copy / "items.parquet")
-    items.head(5).write_parquet(copy / "items.parquet")
+    items = pl.read_ndjson(copy / "items.jsonl")
+    items.head(5).write_ndjson(copy / "items.jsonl")
     assert_one_line(dpformer("recommend", copy, "--history", "i03"), "does not fit config.json")
-    items.with_columns(item_id=pl.col("item_id") + "x").write_parquet(copy / "items.parquet")
+    items.with_columns(item_id=pl.col("item_id") + "x").write_ndjson(copy / "items.jsonl")
     assert_one_line(dpformer("recommend", copy, "--history", "i03"), "was changed")
-    items.head(5).write_parquet(copy / "items.parquet")
+    items.head(5).write_ndjson(copy / "items.jsonl")
     known = json.loads((copy / "files.json").read_text())
-    (copy / "files.json").write_text(json.dumps(known | {"items.parquet": column_hashes(items.head(5))}))
+    (copy / "files.json").write_text(json.dumps(known | {"items.jsonl": column_hashes(items.head(5))}))
     assert_one_line(dpformer("recommend", copy, "--history", "i03"), "does not fit config.json")
 
 

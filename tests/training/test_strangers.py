@@ -1,6 +1,5 @@
 """A released folder may come from a stranger: no code of it runs, and it cannot ask for more memory than it has bytes."""
 
-import io
 import json
 import os
 import pickle
@@ -15,15 +14,15 @@ from safetensors.torch import load_file
 from safetensors.torch import save as to_safetensors
 
 from dpformer.errors import DPFormerError
+from dpformer.training.catalogue import SOME, pack_catalogue, read_catalogue
 from dpformer.training.files import sha256
-from dpformer.training.pages import PageError, unpacked
 from dpformer.training.released import load_model
 from dpformer.training.run import start
 from dpformer.training.session import begin
 from dpformer.training.sizes import column_hashes
 from tests.training.conftest import ITEMS, small_recipe
 
-HASHED = ("config.json", "items.parquet", "privacy.json", "model.safetensors")
+HASHED = ("config.json", "items.jsonl", "privacy.json", "model.safetensors")
 
 
 @pytest.fixture(scope="module")
@@ -42,23 +41,17 @@ def put(folder: Path, name: str, content: bytes) -> None:
     """Replace a file, and make the hashes fit, as a stranger would."""
     (folder / name).write_bytes(content)
     known = json.loads((folder / "files.json").read_text())
-    known |= {n: sha256(folder / n) for n in HASHED if n != "items.parquet"}
-    if name == "items.parquet":
+    known |= {n: sha256(folder / n) for n in HASHED if n != "items.jsonl"}
+    if name == "items.jsonl":
         known[name] = {"item_id": _ids(folder / name)}
     (folder / "files.json").write_text(json.dumps(known))
 
 
 def _ids(path: Path) -> str:
     try:
-        return column_hashes(pl.read_parquet(path))["item_id"]
+        return column_hashes(pl.read_ndjson(path))["item_id"]
     except (KeyError, pl.exceptions.PolarsError):
         return ""
-
-
-def parquet(frame: pl.DataFrame) -> bytes:
-    out = io.BytesIO()
-    frame.write_parquet(out)
-    return out.getvalue()
 
 
 def refused(folder: Path, match: str) -> None:
@@ -93,37 +86,65 @@ def test_a_recipe_that_asks_for_too_much(settings, match, strange):
     refused(strange, match)
 
 
-def test_a_catalogue_of_many_equal_rows(strange):
-    rows = 3_000_000  # 24 MB, in a few hundred kilobytes
-    frame = pl.DataFrame(
-        {"item": pl.int_range(1, rows + 1, dtype=pl.Int32, eager=True), "item_id": pl.repeat("x", rows, eager=True)}
-    )
-    put(strange, "items.parquet", parquet(frame))
+def items_of(folder: Path) -> pl.DataFrame:
+    return pl.read_ndjson(folder / "items.jsonl")
+
+
+def test_a_catalogue_with_more_items_than_the_model(strange):
+    config = json.loads((strange / "config.json").read_text())
+    put(strange, "config.json", json.dumps({**config, "items": 10**12}).encode())
     refused(strange, "does not fit")
 
 
-def test_a_catalogue_of_few_enormous_rows(strange):
-    frame = pl.read_parquet(strange / "items.parquet").with_columns(title=pl.lit("a" * 2_000_000) + pl.col("item_id"))
-    content = parquet(frame)
-    assert len(content) < 200_000
-    put(strange, "items.parquet", content)
-    refused(strange, "unpacks to 4")
+def test_a_catalogue_with_more_or_fewer_items_than_the_config(strange):
+    lines = (strange / "items.jsonl").read_bytes().splitlines(keepends=True)
+    put(strange, "items.jsonl", b"".join(lines[:-1]))
+    refused(strange, f"has {ITEMS - 1} items and does not fit config.json, which has {ITEMS}")
+    put(strange, "items.jsonl", b"".join(lines) + lines[-1].replace(b'"item":20', b'"item":21'))
+    refused(strange, f"has {ITEMS + 1} items and does not fit")
 
 
-def test_a_catalogue_with_one_endless_list(strange):
-    many = pl.Series([[7] * 2_000_000] + [[7]] * (ITEMS - 1))
-    content = parquet(pl.read_parquet(strange / "items.parquet").with_columns(genres=many))
-    assert len(content) < 50_000
-    put(strange, "items.parquet", content)
-    refused(strange, "unpacks to 48")
+def test_a_catalogue_that_is_too_large_is_not_read(strange):
+    frame = items_of(strange).with_columns(title=pl.lit("a" * 100_000) + pl.col("item_id"))
+    put(strange, "items.jsonl", pack_catalogue(frame))
+    refused(strange, r"has 2,\d+,\d+ bytes for 20 items; no catalogue does")
+    with open(strange / "items.jsonl", "wb") as file:
+        file.truncate(1 << 40)  # a hole; it has no blocks
+    refused(strange, "no catalogue does")
+    (strange / "items.jsonl").write_bytes(b" " * (SOME + 2))
+    refused(strange, "line 1 is longer than")
+
+
+def test_a_catalogue_of_many_fields_in_one_line(strange):
+    """A table of them would have a cell for each field in each line."""
+    lines = (strange / "items.jsonl").read_bytes().splitlines(keepends=True)
+    many = {**json.loads(lines[0]), **{f"x{n}": 1 for n in range(10_000)}}
+    put(strange, "items.jsonl", b"".join([json.dumps(many).encode() + b"\n", *lines[1:]]))
+    refused(strange, "line 2 is not an item with the next number and the fields of the first line")
 
 
 def test_columns_may_be_added_to_a_catalogue(strange):
-    frame = pl.read_parquet(strange / "items.parquet").with_columns(
-        year=1990 + pl.col("item"), genres=pl.concat_list("title")
-    )
-    (strange / "items.parquet").write_bytes(parquet(frame))
-    assert "genres" in load_model(strange).catalogue.columns
+    rows = items_of(strange).to_dicts()
+    prices = [1, 2.5, None] + [3] * (ITEMS - 3)
+    for row, price in zip(rows, prices, strict=True):
+        row |= {"year": 1990 + row["item"], "genres": [row["title"]], "price": price}
+    (strange / "items.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
+    found = load_model(strange).catalogue
+    assert found["genres"].to_list() == [row["genres"] for row in rows]
+    assert found["price"].to_list() == prices
+    assert found.schema["year"] == pl.Int64
+
+
+@pytest.mark.parametrize("ids", [[3, -1, 2**40], ["3", "\n", '"é ']], ids=["numbers", "text"])
+@pytest.mark.parametrize("title", [["a", None, "b"], [None, None, None], None], ids=["some", "empty", "none"])
+def test_a_catalogue_is_read_as_it_was_written(ids, title, tmp_path):
+    columns = {"item": pl.Series([1, 2, 3], dtype=pl.Int32), "item_id": ids}
+    frame = pl.DataFrame(columns if title is None else {**columns, "title": title})
+    (tmp_path / "items.jsonl").write_bytes(pack_catalogue(frame))
+    found = read_catalogue(tmp_path / "items.jsonl", 3)
+    assert found.equals(frame)
+    assert found.schema["item_id"] == frame.schema["item_id"]
+    assert found.schema["item"] == pl.Int32
 
 
 @pytest.mark.parametrize(
@@ -135,11 +156,29 @@ def test_columns_may_be_added_to_a_catalogue(strange):
         lambda f: f.drop("item_id"),
         lambda f: f.clear(),
         lambda f: f.with_columns(item_id=pl.lit(None, dtype=pl.String)),
+        lambda f: f.with_columns(item_id=pl.lit(1.5)),
+        lambda f: f.with_columns(more=pl.struct("title")),
+        lambda f: f.with_columns(more=pl.concat_list(pl.struct("title"))),
     ],
 )
 def test_a_catalogue_that_is_none(change, strange):
-    put(strange, "items.parquet", parquet(change(pl.read_parquet(strange / "items.parquet"))))
-    refused(strange, "items.parquet")
+    put(strange, "items.jsonl", pack_catalogue(change(items_of(strange))))
+    refused(strange, "items.jsonl")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *(b"", b"[]", b"1", b"{", b"\xff", b"[" * 100_000, b'{"item": true, "item_id": "a", "title": "b"}'),
+        *(b'{"item": 1, "item_id": 7, "title": "b"}', b'{"item": 1, "item_id": "a", "title": NaN}'),
+        *(b'{"item": 1, "item_id": "\\ud800", "title": "b"}', b'{"item": 1, "item_id": "a", "title": [[1]]}'),
+        *(b'{"item": 1, "item_id": "a", "title": 7}', b'{"item": 1, "item_id": "a"}', b'{"item": 1.0}'),
+    ],
+)
+def test_a_line_that_is_no_item(line, strange):
+    lines = (strange / "items.jsonl").read_bytes().splitlines(keepends=True)
+    put(strange, "items.jsonl", b"".join([line + b"\n", *lines[1:]]))
+    refused(strange, "items.jsonl")
 
 
 def header(fields: object) -> bytes:
@@ -214,24 +253,3 @@ def test_transitions_of_a_stranger(tmp_path, data):
     }.items():
         put(folder, "model.safetensors", to_safetensors({**tensors, name: value}))
         refused(folder, "does not fit config.json or is damaged")
-
-
-@pytest.mark.parametrize("rows", [0, 1, 1000])
-@pytest.mark.parametrize("compression", ["zstd", "snappy", "uncompressed"])
-def test_unpacked_size_against_pyarrow(rows, compression, tmp_path):
-    """Our walk over the pages finds what pyarrow reads in the footer."""
-    import pyarrow.parquet
-
-    path = tmp_path / "some.parquet"
-    frame = pl.DataFrame({"item": range(rows), "title": [f"title {n % 7}" * 20 for n in range(rows)]})
-    frame.write_parquet(path, compression=compression, row_group_size=300)
-    about = pyarrow.parquet.ParquetFile(path).metadata
-    groups = [about.row_group(k).column(c) for k in range(about.num_row_groups) for c in range(2)]
-    # The footer counts page headers too, some 20 to 60 bytes each.
-    total = sum(column.total_uncompressed_size for column in groups)
-    size, values = unpacked(path)
-    assert total - 400 * max(1, len(groups)) <= size <= total
-    assert 2 * rows <= values <= 4 * rows  # the dictionary's are counted too
-    path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(PageError):
-        unpacked(path)

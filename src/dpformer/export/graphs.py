@@ -1,6 +1,6 @@
 """What is exported: modules of plain tensor operations, from item numbers and lengths to a hidden state or to scores.
 
-Item numbers are 1..M as in `items.parquet`, 0 is padding and stands at the end; lengths are at least 1.
+Item numbers are 1..M as in `items.jsonl`, 0 is padding and stands at the end; lengths are at least 1.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 model.onnx          history [B, L] and lengths [B] to state [B, d] or scores [B, items + 1]
 model.pt2           the same for torch.export
 table.safetensors   table [items + 1, d], bias [items + 1], popularity [items + 1] where it was released
-items.parquet, privacy.json, README.md
+items.jsonl, privacy.json, README.md
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def _readme(released: Released, graph: Graph, files: list[str]) -> str:
     return f"""# {released.recipe.model}, exported by dpformer
 
 {listed}
-Inputs: `history` int64 `[B, L]`, item numbers as in the column `item` of `items.parquet`, oldest first, {pad},
+Inputs: `history` int64 `[B, L]`, item numbers as in the field `item` of `items.jsonl`, oldest first, {pad},
 filled up with 0 at the end; `lengths` int64 `[B]`, how many of them are items.
 Output: {output}. Number 0 is padding and has score -inf. Leave
 items of the history out before taking the best k. {empty}
@@ -153,7 +153,7 @@ import numpy as np
 import onnxruntime
 import polars as pl
 {load}
-items = pl.read_parquet("items.parquet")
+items = pl.read_ndjson("items.jsonl", infer_schema_length=None)
 {side}session = onnxruntime.InferenceSession("model.onnx")
 known = [1, 2]{cut}  # item numbers
 history = np.pad(np.array([known], dtype=np.int64), ((0, 0), (0, {padded})))

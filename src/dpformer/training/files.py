@@ -40,13 +40,13 @@ def sha256(source: Path | bytes) -> str:
     """The SHA-256 of a file or of bytes, in hexadecimal."""
     if isinstance(source, bytes):
         return hashlib.sha256(source).hexdigest()
-    with _readable(source):
+    with readable(source):
         return sha256_of([source])
 
 
 def read_small(path: Path) -> bytes:
     """A file that is some kilobytes by its nature. The folder may be a stranger's: what is no plain file, or huge, is refused."""
-    with _readable(path):
+    with readable(path):
         if path.stat().st_size > SMALL:
             raise DPFormerError(
                 f"{path}: has {path.stat().st_size:,} bytes, far more than dpformer writes; do not trust it"
@@ -55,7 +55,7 @@ def read_small(path: Path) -> bytes:
 
 
 @contextmanager
-def _readable(path: Path) -> Iterator[None]:
+def readable(path: Path) -> Iterator[None]:
     """A plain file that is there and can be read; a pipe would be waited for without end."""
     try:
         if not path.is_file():

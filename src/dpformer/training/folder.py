@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import platform
 from collections.abc import Iterator
@@ -22,13 +21,14 @@ from dpformer.data.store import sequence_files
 from dpformer.errors import DPFormerError
 from dpformer.privacy import Ledger, Position, PrivacyPlan, PrivacyStatement, create_ledger, open_ledger, take_lock
 from dpformer.training.card import model_card
+from dpformer.training.catalogue import pack_catalogue
 from dpformer.training.checkpoint import PRIVATE, Checkpoints
 from dpformer.training.files import read_json, sha256, write_file, write_json
 from dpformer.training.recipe import Recipe
 from dpformer.training.sizes import column_hashes
 
 CONFIG, MODEL, ITEMS, PRIVACY, EVENTS, CARD = (
-    *("config.json", "model.safetensors", "items.parquet", "privacy.json", "events.jsonl", "README.md"),
+    *("config.json", "model.safetensors", "items.jsonl", "privacy.json", "events.jsonl", "README.md"),
 )
 # Where the data was, for `evaluate` on this machine, and whose run it is (see `jobs`); not part of the model, and without a hash
 # of the data, which would confirm a guess.
@@ -88,6 +88,14 @@ def read_recipe(folder: Path) -> Recipe:
         raise DPFormerError(f"{folder / CONFIG}: is damaged or of another version ({reason})") from None
 
 
+def item_count(folder: Path) -> int:
+    """How many items the catalogue of a run has, as its config says."""
+    items = read_json(folder / CONFIG).get("items")
+    if type(items) is not int or items < 1:
+        raise DPFormerError(f"{folder / CONFIG}: does not say how many items there are; copy the released folder again")
+    return items
+
+
 def make_folder(
     folder: Path, data: Path, dataset: Dataset, recipe: Recipe, plan: PrivacyPlan, job: str | None = None
 ) -> Ledger | None:
@@ -102,9 +110,7 @@ def make_folder(
         "items": len(dataset.catalogue),
     }
     write_json(folder / CONFIG, config)
-    items = io.BytesIO()
-    dataset.catalogue.write_parquet(items)
-    write_file(folder / ITEMS, items.getvalue())
+    write_file(folder / ITEMS, pack_catalogue(dataset.catalogue))
     ledger = create_ledger(folder, plan) if plan.private else None
     with closed_on_error(ledger), explained(folder):
         Checkpoints(folder).make_folder()

@@ -21,10 +21,11 @@ from dpformer.models.joined import Joined
 from dpformer.models.statistics.popularity import DPPopularity
 from dpformer.models.statistics.transitions import DPTransitions
 from dpformer.privacy import PrivacyStatement, parse_statement
+from dpformer.training.catalogue import read_catalogue
 from dpformer.training.files import read_small
-from dpformer.training.folder import ITEMS, MODEL, PRIVACY, check_catalogue, check_files, read_recipe
+from dpformer.training.folder import ITEMS, MODEL, PRIVACY, check_catalogue, check_files, item_count, read_recipe
 from dpformer.training.recipe import STATISTICS, Recipe
-from dpformer.training.sizes import catalogue_rows, check_tensors, read_catalogue
+from dpformer.training.sizes import check_tensors
 
 BATCH = 512
 Statistics = TypeVar("Statistics", bound="DPTransitions | DPPopularity")
@@ -156,7 +157,7 @@ def load_model(folder: Path | str) -> Released:
     if not (folder / MODEL).is_file():
         raise DPFormerError(f"{folder}: holds no released model yet; finish it with: dpformer resume {folder}")
     known = check_files(folder)
-    items = catalogue_rows(folder / ITEMS)
+    items = item_count(folder)
     try:
         check_tensors(folder / MODEL, recipe, items)
         tensors = load_file(folder / MODEL)
@@ -165,7 +166,7 @@ def load_model(folder: Path | str) -> Released:
     except (OSError, ValueError, TypeError, LookupError, SafetensorError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:200]
         raise DPFormerError(f"{folder / MODEL}: does not fit config.json or is damaged ({reason})") from None
-    catalogue = read_catalogue(folder / ITEMS)
+    catalogue = read_catalogue(folder / ITEMS, items)
     check_catalogue(folder / ITEMS, catalogue, known)
     return Released(model, catalogue, popularity, recipe, read_statement(folder))
 

@@ -1,6 +1,6 @@
 """A run: from prepared data, a recipe and a budget to a folder with a released model, through any number of interruptions.
 
-    config.json         recipe, catalogue size, versions              items.parquet     the catalogue
+    config.json         recipe, catalogue size, versions              items.jsonl       the catalogue
     model.safetensors   the released model                            privacy.json      the privacy statement
     ledger.jsonl        what was charged, before it was seen          events.jsonl      progress; losses are not private
     metrics.json        evaluation; not private                       README.md         the model card
