@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from dpformer.data import PoissonSampler, Sequences, collate, cut, demo_frame, micro_batches, poisson_batches, prepare
+from dpformer.data import PoissonSampler, Sequences, collate, cut, demo_frame, micro_batches, prepare
 from dpformer.errors import DataError
 
 
@@ -100,11 +100,10 @@ def test_state_goes_on_where_it_was_taken(seed: int | None):
         assert other.draw().tolist() == sampler.draw().tolist()
 
 
-def test_empty_batches_are_yielded():
+def test_empty_batches_are_drawn():
     sequences = some_sequences([3, 4])
     sampler = PoissonSampler(2, 0.2, seed=1)
-    batches = list(poisson_batches(sequences, sampler, 200, max_length=10, token_budget=100))
-    assert len(batches) == 200
+    batches = [list(micro_batches(sequences, sampler.draw(), max_length=10, token_budget=100)) for _ in range(200)]
     empty = sum(not batch for batch in batches)
     low, high = stats.binom.interval(1 - 1e-6, 200, 0.8**2)
     assert low <= empty <= high
@@ -181,7 +180,6 @@ def test_sorting_by_length_saves_most_of_the_padding():
         lambda: PoissonSampler(5, float("nan")),
         lambda: cut(np.array([0]), np.array([1]), 0),
         lambda: list(micro_batches(some_sequences([1]), np.array([0]), max_length=0, token_budget=1)),
-        lambda: list(poisson_batches(some_sequences([1]), PoissonSampler(2, 0.5), 1, max_length=1, token_budget=1)),
     ],
 )
 def test_what_makes_no_sense_is_refused(wrong):

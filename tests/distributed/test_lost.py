@@ -234,9 +234,9 @@ def test_only_a_restart_of_the_same_job_goes_on(tmp_path, loaded):
 def test_what_processes_say_to_one_another(tmp_path):
     def work(ranks: Ranks) -> list[object]:
         values = [torch.full((2, 3), float(ranks.rank)), torch.full((1,), 10.0 * ranks.rank)]
-        ranks.sum_(values)
-        total = [value.sum().item() for value in values]
+        ranks.sum_to_first_(values)
         ranks.share_(values)
+        total = [value.sum().item() for value in values]
         own = ranks.deal([np.arange(k) for k in range(4)] if ranks.first else ()).tolist()
         ranks.barrier()
         told = ranks.tell({"a": None} if ranks.first else 3)

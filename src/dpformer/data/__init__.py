@@ -1,6 +1,6 @@
 """From any log to sequences, and from sequences to batches. See docs/data.md."""
 
-from dpformer.data.batches import MicroBatch, PoissonSampler, collate, cut, deal, micro_batches, poisson_batches
+from dpformer.data.batches import MicroBatch, PoissonSampler, collate, cut, deal, micro_batches
 from dpformer.data.dataset import Dataset
 from dpformer.data.demo import demo_frame
 from dpformer.data.filters import Filter
@@ -26,7 +26,6 @@ __all__ = [
     "item_counts",
     "load",
     "micro_batches",
-    "poisson_batches",
     "prepare",
     "prepare_named",
     "save",

@@ -148,13 +148,3 @@ def micro_batches(
     lengths = np.minimum(sequences.lengths[users], max_length)
     for part in cut(users, lengths, token_budget, row_budget, longest):
         yield collate(sequences, part, max_length)
-
-
-def poisson_batches(
-    sequences: Sequences, sampler: PoissonSampler, steps: int, *, max_length: int, token_budget: int
-) -> Iterator[list[MicroBatch]]:
-    """`steps` batches, each the list of its micro-batches. Exactly `steps`: an empty batch is an empty list."""
-    if sampler.users != len(sequences):
-        raise DataError(f"the sampler draws from {sampler.users} users, and there are {len(sequences)} sequences")
-    for _ in range(steps):
-        yield list(micro_batches(sequences, sampler.draw(), max_length=max_length, token_budget=token_budget))

@@ -22,13 +22,11 @@ class ReAttention:
     correction      "logits" (ours), "literal" (the paper's formula), "none" (errors are tracked and not used: an ablation)
     cap             largest correction within a row, in nats; None for no cap
     scale           factor on all standard deviations
-    training_only   leave inference alone
     """
 
     correction: Correction = "logits"
     cap: float | None = 5.0
     scale: float = 1.0
-    training_only: bool = False
 
     def __post_init__(self) -> None:
         _check("correction", self.correction, ("logits", "literal", "none"))
@@ -58,7 +56,6 @@ class Transformer(SequenceModel):
         feed_forward: int | None = None,
         dropout: float = 0.0,
         norm: Literal["pre", "post"] = "pre",
-        activation: Literal["relu", "gelu"] = "relu",
         tied: bool = True,
         reattention: ReAttention | None = None,
         recency: float | None = None,
@@ -67,15 +64,12 @@ class Transformer(SequenceModel):
     ) -> None:
         super().__init__(items, d, tied, vocabulary, max_length)
         _check("norm", norm, ("pre", "post"))
-        _check("activation", activation, ("relu", "gelu"))
         self.max_length: int = max_length
         self.positions = nn.Parameter(torch.randn(max_length, d) * 0.02) if recency is None else None
         bias = None if recency is None else attention.recency_bias(max_length, recency)
         self.bias: Tensor | None
         self.register_buffer("bias", bias, persistent=False)
-        self.blocks = nn.ModuleList(
-            Block(d, heads, feed_forward or d, dropout, norm, activation, identity) for _ in range(blocks)
-        )
+        self.blocks = nn.ModuleList(Block(d, heads, feed_forward or d, dropout, norm, identity) for _ in range(blocks))
         self.norm = nn.LayerNorm(d) if norm == "pre" else nn.Identity()
         self.dropout = dropout
         self.reattention = reattention
@@ -116,8 +110,7 @@ class Transformer(SequenceModel):
 
     def tracks_errors(self) -> bool:
         """Whether attention is corrected now. Without noise there is nothing to correct, and it is ordinary to the last bit."""
-        r = self.reattention
-        return r is not None and not (r.training_only and not self.training) and bool(self.var_blocks > 0)
+        return self.reattention is not None and bool(self.var_blocks > 0)
 
     def forward(self, s: Tensor) -> Tensor:
         """Hidden states `[B, L, d]` of item ids `[B, L]`, L at most `max_length`."""
@@ -167,12 +160,12 @@ class Block(nn.Module):
     """Attention and feed-forward layers, each with a residual connection."""
 
     def __init__(
-        self, d: int, heads: int, feed_forward: int, dropout: float, norm: str, activation: str, identity: bool = False
+        self, d: int, heads: int, feed_forward: int, dropout: float, norm: str, identity: bool = False
     ) -> None:
         super().__init__()
         if d % heads:
             raise ValueError(f"d = {d} is not a multiple of heads = {heads}")
-        self.heads, self.dropout, self.pre, self.activation = heads, dropout, norm == "pre", activation
+        self.heads, self.dropout, self.pre = heads, dropout, norm == "pre"
         self.norm1, self.norm2 = nn.LayerNorm(d), nn.LayerNorm(d)
         q, k, v, self.o = (nn.Linear(d, d) for _ in range(4))
         self.up, self.down = nn.Linear(d, feed_forward), nn.Linear(feed_forward, d)
@@ -244,7 +237,7 @@ class Block(nn.Module):
 
     def _feed(self, h: Tensor, var: Tensor | None, var_w: Tensor) -> tuple[Tensor, Tensor | None]:
         c = self.up(h)
-        a = F.relu(c) if self.activation == "relu" else F.gelu(c)
+        a = F.relu(c)
         if var is not None:
             with error.aside():
                 var = error.relu(error.linear(var, h, self.up.weight, var_w), c)

@@ -3,8 +3,8 @@
 A training is one process, or several that torchrun starts, perhaps on several machines. They are numbered: rank 0 leads. It alone
 draws users and noise, writes the ledger and the run folder, and prints; the others get their part of every batch from it.
 
-    sum_, sum_to_first_, share_     tensors, in one flattened message: all-reduce, reduce to rank 0, broadcast from rank 0
-    tell, hear, deal                JSON from rank 0 to all; JSON from all to rank 0; an array from rank 0 to each its own
+    sum_to_first_, share_     tensors, in one flattened message: reduce to rank 0, broadcast from rank 0
+    tell, hear, deal          JSON from rank 0 to all; JSON from all to rank 0; an array from rank 0 to each its own
 
 Tensors travel by gloo, or by NCCL where every process has a GPU. All else is point to point between rank 0 and one other, by
 gloo on the CPU: so that whoever is lost or hangs can be named. Rank 0 waits for nobody longer than `seconds`, and the others for
@@ -70,12 +70,6 @@ class Ranks:
     def others(self) -> range:
         """The ranks that follow."""
         return range(1, self.size)
-
-    def sum_(self, tensors: Sequence[Tensor]) -> None:
-        """Put the sum over all ranks into the tensors of every rank: one all-reduce."""
-        if self.size > 1:
-            with self._together(), _flat(tensors) as flat:
-                dist.all_reduce(flat, group=self.tensors)
 
     def sum_to_first_(self, tensors: Sequence[Tensor]) -> None:
         """Put the sum over all ranks into rank 0's tensors; what the others' hold after it is of no use: one reduce."""
