@@ -9,8 +9,6 @@ BENCHMARKS: dict[str, str] = {
     "prepare": "dpformer.experiments.bench.prepare",
     "noise": "dpformer.experiments.bench.noise",
     "ranks": "dpformer.experiments.bench.ranks",
-    "rows": "dpformer.experiments.bench.rows",
     "spark": "dpformer.experiments.bench.spark",
-    "cost": "dpformer.experiments.bench.cost",
 }
 DEFAULT = "training"
