@@ -1,4 +1,4 @@
-"""The list of commands. Each lives in a module of its own, named after it."""
+"""The list of commands. Each lives in a module of its own, named after it; other packages add theirs by `plugins`."""
 
 from typing import Annotated
 
@@ -11,6 +11,7 @@ from dpformer.cli.demo import demo
 from dpformer.cli.evaluate import evaluate
 from dpformer.cli.export import export
 from dpformer.cli.plan import plan
+from dpformer.cli.plugins import Commands
 from dpformer.cli.prepare import prepare
 from dpformer.cli.recommend import recommend
 from dpformer.cli.report import report
@@ -22,6 +23,7 @@ from dpformer.cli.verify import verify
 
 app = typer.Typer(
     name="dpformer",
+    cls=Commands,
     help="Private recommendations from people's sequences, with user-level differential privacy.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
