@@ -160,11 +160,3 @@ def test_ranks_time_wire_and_memory():
     shown = " ".join(plan(*arguments.split()).split())
     for words in ("4 ranks", "on paper", "this machine", "was not measured"):
         assert words in shown
-
-
-def test_the_noise_benchmark_runs():
-    from dpformer.experiments.bench import noise
-
-    figures = noise.run(quick=True)
-    assert figures["modes"]["crypto"]["milliseconds"] > figures["modes"]["system"]["milliseconds"] > 0
-    noise.show(figures)

@@ -6,7 +6,6 @@ import typer
 
 from dpformer import __version__
 from dpformer.cli.audit import audit
-from dpformer.cli.bench import bench
 from dpformer.cli.demo import demo
 from dpformer.cli.evaluate import evaluate
 from dpformer.cli.export import export
@@ -15,7 +14,6 @@ from dpformer.cli.plugins import Commands
 from dpformer.cli.prepare import prepare
 from dpformer.cli.recommend import recommend
 from dpformer.cli.report import report
-from dpformer.cli.reproduce import reproduce
 from dpformer.cli.serve import serve
 from dpformer.cli.show import show
 from dpformer.cli.train import fit, resume
@@ -29,10 +27,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-COMMANDS = (
-    *(demo, prepare, plan, fit, resume, evaluate, report, recommend, serve, export, show),
-    *(verify, audit, reproduce, bench),
-)
+COMMANDS = (demo, prepare, plan, fit, resume, evaluate, report, recommend, serve, export, show, verify, audit)
 for command in COMMANDS:
     app.command()(command)
 
