@@ -15,7 +15,6 @@ def small_methods() -> tuple[Method, ...]:
             "paper",
             epsilons=(8.0,),
             ceiling={},
-            papers=True,
             first=1,
         ),
         Method("popularity, not private", work="popularity", epsilons=(INF,)),

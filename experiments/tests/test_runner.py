@@ -1,5 +1,6 @@
 """The runner: cached cells are not run again, interrupted ones go on, a budget leaves cells empty and says why."""
 
+import hashlib
 import json
 import math
 import time
@@ -8,11 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from dpformer.errors import DPFormerError
 from dpformer.training.recipe import Recipe, make_recipe
 from dpformer_experiments.reproduce import convergence, runner, tables, work
 from dpformer_experiments.reproduce.cells import Cell
 from dpformer_experiments.reproduce.estimate import Estimates, Speed
 from dpformer_experiments.reproduce.runner import Watch, run_cells
+from dpformer_experiments.reproduce.runs import FILE, append_line, read_lines
 from small_table import TINY, small_methods
 
 TRAINED = Cell("demo", "Transformer", math.inf, 1, preset="paper", options={**TINY, "reattention": "off"})
@@ -30,6 +33,10 @@ class Seen(Watch):
     def step(self, cell: Cell, step: int, steps: int) -> None:
         assert steps == 4
         self.steps.append(step)
+
+
+def print_of(demo: dict[str, Path]) -> str:
+    return runner.fingerprint(runner.load(demo["demo"]))
 
 
 def model_of(folder: Path) -> bytes:
@@ -54,12 +61,70 @@ def test_a_finished_cell_is_not_run_again(demo, tmp_path):
 
 def test_a_default_that_changed_makes_a_cell_anew(demo, tmp_path):
     [outcome] = run_cells([STATISTICS], demo, tmp_path, workers=1)
-    record = json.loads((outcome.folder / work.RECORD).read_text())
+    record = json.loads((tmp_path / FILE).read_text())
+    assert record == outcome.record
     record["defaults"]["warmup"] = 0.1
-    (outcome.folder / work.RECORD).write_text(json.dumps(record))
+    for outdated in (record, {name: value for name, value in record.items() if name != "defaults"}):
+        (tmp_path / FILE).write_text(json.dumps(outdated) + "\n")
+        seen = Seen()
+        run_cells([STATISTICS], demo, tmp_path, workers=1, watch=seen)
+        assert seen.cells == ["DP popularity"]
+        first, second = (json.loads(line) for line in (tmp_path / FILE).read_text().splitlines())
+        assert first == outdated
+        assert second["test"] == outcome.record["test"]
+        run_cells([STATISTICS], demo, tmp_path, workers=1, watch=seen)
+        assert seen.cells == ["DP popularity"]
+
+
+def test_a_model_in_a_cells_folder_is_evaluated_if_it_has_the_same_recipe_and_trained_anew_if_not(demo, tmp_path):
+    [outcome] = run_cells([TRAINED], demo, tmp_path, workers=1)
     seen = Seen()
-    run_cells([STATISTICS], demo, tmp_path, workers=1, watch=seen)
-    assert seen.cells == ["DP popularity"]
+    [again] = run_cells([TRAINED], demo, tmp_path, runs=tmp_path / "other.jsonl", workers=1, watch=seen)
+    assert (seen.cells, seen.steps) == (["Transformer"], [])
+    assert again.record["test"] == outcome.record["test"]
+    config = outcome.folder / "run" / "config.json"
+    settings = json.loads(config.read_text())
+    other = replace(TRAINED, options={**TRAINED.options, "learning_rate": 1e-4})
+    changed = other.folder(tmp_path, print_of(demo))
+    outcome.folder.rename(changed)
+    run_cells([other], demo, tmp_path, workers=1, watch=seen)
+    assert seen.steps == [1, 2, 3, 4]
+    assert json.loads((changed / "run" / "config.json").read_text()) != settings
+
+
+def test_half_a_line_is_left_out_and_removed_by_the_next_one(tmp_path):
+    path = tmp_path / "new" / FILE
+    assert read_lines(path) == []
+    append_line(path, {"key": "a", "name": "å"})
+    whole = path.read_bytes()
+    for length in range(len(whole) + 1, 2 * len(whole) - 1):
+        path.write_bytes((whole + whole)[:length])
+        assert read_lines(path) == [{"key": "a", "name": "å"}]
+    append_line(path, {"key": "b"})
+    assert path.read_bytes() == whole + b'{"key":"b"}\n'
+    path.write_bytes(whole[:-1])  # whole but for its end, as an editor may leave it
+    assert [line["key"] for line in read_lines(path)] == ["a"]
+    append_line(path, {"key": "b"})
+    assert [line["key"] for line in read_lines(path)] == ["a", "b"]
+    path.write_bytes(b"{half\n" + whole)
+    with pytest.raises(DPFormerError, match=r"line 1: is not JSON .*delete the line"):
+        read_lines(path)
+
+
+def test_a_cell_is_in_the_file_before_the_next_one_begins(demo, tmp_path):
+    seen: list[list[str]] = []
+
+    class Lines(Watch):
+        def started(self, cell: Cell) -> None:
+            seen.append([line["method"] for line in read_lines(tmp_path / "runs" / FILE)])
+
+    other = replace(STATISTICS, seed=2, method="again")
+    run_cells([STATISTICS, other], demo, tmp_path, runs=tmp_path / "runs" / FILE, workers=1, watch=Lines())
+    assert seen == [[], ["DP popularity"]]
+    assert [line["statement"] for line in read_lines(tmp_path / "runs" / FILE)] == [
+        hashlib.sha256((cell.folder(tmp_path, print_of(demo)) / "run" / "privacy.json").read_bytes()).hexdigest()
+        for cell in (STATISTICS, other)
+    ]
 
 
 def test_an_interrupted_training_goes_on_to_the_same_model(demo, tmp_path):
@@ -82,7 +147,7 @@ def test_an_interrupted_training_goes_on_to_the_same_model(demo, tmp_path):
 
 
 def test_a_run_that_never_reached_a_checkpoint_begins_anew(demo, tmp_path):
-    folder = TRAINED.folder(tmp_path, runner.fingerprint(runner.load(demo["demo"])))
+    folder = TRAINED.folder(tmp_path, print_of(demo))
     (folder / "run" / "private").mkdir(parents=True)
     (folder / "run" / "config.json").write_text("{torn")
     [outcome] = run_cells([TRAINED], demo, tmp_path, workers=1)
@@ -136,7 +201,7 @@ def test_processes_give_what_one_gives_and_stop_when_told(demo, tmp_path):
     begun = time.monotonic()
 
     def stop() -> bool:
-        both = list(tmp_path.glob("pool/*/cell.json")) and list(tmp_path.glob("pool/*/run/events.jsonl"))[1:]
+        both = read_lines(tmp_path / "pool" / FILE) and list(tmp_path.glob("pool/*/run/events.jsonl"))[1:]
         return bool(both) or time.monotonic() - begun > 120
 
     short, halfway = run_cells([TRAINED, long], demo, tmp_path / "pool", workers=2, stopped=stop)

@@ -10,8 +10,8 @@ import typer
 if TYPE_CHECKING:
     from dpformer_experiments.reproduce.runner import Watch
 
-# Of a result's figures, what goes to files of its own.
-BESIDE = ("tried", "runs")
+# Of a result's figures, what goes to a file of its own.
+BESIDE = ("tried",)
 STOPPING = "stopping: every training saves itself after the step it is at"
 
 
@@ -31,7 +31,13 @@ def reproduce(
     ] = None,
     cells: Annotated[
         Path | None,
-        typer.Option(help="Where trainings are kept, to go on and not to be repeated; OUTPUT/cells by default."),
+        typer.Option(help="Where run folders are kept, to go on with after a stop; OUTPUT/cells by default."),
+    ] = None,
+    runs: Annotated[
+        Path | None,
+        typer.Option(
+            help="File to which each finished training adds a line; none of them is repeated. OUTPUT/runs.jsonl by default."
+        ),
     ] = None,
     workers: Annotated[int | None, typer.Option(help="Processes; one a core by default.", min=1)] = None,
     method: Annotated[
@@ -58,6 +64,7 @@ def reproduce(
     from dpformer.cli.progress import stoppable
     from dpformer.errors import DPFormerError
     from dpformer_experiments.reproduce import RESULTS
+    from dpformer_experiments.reproduce.runs import FILE
 
     if name is None:
         _list(as_json)
@@ -71,6 +78,7 @@ def reproduce(
         "seeds": seeds,
         "data": data or None,
         "cells": cells,
+        "runs": runs,
         "workers": workers,
         "method": method or None,
         "report": report,
@@ -89,6 +97,7 @@ def reproduce(
     if "cells" in taken:
         output = output or Path("reproduced")
         given.setdefault("cells", output / "cells")
+        given.setdefault("runs", output / FILE)
     if "report" in taken:
         given.setdefault("report", Path("docs"))
     if "out" in taken:
@@ -140,12 +149,11 @@ def make_folder(folder: Path) -> None:
 
 
 def write(folder: Path, name: str, figures: dict[str, Any], module: Any) -> list[Path]:
-    """NAME.json, .csv, .md; the plot where there is one; the log of all trainings, tried-NAME.jsonl; papers of runs in NAME/."""
+    """NAME.json, .csv, .md; the plot where there is one; the log of all trainings, tried-NAME.jsonl."""
     import json
-    import shutil
 
     from dpformer_experiments.reproduce.page import as_csv, save_figure
-    from dpformer_experiments.reproduce.work import read_lines
+    from dpformer_experiments.reproduce.runs import read_lines
 
     tried = figures.get("tried", [])
     kept = {key: value for key, value in figures.items() if key not in BESIDE}
@@ -161,11 +169,6 @@ def write(folder: Path, name: str, figures: dict[str, Any], module: Any) -> list
         files[log] = "".join(f"{line}\n" for line in dict.fromkeys(lines))
     for file, text in files.items():
         (folder / file).write_text(text, encoding="utf-8")
-    for run in figures.get("runs", []):
-        place = folder / name / run.parent.name
-        place.mkdir(parents=True, exist_ok=True)
-        for paper in ("metrics.json", "privacy.json"):
-            shutil.copyfile(run / paper, place / paper)
     if hasattr(module, "draw"):
         save_figure(module.draw(kept), folder / name)
         return [folder / file for file in (*files, f"{name}.svg", f"{name}.png")]

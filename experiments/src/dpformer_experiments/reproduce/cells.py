@@ -13,6 +13,9 @@ from typing import Any
 
 from dpformer.training.recipe import PRESETS, STATISTICS, Recipe, make_recipe
 
+# Settings of a recipe on which its figures do not depend.
+FREE = {"token_budget", "tuning", "tried"}
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -57,7 +60,7 @@ class Cell:
         if self.work != "recipe":
             return found | self.options
         recipe = self.recipe
-        found["recipe"] = _plain(recipe.model_dump(exclude_defaults=True, exclude={"token_budget", "tuning", "tried"}))
+        found["recipe"] = _plain(recipe.model_dump(exclude_defaults=True, exclude=FREE))
         if recipe.model in STATISTICS:
             found["statistics"] = repr(getattr(STATISTICS[recipe.model](), "settings", None))
         return found

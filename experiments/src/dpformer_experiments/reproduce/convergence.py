@@ -60,14 +60,15 @@ def run(
     budget_minutes: float | None = None,
     workers: int | None = None,
     data: Mapping[str, Path] | None = None,
+    runs: Path | None = None,
     watch: Watch | None = None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> dict[str, Any]:
     """Run (or find) all cells."""
     check_seeds(seeds)
     folders = prepare_sets(SETS, data or {}, cells)
-    how = {"budget_minutes": budget_minutes, "workers": workers, "watch": watch, "stopped": stopped}
-    return measure(declare(SETS, seeds), folders, cells, **how)
+    how: dict[str, Any] = {"budget_minutes": budget_minutes, "workers": workers, "watch": watch, "stopped": stopped}
+    return measure(declare(SETS, seeds), folders, cells, runs=runs, **how)
 
 
 def measure(cells: list[Cell], folders: dict[str, Path], root: Path, **how: Any) -> dict[str, Any]:

@@ -29,7 +29,6 @@ class Method:
 
     on: options for one data set. only: the one data set that has what it needs. ceiling: with epsilon inf too, the model without
     privacy, and these options there. compare: the method of the paper whose figures stand beside it; its own name by default.
-    papers: the statements and metrics of its runs are put beside the table, to be committed with it.
     """
 
     name: str
@@ -41,7 +40,6 @@ class Method:
     only: str | None = None
     ceiling: dict[str, Any] | None = None
     compare: str | None = None
-    papers: bool = False
     first: int = 0
 
     def cells(self, dataset: str, seeds: int, delta: float = DELTA) -> list[Cell]:
@@ -74,13 +72,12 @@ METHODS: tuple[Method, ...] = (
     as_in_paper(paper.VANILLA, 2, reattention="off"),
     # Without noise there is nothing to correct: its ceiling is the vanilla Transformer's.
     as_in_paper(paper.DPFORMER, 2, ceiling=False),
-    Method("DPFormer, pure", preset="pure", compare=paper.DPFORMER, ceiling={}, papers=True, first=1),
+    Method("DPFormer, pure", preset="pure", compare=paper.DPFORMER, ceiling={}, first=1),
     # Their settings were fixed on the validation item; with these fixed, training sees it too.
     Method(
         "DP transitions, all but the test item",
         {"model": "transitions", "hold_out": "test"},
         compare=paper.DPFORMER,
-        papers=True,
     ),
     Method(
         "DPFormer with a private prior, all but the test item",
@@ -89,7 +86,6 @@ METHODS: tuple[Method, ...] = (
         # The split of the budget was chosen on the validation item; on ML-1M the network adds nothing there.
         on={"ml-1m": {"prior_share": 0.9, "prior_weight": 4.0}},
         compare=paper.DPFORMER,
-        papers=True,
     ),
     # The same statistics, and a Transformer that learned from them without any budget of its own: alone, and both.
     Method(
@@ -97,14 +93,12 @@ METHODS: tuple[Method, ...] = (
         {"hold_out": "test", "prior_weight": 0.0},
         preset="distilled",
         compare=paper.DPFORMER,
-        papers=True,
     ),
     Method(
         "DP transitions and the distilled Transformer, all but the test item",
         {"hold_out": "test"},
         preset="distilled",
         compare=paper.DPFORMER,
-        papers=True,
     ),
     # The same start, and then steps on people's data, for which the statistics have to give up a part of the budget.
     *(
@@ -117,7 +111,6 @@ METHODS: tuple[Method, ...] = (
             preset="distilled",
             epsilons=(8.0,),
             compare=paper.DPFORMER,
-            papers=True,
             first=1,
         )
         for what, more in {
@@ -127,7 +120,7 @@ METHODS: tuple[Method, ...] = (
     ),
     Method("popularity, not private", work="popularity", epsilons=(INF,)),
     Method("DP popularity", {"model": "popularity"}),
-    Method("DP transitions", {"model": "transitions"}, compare=paper.DPFORMER, papers=True),
+    Method("DP transitions", {"model": "transitions"}, compare=paper.DPFORMER),
     # Another information set: never to be compared with the rows above without saying so.
     Method(
         "DP transitions with public titles and genres, all but the test item",

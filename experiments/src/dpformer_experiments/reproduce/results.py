@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from dpformer.errors import DPFormerError
 from dpformer_experiments.reproduce import tables
 from dpformer_experiments.reproduce.page import Page, new_figure, save_figure
-from dpformer_experiments.reproduce.work import read_lines
+from dpformer_experiments.reproduce.runs import read_lines
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -22,7 +22,8 @@ from dpformer.errors import DPFormerError
 from dpformer_experiments.reproduce.cells import Cell
 from dpformer_experiments.reproduce.data_sets import fingerprint
 from dpformer_experiments.reproduce.estimate import Estimates
-from dpformer_experiments.reproduce.work import Done, do, read_record
+from dpformer_experiments.reproduce.runs import FILE, Runs
+from dpformer_experiments.reproduce.work import Done, defaults, do
 
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
@@ -62,6 +63,7 @@ def run_cells(
     data: dict[str, Path],
     root: Path,
     *,
+    runs: Path | None = None,
     budget_minutes: float | None = None,
     workers: int | None = None,
     watch: Watch | None = None,
@@ -70,14 +72,17 @@ def run_cells(
 ) -> list[Outcome]:
     """Finish cells and return what became of each, in their order.
 
-    data: prepared folders by name; root: where cells are kept. workers: processes of one thread, as many as there are cores by
+    data: prepared folders by name; root: where run folders are kept; runs: the file of finished cells, `root`/runs.jsonl by
+    default. workers: processes of one thread, as many as there are cores by
     default; 1 works in this process. `stopped` is asked now and then: when it says so, everything is saved and left. What is not
     `wanted` is shown if it was finished before, and not run.
     """
     prints = {name: fingerprint(load(folder)) for name, folder in data.items()}
     outcomes = [Outcome(cell, cell.folder(root, prints[cell.dataset])) for cell in cells]
+    finished = Runs(runs or root / FILE)
     for outcome in outcomes:
-        outcome.record = read_record(outcome.cell, outcome.folder)
+        key = outcome.cell.key(prints[outcome.cell.dataset])
+        outcome.record = finished.find(key, defaults(outcome.cell))
     estimates, watch = Estimates(data), watch or Watch()
     for outcome in outcomes:
         if outcome.record is not None:
@@ -92,7 +97,7 @@ def run_cells(
     count = workers or os.cpu_count() or 1
     pool = _Here(stopped, deadline, watch) if count == 1 else _Pool(min(count, max(1, len(waiting))), deadline)
     with pool:
-        _work(waiting, data, estimates, pool, count, deadline, watch, stopped)
+        _work(waiting, data, finished, estimates, pool, count, deadline, watch, stopped)
     for outcome in waiting:
         if outcome.record is None and not outcome.why:
             outcome.why = _reason(estimates.seconds(outcome.cell, outcome.folder))
@@ -102,6 +107,7 @@ def run_cells(
 def _work(
     waiting: list[Outcome],
     data: dict[str, Path],
+    finished: Runs,
     estimates: Estimates,
     pool: _Here | _Pool,
     count: int,
@@ -125,7 +131,7 @@ def _work(
                 watch.step(places[place], step, steps)
         for future in done:
             outcome = running.pop(future)
-            _settle(outcome, future, estimates)
+            _settle(outcome, future, finished, estimates)
             known = [estimates.seconds(o.cell, o.folder) or 0.0 for o in [*left, *running.values()]]
             watch.ended(outcome, sum(known) / count)
         if stopped() and not told:
@@ -144,7 +150,7 @@ def _choose(left: list[Outcome], estimates: Estimates, deadline: float | None) -
     return next((o for o in left if (estimates.seconds(o.cell, o.folder) or 0.0) <= remaining), None)
 
 
-def _settle(outcome: Outcome, future: Future[Done | None], estimates: Estimates) -> None:
+def _settle(outcome: Outcome, future: Future[Done | None], finished: Runs, estimates: Estimates) -> None:
     error = future.exception()
     if error is not None:
         if not isinstance(error, Exception):
@@ -154,6 +160,7 @@ def _settle(outcome: Outcome, future: Future[Done | None], estimates: Estimates)
         return
     outcome.record = future.result()
     if outcome.record is not None:
+        finished.add(outcome.record)
         estimates.learn(outcome.cell, outcome.record["core_seconds"])
 
 

@@ -34,6 +34,7 @@ def run(
     method: Sequence[str] = (),
     epsilon: Sequence[float] = (),
     data: Mapping[str, Path] | None = None,
+    runs: Path | None = None,
     watch: Watch | None = None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> dict[str, Any]:
@@ -49,7 +50,7 @@ def run(
     folders = prepare_sets([SETS[name]], data or {}, cells)
     return measure(
         name, SETS[name], METHODS, folders, cells, seeds,
-        budget_minutes=budget_minutes, workers=workers, watch=watch, stopped=stopped,
+        runs=runs, budget_minutes=budget_minutes, workers=workers, watch=watch, stopped=stopped,
         wanted=lambda cell: (not method or cell.method in method) and (not epsilon or cell.epsilon in epsilon),
     )  # fmt: skip
 
@@ -73,7 +74,6 @@ def measure(
     outcomes = run_cells(in_order(methods, dataset, seeds), folders, cells, **how)
     done = [outcome for outcome in outcomes if outcome.record is not None]
     first = done[0].record if done else None
-    kept = {method.name for method in methods if method.papers}
     rows = []
     for method in methods:
         mine = [outcome for outcome in outcomes if outcome.cell.method == method.name]
@@ -91,7 +91,6 @@ def measure(
         "rows": rows,
         "failed": sum(outcome.failed for outcome in outcomes),
         "tried": [tried(outcome) for outcome in done],
-        "runs": [outcome.folder / "run" for outcome in done if outcome.cell.method in kept],
     }
 
 

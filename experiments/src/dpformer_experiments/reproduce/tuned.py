@@ -11,7 +11,6 @@ K and the scores that lost are not to be published.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,8 @@ from dpformer.evaluation import held_out, rank
 from dpformer.models.statistics import DPTransitions, TransitionSettings
 from dpformer.privacy import GaussianRelease, Tuning, noise_source, tuned_epsilon, tuned_release_multiplier
 from dpformer_experiments.reproduce.cells import Cell
-from dpformer_experiments.reproduce.work import Done, ShouldStop, Tell, figures_of, read_lines
+from dpformer_experiments.reproduce.runs import append_line, read_lines
+from dpformer_experiments.reproduce.work import Done, ShouldStop, Tell, figures_of
 
 # Fixed beforehand and public. Chosen by what the settings mean; the default's head lies between these.
 GRID: tuple[dict[str, Any], ...] = tuple(
@@ -59,8 +59,7 @@ def tuned_transitions(cell: Cell, data: Path, folder: Path, should_stop: ShouldS
         hits = int((rank(model, held, items)["masked"].ranks < 10).sum())
         score = hits + float(noise.gaussian((1,), TUNING.score_noise_multiplier)[0])
         trials.append({"trial": trial, "configuration": drawn[trial], "score": score})
-        with (folder / TRIALS).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(trials[-1]) + "\n")
+        append_line(folder / TRIALS, trials[-1])
         tell(trial + 1, count)
     best = max(trials, key=lambda trial: trial["score"])
     spent = tuned_epsilon([GaussianRelease("transitions", sigma)], TUNING, cell.delta)

@@ -1,9 +1,8 @@
-"""What is done for a cell, in whatever process: train or go on, evaluate, keep a record.
+"""What is done for a cell, in whatever process: train or go on, evaluate, return its record (a line of `runs.Runs`).
 
 FOLDER/run/             the run folder of the product, for cells that have one
 FOLDER/progress.json    seconds used so far and steps made, for estimates
 FOLDER/iterates.jsonl   figures of iterates, where the cell asks for them; not private
-FOLDER/cell.json        the record; written last, so that a cell that has it is finished
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ import math
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +21,17 @@ from dpformer.evaluation import evaluate, held_out
 from dpformer.evaluation.ranking import Scorer
 from dpformer.models.statistics import Popularity
 from dpformer.training.checkpoint import PRIVATE
-from dpformer.training.files import read_json, write_json
-from dpformer.training.folder import MODEL
+from dpformer.training.files import read_json, sha256, write_json
+from dpformer.training.folder import MODEL, PRIVACY, read_recipe
+from dpformer.training.recipe import Recipe
 from dpformer.training.released import load_model, read_statement
 from dpformer.training.run import Progress, Run
 from dpformer.training.session import AnyRun, begin, go_on
-from dpformer_experiments.reproduce.cells import Cell
+from dpformer_experiments.reproduce.cells import FREE, Cell
 from dpformer_experiments.reproduce.data_sets import fingerprint
+from dpformer_experiments.reproduce.runs import append_line, read_lines
 
-RECORD, PROGRESS, ITERATES, METRICS = "cell.json", "progress.json", "iterates.jsonl", "metrics.json"
+PROGRESS, ITERATES, METRICS = "progress.json", "iterates.jsonl", "metrics.json"
 ITEMS = ("validation", "test")
 _NOTE_SECONDS = 20.0
 
@@ -62,28 +62,21 @@ def do(cell: Cell, data: Path, folder: Path, should_stop: ShouldStop, tell: Tell
     if found is None:
         clock.save()
         return None
-    record = {
-        "cell": _plain(asdict(cell)),
+    print_of_data = fingerprint(load(data))
+    return {
+        "key": cell.key(print_of_data),
+        "dataset": cell.dataset,
+        "method": cell.method,
+        "epsilon": _plain(cell.epsilon),
+        "delta": cell.delta,
+        "seed": cell.seed,
         "settings": cell.settings(),
         "defaults": defaults(cell),
         "dpformer": __version__,
-        "data": fingerprint(load(data)),
+        "data": print_of_data,
         "core_seconds": round(clock.core_seconds, 1),
         **found,
     }
-    write_json(folder / RECORD, record)
-    return record
-
-
-def read_record(cell: Cell, folder: Path) -> Done | None:
-    """The record of a finished cell; None if it is not, or if a default that it was made with has changed since."""
-    path = folder / RECORD
-    record: Done | None = read_json(path) if path.exists() else None
-    now = defaults(cell)
-    if record is not None and any(now.get(name) != value for name, value in record["defaults"].items()):
-        shutil.rmtree(folder)
-        return None
-    return record
 
 
 def defaults(cell: Cell) -> dict[str, Any]:
@@ -123,6 +116,8 @@ class Clock:
 def train(cell: Cell, data: Path, folder: Path, should_stop: ShouldStop, tell: Tell) -> Done | None:
     """A run of the product, begun or gone on with; evaluated when its model is released."""
     place = folder / "run"
+    if (place / MODEL).exists() and not _same(read_recipe(place), cell.recipe):
+        shutil.rmtree(place)  # made with other defaults
     if not (place / MODEL).exists():
         run = _opened(cell, data, place)
         iterates = Iterates(cell, run, folder / ITERATES)
@@ -150,18 +145,25 @@ def train(cell: Cell, data: Path, folder: Path, should_stop: ShouldStop, tell: T
         "releases": [release.model_dump() for release in statement.releases],
         "steps": steps.charged,
     }
-    found: Done = {**figures, "privacy": privacy}
+    found: Done = {**figures, "privacy": privacy, "statement": sha256(place / PRIVACY)}
     if cell.every is not None:
         found["iterates"] = read_lines(folder / ITERATES)
     return found
 
 
 def _opened(cell: Cell, data: Path, place: Path) -> AnyRun:
-    """An interrupted run goes on; one that never came to its first checkpoint begins anew."""
+    """An interrupted run goes on; one that never came to its first checkpoint, or has other defaults, begins anew."""
     if place.exists() and any((place / PRIVATE).glob("checkpoint-*")):
-        return go_on(place, data)
+        run = go_on(place, data)
+        if _same(run.recipe, cell.recipe):
+            return run
+        run.close()
     shutil.rmtree(place, ignore_errors=True)
     return begin(place, data, cell.recipe)
+
+
+def _same(one: Recipe, other: Recipe) -> bool:
+    return one.model_dump(exclude=FREE) == other.model_dump(exclude=FREE)
 
 
 class Iterates:
@@ -188,14 +190,7 @@ class Iterates:
         found = evaluate(model, self._held, len(run.dataset.catalogue), max_length=run.recipe.window)
         line = {"step": step, "epoch": round(epoch, 3), "not_private": True}
         line |= {name: found.masked[name].value for name in ("ndcg@10", "hit@10")}
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
-
-
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """JSON lines; a torn last one is left out."""
-    text = path.read_text(encoding="utf-8") if path.exists() else ""
-    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+        append_line(self._path, line)
 
 
 def figures_of(model: Scorer, dataset: Dataset, window: int | None, asked: tuple[str, ...] = ITEMS) -> Done:
