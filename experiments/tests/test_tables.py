@@ -13,6 +13,7 @@ from dpformer.errors import DPFormerError
 from dpformer_experiments.reproduce import RESULTS, heat_maps, paper, results, tables
 from dpformer_experiments.reproduce.methods import METHODS, in_order
 from dpformer_experiments.reproduce.page import as_csv
+from dpformer_experiments.reproduce.runs import FILE, read_lines
 from small_table import TINY, small_methods
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -204,3 +205,31 @@ def test_a_row_that_is_not_there_is_refused(dpformer):
         assert done.code != 0
         assert value in done.err
         assert wanted in done.err
+
+
+def test_committed_tables_are_the_means_of_the_committed_runs():
+    """Of the methods whose runs are kept, every figure follows from experiments/results/runs.jsonl."""
+    runs = read_lines(Path(__file__).parents[1] / "results" / FILE)
+    last = {(run["dataset"], run["method"], run["epsilon"], run["seed"]): run for run in runs}
+    kinds = {"": ("test", "masked"), "unmasked ": ("test", "unmasked"), "validation ": ("validation", "masked")}
+    compared = 0
+    for row in [
+        row for name in tables.SETS for row in json.loads((DOCS / "results" / f"{name}.json").read_text())["rows"]
+    ]:
+        found = [last.get((row["dataset"], row["method"], row["epsilon"], seed)) for seed in row["seeds"]]
+        if None in found or not found:
+            continue
+        compared += 1
+        for label, (item, kind) in kinds.items():
+            for metric in tables.METRICS:
+                values = [100 * run[item][kind][metric]["value"] for run in found if item in run]
+                assert row[label + metric] == tables.mean_of(values)
+                assert row[f"{label}{metric} std"] == tables.spread_of(values)
+    assert compared == 42
+    for record in json.loads((DOCS / "results" / "pure.json").read_text())["records"]:
+        kind = "masked" if record["masked"] else "unmasked"
+        found = [last[record["dataset"], record["method"], record["epsilon"], seed] for seed in record["seeds"]]
+        for metric in tables.METRICS:
+            values = [100 * run[record["item"]][kind][metric]["value"] for run in found]
+            assert record[metric] == pytest.approx(tables.mean_of(values), abs=6e-4)
+            assert record["std"][metric] == pytest.approx(tables.spread_of(values), abs=6e-4)
