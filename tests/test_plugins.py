@@ -92,3 +92,9 @@ def test_help_is_light_with_all_plugins():
     code = "import sys; sys.argv[1:] = ['--help']; from dpformer.cli import main\ntry: main()\nexcept SystemExit: pass"
     code += "\nassert not {'torch', 'polars', 'matplotlib', 'numpy'} & set(sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL).returncode == 0
+
+
+def test_the_library_does_not_import_the_experiments():
+    source = Path(plugins.__file__).parents[1]
+    assert (source / "estimator.py").exists()
+    assert [path for path in source.rglob("*.py") if "dpformer_experiments" in path.read_text()] == []
