@@ -15,10 +15,10 @@ def test_version():
 
 
 def test_an_error_is_one_line_and_exit_code_2():
-    done = run("bench", "no-such-benchmark")
+    done = run("show", "no-such-run")
     assert done.returncode == 2
     assert len(done.stderr.strip().splitlines()) == 1
-    assert "no-such-benchmark" in done.stderr
+    assert "no-such-run" in done.stderr
 
 
 def test_help_does_not_import_torch():

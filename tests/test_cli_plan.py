@@ -136,11 +136,3 @@ def test_the_estimate_in_figures():
     assert e["training_seconds"] == pytest.approx(100 * e["seconds"])
     assert e["timed_items"] == 3000
     assert e["memory_bytes"] > 12 * e["parameters"]
-
-
-def test_the_noise_benchmark_runs():
-    from dpformer.experiments.bench import noise
-
-    figures = noise.run(quick=True)
-    assert figures["modes"]["crypto"]["milliseconds"] > figures["modes"]["system"]["milliseconds"] > 0
-    noise.show(figures)

@@ -1,4 +1,4 @@
-"""`dpformer prepare`, `dpformer demo` and the benchmark, as they are typed."""
+"""`dpformer prepare` and `dpformer demo`, as they are typed."""
 
 import json
 import subprocess
@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from dpformer.data import load
-from dpformer.experiments.bench import prepare as bench
 
 LOG = "userId,movieId,rating,timestamp\n" + "".join(
     f"{user},{item},4,{1_589_716_800 + 10 * item}\n" for user in range(4) for item in range(user, 4)
@@ -94,11 +93,3 @@ def test_an_interrupted_command_leaves_nothing(
     monkeypatch.setattr("dpformer.data.plot.draw_long_tail", interrupt)
     assert dpformer("prepare", log, "-o", tmp_path / "out").code == 130
     assert [path.name for path in tmp_path.iterdir()] == ["log.csv"]
-
-
-def test_the_benchmark_measures_what_it_says():
-    figures = bench.run(quick=True)
-    for row in figures.values():
-        assert row["users"] == 20_000
-        assert row["events_per_second"] == pytest.approx(row["events"] / row["seconds"])
-        assert 50 < row["peak_mb"] < 2000

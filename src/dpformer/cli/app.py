@@ -1,4 +1,4 @@
-"""The list of commands. Each lives in a module of its own, named after it."""
+"""The list of commands. Each lives in a module of its own, named after it; other packages add theirs by `plugins`."""
 
 from typing import Annotated
 
@@ -6,15 +6,14 @@ import typer
 
 from dpformer import __version__
 from dpformer.cli.audit import audit
-from dpformer.cli.bench import bench
 from dpformer.cli.demo import demo
 from dpformer.cli.evaluate import evaluate
 from dpformer.cli.export import export
 from dpformer.cli.plan import plan
+from dpformer.cli.plugins import Commands
 from dpformer.cli.prepare import prepare
 from dpformer.cli.recommend import recommend
 from dpformer.cli.report import report
-from dpformer.cli.reproduce import reproduce
 from dpformer.cli.serve import serve
 from dpformer.cli.show import show
 from dpformer.cli.train import fit, resume
@@ -22,15 +21,13 @@ from dpformer.cli.verify import verify
 
 app = typer.Typer(
     name="dpformer",
+    cls=Commands,
     help="Private recommendations from people's sequences, with user-level differential privacy.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-COMMANDS = (
-    *(demo, prepare, plan, fit, resume, evaluate, report, recommend, serve, export, show),
-    *(verify, audit, reproduce, bench),
-)
+COMMANDS = (demo, prepare, plan, fit, resume, evaluate, report, recommend, serve, export, show, verify, audit)
 for command in COMMANDS:
     app.command()(command)
 

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
-
-from dpformer.models import error
 
 
 def popularity_groups(frequencies: Tensor, shares: tuple[float, ...] = (0.5, 0.3, 0.2)) -> Tensor:
@@ -42,36 +38,3 @@ def attention_lift(scores: Tensor, s: Tensor, groups: Tensor) -> Tensor:
     expected = (uniform.to(scores) * rows).sum(1)
     group = groups[s]
     return torch.stack([received[group == g].sum() / expected[group == g].sum() for g in range(int(groups.max()) + 1)])
-
-
-@dataclass(frozen=True)
-class Distraction:
-    """Attention of one query over keys with known noise: the true scores and what is expected under noise, each `[L]`."""
-
-    true: Tensor
-    plain: Tensor
-    corrected: Tensor
-    literal: Tensor
-
-    def bias(self, which: str) -> float:
-        """Total variation between the true scores and the expected ones (`plain`, `corrected`, `literal`)."""
-        return float((getattr(self, which) - self.true).abs().sum() / 2)
-
-
-def distraction(query: Tensor, keys: Tensor, var: Tensor, draws: int, generator: torch.Generator) -> Distraction:
-    """The paper's claim as an experiment: keys `[L, d]` with Gaussian noise of variance `var` `[L]`, many draws.
-
-    Expected scores lean towards keys with more noise; the correction on the logits takes that out; the paper's formula, applied
-    after the softmax, does not.
-    """
-    L, d = keys.shape
-    noisy = keys + var.sqrt()[:, None] * torch.randn(draws, L, d, generator=generator, dtype=keys.dtype)
-    logits = noisy @ query / d**0.5
-    left, right = error.penalty(query.expand(L, d), var, cap=None)
-    literal = logits.softmax(-1) * torch.exp(-query.square().sum() / d * var / 2)
-    return Distraction(
-        true=(keys @ query / d**0.5).softmax(0),
-        plain=logits.softmax(-1).mean(0),
-        corrected=(logits - left[-1] * right).softmax(-1).mean(0),
-        literal=literal.mean(0),
-    )

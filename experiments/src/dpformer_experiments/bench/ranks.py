@@ -1,0 +1,156 @@
+"""What several processes gain on one machine: the same private steps by one process and by two, as `torchrun` would start them.
+
+The contenders take turns in fresh processes, so that a busy machine slows all of them alike; each is judged by its median, and
+what counts are the ratios. All make the same number of steps of the whole loop: draw, deal, clip, exchange, ledger, noise, Adam.
+Memory is the greatest resident size of any of the processes, and how much of it came with model and training, after imports and
+data.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from dpformer_experiments.bench.child import resident_mb, run_ranks
+from dpformer_experiments.bench.workloads import find, load
+
+# name: processes, threads of each
+CONTENDERS = {"1 process": (1, 1), "2 processes": (2, 1), "1 process, 2 threads": (1, 2)}
+BASE = "1 process"
+# Expected in a batch; fewer where it should be quick.
+USERS, FEW = 1024, 256
+
+
+def run(quick: bool, say: Any = lambda line: None) -> dict[str, Any]:
+    """Users a second, memory, and their ratios to one process with one thread."""
+    sets = ("ml-1m",) if quick else ("ml-1m", "games")
+    users, steps, rounds = (FEW, 3, 3) if quick else (USERS, 6, 5)
+    return {name: _measure(name, users, steps, rounds, say) for name in sets}
+
+
+def _measure(name: str, users: int, steps: int, rounds: int, say: Any) -> dict[str, Any]:
+    workload = find(name)
+    seen: dict[str, list[dict[str, Any]]] = {contender: [] for contender in CONTENDERS}
+    with tempfile.TemporaryDirectory(prefix="dpformer-bench-") as folder:
+        path = Path(folder) / "workload.npz"
+        workload.save(path)
+        for number in range(rounds):
+            for contender, (size, threads) in CONTENDERS.items():
+                say(f"{name}: {contender}, round {number + 1} of {rounds}")
+                seen[contender].append(
+                    start(f"{__name__}:work", size, threads, path=str(path), users=users, steps=steps)
+                )
+    rows = {contender: _row(found, users) for contender, found in seen.items()}
+    base = [found["seconds"] for found in seen[BASE]]
+    for contender, found in seen.items():
+        # Round by round: neighbours in time had the same machine.
+        ratios = [one / other["seconds"] for one, other in zip(base, found, strict=True)]
+        rows[contender] |= {
+            "speed_relative_to_1": statistics.median(ratios),
+            "speed_ratios": ratios,
+            "peak_relative_to_1": rows[contender]["peak_mb"] / rows[BASE]["peak_mb"],
+            "added_relative_to_1": rows[contender]["added_mb"] / max(rows[BASE]["added_mb"], 1e-9),
+        }
+    return {"workload": workload.describe(), "batch": users, "steps": steps, "rounds": rounds, "contenders": rows}
+
+
+def _row(found: list[dict[str, Any]], users: int) -> dict[str, Any]:
+    middle = {
+        key: statistics.median(one[key] for one in found) for key in ("seconds", "peak_mb", "added_mb", "waiting")
+    }
+    return {**middle, "users_per_second": users / middle["seconds"], "bytes_a_step": found[0]["bytes_a_step"]}
+
+
+def start(target: str, size: int, threads: int, **arguments: Any) -> dict[str, Any]:
+    """All processes of a contender; the slowest and the largest count.
+
+    They return `step_seconds` and `before_mb`, which become the `seconds` of a step and the memory that was `added_mb` since.
+    """
+    found = run_ranks(target, size, threads, **arguments)
+    for one in found:
+        one |= {"seconds": one.pop("step_seconds"), "added_mb": one["peak_mb"] - one.pop("before_mb")}
+    return {key: max(one[key] for one in found) for key in found[0]}
+
+
+def work(path: str, users: int, steps: int) -> dict[str, Any]:
+    """One process: steps of the paper's model, the first of them not counted."""
+    import time
+
+    import torch
+
+    from dpformer.data import PoissonSampler
+    from dpformer.models.transformer import Transformer
+    from dpformer.privacy import create_ledger, make_plan, noise_source
+    from dpformer.training.ranks import Ranks, join
+    from dpformer.training.trainer import Optimisation, Trainer
+
+    workload = load(path)
+    everybody = len(workload.sequences)
+    plan = make_plan(everybody, 8.0, 1e-6, batch_size=users, epochs=(steps + 1.5) * users / everybody, shares={})
+    waiting: list[float] = []
+    with join(600.0) as ranks, tempfile.TemporaryDirectory() as folder:
+        before = resident_mb()
+        torch.manual_seed(0)
+        model = Transformer(workload.items, workload.L, d=64, heads=1, blocks=2, dropout=0.0)
+        how = Optimisation(max_length=workload.L)
+        rank_0: dict[str, Any] = {"sampler": None}
+        if ranks.first:
+            rank_0 = {"sampler": PoissonSampler(everybody, plan.rate, 0), "noise": noise_source("seeded", 0)}
+            rank_0["ledger"] = create_ledger(folder, plan)
+        trainer = Trainer(model, workload.sequences, plan, how, **rank_0, ranks=ranks)
+        hear = Ranks.hear
+
+        def timed(self: Ranks, value: Any = None) -> list[Any]:
+            began = time.perf_counter()
+            found = hear(self, value)
+            waiting.append(time.perf_counter() - began)
+            return found
+
+        Ranks.hear = timed  # type: ignore[method-assign]
+        trainer.make_step()
+        waiting.clear()
+        began = time.perf_counter()
+        for _ in range(steps):
+            trainer.make_step()
+        seconds = (time.perf_counter() - began) / steps
+        parameters = sum(p.numel() for p in model.parameters())
+    return {
+        "step_seconds": seconds,
+        "waiting": sum(waiting) / steps,
+        "before_mb": before,
+        "bytes_a_step": 4 * parameters if ranks.size > 1 else 0,
+    }
+
+
+def show(figures: dict[str, Any]) -> Table:
+    """The figures as a table."""
+    columns = (
+        "data",
+        "",
+        "users/s",
+        "speed / 1 process",
+        "MB a process",
+        "/ 1 process",
+        "MB added",
+        "/ 1 process ",
+        "waiting",
+    )
+    table = Table(*columns, title="private steps, by processes and threads")
+    for name, found in figures.items():
+        for contender, row in found["contenders"].items():
+            table.add_row(
+                name,
+                contender,
+                f"{row['users_per_second']:,.0f}",
+                f"{row['speed_relative_to_1']:.2f}",
+                f"{row['peak_mb']:,.0f}",
+                f"{row['peak_relative_to_1']:.2f}",
+                f"{row['added_mb']:,.0f}",
+                f"{row['added_relative_to_1']:.2f}",
+                f"{row['waiting'] / row['seconds']:.0%}",
+            )
+    return table

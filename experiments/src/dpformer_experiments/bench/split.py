@@ -1,0 +1,180 @@
+"""Where the time of a private step goes, and how near the head is to the speed of the matrix products it consists of.
+
+Timers are put around the parts from outside, for the time of the measurement: the product itself has none. Each part gets the
+time that no part inside it has. Of workers side by side, a second of one of two counts half, and waiting for them not at all, so
+that the parts sum to the time of the step if all are busy to its end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import statistics
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from dpformer.clipping import phantom
+from dpformer.clipping.gradient import DenseGradients, FormedGradients, OuterGradients, ParameterGradient
+from dpformer.clipping.head import HeadPass
+from dpformer.clipping.stream import StreamedGradient
+from dpformer.clipping.tape import Use
+from dpformer.data import PoissonSampler
+from dpformer.models.transformer import Transformer
+from dpformer.privacy import Ledger, NoiseSource
+from dpformer.training import trainer
+from dpformer.training.trainer import Trainer
+from dpformer.training.workers import WORKERS, Team, Worker
+from dpformer_experiments.bench import workloads
+from dpformer_experiments.bench.contenders import D, Own
+
+HEAD, NORM_SUM, BLOCKS, NORMS = (
+    "head: logits and gradient at H",
+    "head: norms and sum",
+    "blocks",
+    "other norms and sums",
+)
+NOISE, OPTIMISER, COLLATION, LEDGER, GUARD = "noise", "optimiser", "sampling and collation", "ledger", "guard"
+OTHER, WAITING = "other", "waiting for workers"
+# What is timed: the owner, the name in it, the part. A name that is gone makes this fail, as it should.
+PLACES: list[tuple[Any, str, str]] = [
+    (HeadPass, "__init__", HEAD),
+    (StreamedGradient, "clip", NORM_SUM),
+    (ParameterGradient, "measure", NORMS),
+    (ParameterGradient, "add_weighted_sum", NORMS),
+    (Use, "settle", NORMS),
+    (FormedGradients, "measure", NORMS),
+    (FormedGradients, "add_weighted_sum", NORMS),
+    (OuterGradients, "measure", NORMS),
+    (OuterGradients, "add_weighted_sum", NORMS),
+    (DenseGradients, "measure", NORMS),
+    (DenseGradients, "add_weighted_sum", NORMS),
+    (phantom.PhantomClipping, "_gradients", NORMS),
+    (Transformer, "forward", BLOCKS),
+    (phantom.PhantomClipping, "_differentiate", BLOCKS),
+    (phantom, "_check_apart", GUARD),
+    (NoiseSource, "add_noise_", NOISE),
+    (Trainer, "_update", OPTIMISER),
+    (Worker, "add", OTHER),
+    (Team, "_side_by_side", WAITING),
+    (PoissonSampler, "draw", COLLATION),
+    (trainer, "micro_batches", COLLATION),
+    (trainer, "digest", LEDGER),
+    (Ledger, "authorise_step", LEDGER),
+]
+
+
+class Clock:
+    """Seconds by part, each without what is inside it."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = defaultdict(float)
+        self._own, self._lock = threading.local(), threading.Lock()
+
+    @contextlib.contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """Time a block."""
+        share = 1.0 if threading.current_thread() is threading.main_thread() else 1 / WORKERS
+        inside: list[float] = self._own.__dict__.setdefault("inside", [])
+        inside.append(0.0)
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            whole = time.perf_counter() - start
+            with self._lock:
+                self.seconds[name] += share * (whole - inside.pop())
+            if inside:
+                inside[-1] += whole
+
+    def around(self, function: Callable[..., Any], name: str) -> Callable[..., Any]:
+        """`function`, timed; of a generator, the making of each element."""
+
+        @functools.wraps(function)
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            with self.part(name):
+                result = function(*args, **kwargs)
+            return self._each(result, name) if isinstance(result, Iterator) else result
+
+        return timed
+
+    def _each(self, elements: Iterator[Any], name: str) -> Iterator[Any]:
+        while True:
+            with self.part(name):
+                element = next(elements, None)
+            if element is None:
+                return
+            yield element
+
+
+@contextlib.contextmanager
+def timers() -> Iterator[Clock]:
+    """A clock around all `PLACES`."""
+    clock = Clock()
+    with contextlib.ExitStack() as stack:
+        for owner, name, part in PLACES:
+            stack.enter_context(patch.object(owner, name, clock.around(getattr(owner, name), part)))
+        yield clock
+
+
+def measure(path: str, batch: int, steps: int) -> dict[str, Any]:
+    """Shares of a private step by part (medians), and the head's speed over that of matrix products measured in between."""
+    w = workloads.load(path)
+    contender = Own(w, batch, private=True)
+    contender.step()
+    found: list[dict[str, float]] = []
+    efficiencies, speeds = [], []
+    for _ in range(steps):
+        before = gemm_speed(w.items + 1)
+        with timers() as clock, clock.part(OTHER):
+            turn = contender.step()
+        clock.seconds.pop(WAITING, None)
+        speed = (before + gemm_speed(w.items + 1)) / 2
+        whole = sum(clock.seconds.values())
+        found.append({part: seconds / whole for part, seconds in clock.seconds.items()} | {"seconds": whole})
+        flops = 6 * w.tokens(turn.users) * (w.items + 1) * D
+        efficiencies.append(flops / (clock.seconds[HEAD] + clock.seconds[NORM_SUM]) / speed)
+        speeds.append(speed)
+    parts = sorted({part for shares in found for part in shares} - {"seconds"})
+    shares = {part: statistics.median(shares.get(part, 0.0) for shares in found) for part in parts}
+    noise = [shares.get(NOISE, 0.0) + shares.get(OPTIMISER, 0.0) for shares in found]
+    return {
+        "batch": batch,
+        "step_seconds": statistics.median(shares["seconds"] for shares in found),
+        "shares": dict(sorted(shares.items(), key=lambda pair: -pair[1])),
+        "noise_optimizer_share": _spread(noise),
+        "gemm_gflops": statistics.median(speeds) / 1e9,
+        "head_gemm_efficiency": _spread(efficiencies),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def gemm_speed(M: int, seconds: float = 0.3) -> float:
+    """Floating-point operations a second of the head's three products, for the tile on which they are fastest.
+
+    z = H E', D E and D' H for t tokens: 2 t M d operations each. Outputs go into memory that is there already.
+    """
+    best = 0.0
+    for t in (64, 128, 256, 512):
+        H, E, z = torch.randn(t, D), torch.randn(M, D), torch.empty(t, M)
+        at_H, at_E = torch.empty(t, D), torch.empty(M, D)
+        times: list[float] = []
+        start = time.perf_counter()
+        while time.perf_counter() - start < seconds / 4 or len(times) < 2:
+            before = time.perf_counter()
+            torch.mm(H, E.T, out=z)
+            torch.mm(z, E, out=at_H)
+            torch.mm(z.T, H, out=at_E)
+            times.append(time.perf_counter() - before)
+        # The median, not the fastest: the step it is compared with is not made of lucky moments either.
+        best = max(best, 6 * t * M * D / statistics.median(times))
+    return best
+
+
+def _spread(values: list[float]) -> dict[str, float]:
+    return {"median": statistics.median(values), "low": min(values), "high": max(values)}

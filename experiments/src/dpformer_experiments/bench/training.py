@@ -1,0 +1,210 @@
+"""`dpformer bench`: private training against ordinary training and other libraries, in one run.
+
+Full steps (see `contenders`) on two workloads (see `workloads`), d 64, 2 blocks:
+
+    speed     all contenders take turns in one process; medians and ranges over rounds of the ratios within a round
+    memory    a process for each contender and batch size; the peak of the whole process, and above what it held before
+    split     where the time of a private step goes, and the head against its matrix products
+    growth    over batch, catalogue, length, threads (not with `--quick`, which has two batch sizes)
+"""
+
+from __future__ import annotations
+
+import platform
+import statistics
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from dpformer_experiments.bench import field, goals, growth, peers, workloads
+from dpformer_experiments.bench.child import run_child
+from dpformer_experiments.bench.contenders import BLOCKS, D
+from dpformer_experiments.bench.report import markdown, plot, show
+
+__all__ = ["markdown", "plot", "run", "show"]
+
+# Memory for "as many users as fit", above what the process holds before.
+ROOM_MB = 2048
+# Users at once of the two points through which the line of memory over users is drawn.
+FIT_ROWS = (16, 48)
+SPLIT_BATCH = 1024
+MILLION = 1_000_000
+_FIELD, _SPLIT = "dpformer_experiments.bench.field", "dpformer_experiments.bench.split"
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much is measured.
+
+    batch: users of a step when times are compared; take, few: of those, how many slow contenders get; most: users at once that
+    a padded contender gets at the most; memory_batch: where memory is compared; batches: of the memory curve;
+    everybody: memory of every contender, and growth, over these catalogues and lengths.
+    """
+
+    batch: int
+    rounds: int
+    take: int
+    few: int
+    most: int
+    memory_batch: int
+    batches: tuple[int, ...]
+    split_steps: int
+    million_batch: int
+    everybody: bool
+    catalogues: tuple[int, ...] = ()
+    lengths: tuple[int, ...] = ()
+
+
+FULL = Sizes(
+    1024,
+    7,
+    96,
+    16,
+    256,
+    256,
+    growth.BATCHES,
+    3,
+    64,
+    everybody=True,
+    catalogues=growth.CATALOGUES,
+    lengths=growth.LENGTHS,
+)
+QUICK = Sizes(256, 3, 32, 4, 48, 256, (256, 4096), 1, 16, everybody=False)
+
+
+def run(quick: bool, say: Say = lambda line: None) -> dict[str, Any]:
+    """All figures, JSON-ready."""
+    sizes = QUICK if quick else FULL
+    found = {name: workloads.find(name) for name in workloads.SHAPES}
+    return measure(found, sizes, say) | {"quick": quick}
+
+
+def measure(found: dict[str, workloads.Workload], sizes: Sizes, say: Say) -> dict[str, Any]:
+    """All figures for these workloads."""
+    figures: dict[str, Any] = {"machine": _machine(), "missing": peers.missing(), "room_mb": ROOM_MB, "workloads": {}}
+    with tempfile.TemporaryDirectory(prefix="dpformer-bench-") as name:
+        folder = Path(name)
+        for key, workload in found.items():
+            figures["workloads"][key] = _one(key, workload, sizes, folder, say)
+        say("a million items")
+        path = folder / "million.npz"
+        growth.with_catalogue(MILLION).save(path)
+        figures["million"] = growth.measure_point(path, batch=sizes.million_batch, warm=False)
+        if sizes.everybody:
+            say("growth with the catalogue")
+            figures["growth"] = {"catalogue": growth.over_catalogue(folder, sizes.catalogues)}
+            say("growth with the length")
+            figures["growth"]["length"] = growth.over_length(folder, sizes.lengths)
+    figures["ratios"], figures["ranges"] = goals.ratios(figures["workloads"], figures["million"]["peak_mb"])
+    figures["goals"] = goals.judge(figures["ratios"])
+    return figures
+
+
+def _one(key: str, workload: workloads.Workload, sizes: Sizes, folder: Path, say: Say) -> dict[str, Any]:
+    path = folder / f"{key}.npz"
+    workload.save(path)
+    say(f"{key}: memory")
+    fits = _what_fits(path, sizes)
+    memory, enlarged = _memory(workload, sizes, folder / f"{key}-large.npz")
+    rows = {name: min(sizes.most, fit["users"]) for name, fit in fits.items() if name == "opacus padded"}
+    peaks = _everybody(path, sizes, rows) if sizes.everybody else {}
+    say(f"{key}: speed, {sizes.rounds} rounds of {len(field.present())} contenders")
+    how = {"batch": sizes.batch, "rounds": sizes.rounds, "take": sizes.take, "few": sizes.few}
+    timed = run_child(f"{_FIELD}:time_all", None, path=str(path), rows=rows, **how)
+    say(f"{key}: speed, with memory that is kept")
+    kept = run_child(f"{_FIELD}:time_all", field.KEPT, path=str(path), rows={}, names=list(field.KEPT_NAMES), **how)
+    say(f"{key}: time split")
+    split = run_child(f"{_SPLIT}:measure", path=str(path), batch=SPLIT_BATCH, steps=sizes.split_steps)
+    about = workload.describe()
+    contenders = _contenders(timed)
+    for name, row in contenders.items():
+        row |= peaks.get(name, {})
+        row["users_at_once"] = rows.get(name)
+    result = {
+        **about,
+        "batch": sizes.batch,
+        "contenders": contenders,
+        "kept_memory": _contenders(kept),
+        "epoch_seconds": about["users"] / contenders["private"]["users_per_second"],
+        "memory_batch": sizes.memory_batch,
+        "memory": memory,
+        "what_fits": fits,
+        "split": split,
+    }
+    if sizes.everybody:
+        say(f"{key}: growth with batch and threads")
+        result["growth"] = {"batch": _batch_curve(memory), "threads": growth.over_threads(path)}
+    enlarged.unlink()
+    return result
+
+
+def _contenders(timed: dict[str, Any]) -> dict[str, Any]:
+    """Speeds and ratios by contender, over the rounds."""
+    private, plain = timed["times"]["private"], timed["times"]["plain"]
+    found = {}
+    for name, own in timed["times"].items():
+        found[name] = {
+            "users_per_second": statistics.median(u / t for u, t in zip(timed["users"], own, strict=True)),
+            "tokens_per_second": statistics.median(n / t for n, t in zip(timed["tokens"], own, strict=True)),
+            "over_plain": field.summarise(own, plain),
+            "private_over_it": field.summarise(private, own),
+        }
+    return found
+
+
+def _memory(workload: workloads.Workload, sizes: Sizes, path: Path) -> tuple[dict[str, dict[str, Any]], Path]:
+    """Peak memory by contender and batch; users are taken again where there are not twice as many as in the largest batch."""
+    workloads.enlarge(workload, 2 * max(sizes.batches)).save(path)
+    found: dict[str, dict[str, Any]] = {"private": {}, "plain": {}}
+    for batch in sizes.batches:
+        found["private"][str(batch)] = growth.measure_point(path, batch=batch, warm=False)
+    for batch in sorted({sizes.memory_batch, 4096, *((1024,) if sizes.everybody else ())}):
+        found["plain"][str(batch)] = growth.measure_point(path, batch=batch, warm=False, name="plain")
+    return found, path
+
+
+def _batch_curve(memory: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    batches = [int(batch) for batch in memory["private"]]
+    return growth.curve("batch", batches, list(memory["private"].values()))
+
+
+def _what_fits(path: Path, sizes: Sizes) -> dict[str, dict[str, Any]]:
+    """Users at once, padded to L, in `ROOM_MB`: by the line through the peaks above base at two sizes."""
+    found: dict[str, dict[str, Any]] = {}
+    for name in ("opacus padded", "plain padded"):
+        if name not in field.present() or (name == "plain padded" and not sizes.everybody):
+            continue
+        peaks = []
+        for rows in FIT_ROWS:
+            done = run_child(f"{_FIELD}:weigh", path=str(path), name=name, batch=SPLIT_BATCH, take=rows, rows=rows)
+            peaks.append(done["peak_mb"] - done["before_mb"])
+        slope, base = np.polyfit(FIT_ROWS, peaks, 1)
+        users = max(1, int((ROOM_MB - base) / slope))
+        found[name] = {"users": users, "mb_per_user": float(slope), "base_mb": float(base)}
+    return found
+
+
+def _everybody(path: Path, sizes: Sizes, rows: dict[str, int]) -> dict[str, dict[str, float]]:
+    """Peak memory of every contender in a step as it is timed."""
+    found = {}
+    for name in field.present():
+        take, at_once = field.taken(name, sizes.take, sizes.few, rows), rows.get(name, 0)
+        done = run_child(f"{_FIELD}:weigh", path=str(path), name=name, batch=sizes.batch, take=take, rows=at_once)
+        found[name] = {"peak_mb": done["peak_mb"], "above_mb": done["peak_mb"] - done["before_mb"]}
+    return found
+
+
+def _machine() -> dict[str, Any]:
+    return {
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "processor": platform.machine(),
+        "d": D,
+        "blocks": BLOCKS,
+    }

@@ -1,0 +1,247 @@
+"""`dpformer reproduce`: make the paper's tables and figures, and our results, again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from dpformer_experiments.reproduce.runner import Watch
+
+# Of a result's figures, what goes to a file of its own.
+BESIDE = ("tried",)
+STOPPING = "stopping: every training saves itself after the step it is at"
+
+
+def reproduce(
+    name: Annotated[str | None, typer.Argument(help="Which result; leave it out for the list.")] = None,
+    budget_minutes: Annotated[
+        float | None,
+        typer.Option(help="Stop after so many minutes; the most telling cells go first. No limit by default."),
+    ] = None,
+    seeds: Annotated[int | None, typer.Option(help="How many seeds, of a result that is a mean.")] = None,
+    data: Annotated[
+        list[str] | None,
+        typer.Option(help="NAME=PATH of a data set (ml-1m, amazon-games): its file or folder, or a prepared one."),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Folder for the figures: json, csv, markdown and plots.")
+    ] = None,
+    cells: Annotated[
+        Path | None,
+        typer.Option(help="Where run folders are kept, to go on with after a stop; OUTPUT/cells by default."),
+    ] = None,
+    runs: Annotated[
+        Path | None,
+        typer.Option(
+            help="File to which each finished training adds a line; none of them is repeated. OUTPUT/runs.jsonl by default."
+        ),
+    ] = None,
+    workers: Annotated[int | None, typer.Option(help="Processes; one a core by default.", min=1)] = None,
+    method: Annotated[
+        list[str] | None,
+        typer.Option("--method", help="Of a table, run this row only; give it several times for several."),
+    ] = None,
+    report: Annotated[
+        Path | None,
+        typer.Option(help="Of memory and throughput: the folder that `dpformer bench -o` wrote to; docs by default."),
+    ] = None,
+    epsilon: Annotated[
+        list[float] | None, typer.Option("--epsilon", help="A budget; give it several times for several.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="The seed of a result that is measured once.")] = None,
+    item: Annotated[str | None, typer.Option(help="Which item is held out: test (default) or validation.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Figures as JSON on stdout.")] = False,
+) -> None:
+    """Make a table or figure of the paper, or a result of ours, again. Ctrl-C is safe: the same command goes on."""
+    import importlib
+    import inspect
+    import sys
+
+    from dpformer.cli.output import print_json, stderr, stdout
+    from dpformer.cli.progress import stoppable
+    from dpformer.errors import DPFormerError
+    from dpformer_experiments.reproduce import RESULTS
+    from dpformer_experiments.reproduce.runs import FILE
+
+    if name is None:
+        _list(as_json)
+        return
+    if name not in RESULTS:
+        raise DPFormerError(f"no result is called {name!r}; there are: {', '.join(RESULTS)}")
+    module = importlib.import_module(f"dpformer_experiments.reproduce.{RESULTS[name].module}")
+    taken = inspect.signature(module.run).parameters
+    options: dict[str, Any] = {
+        "budget_minutes": budget_minutes,
+        "seeds": seeds,
+        "data": data or None,
+        "cells": cells,
+        "runs": runs,
+        "workers": workers,
+        "method": method or None,
+        "report": report,
+        "epsilon": epsilon or None,
+        "seed": seed,
+        "item": item,
+    }
+    given = {option: value for option, value in options.items() if value is not None}
+    for option in given:
+        if option not in taken:
+            raise DPFormerError(f"{name} has no use for --{option.replace('_', '-')}; leave it out")
+    if "data" in given:
+        from dpformer_experiments.reproduce.data_sets import parse_data
+
+        given["data"] = parse_data(given["data"])
+    if "cells" in taken:
+        output = output or Path("reproduced")
+        given.setdefault("cells", output / "cells")
+        given.setdefault("runs", output / FILE)
+    if "report" in taken:
+        given.setdefault("report", Path("docs"))
+    if "out" in taken:
+        output = given["out"] = output or Path("docs")
+    if "say" in taken:
+        given["say"] = lambda line: stderr.print(line, markup=False)
+    if output is not None:
+        make_folder(output)
+    with stoppable() as asked:
+        if "watch" in taken:
+            with show_cells() as watch:
+                figures = module.run(**RESULTS[name].options, **given, watch=watch, stopped=lambda: bool(asked))
+        else:
+            figures = module.run(**RESULTS[name].options, **given)
+    if output is not None:
+        written = module.write(figures, output) if hasattr(module, "write") else write(output, name, figures, module)
+        stderr.print(f"wrote {', '.join(map(str, written))}", soft_wrap=True)
+    figures = {key: value for key, value in figures.items() if key not in BESIDE}
+    if as_json:
+        print_json(figures)
+    else:
+        stdout.print(module.page(figures).table())
+    if asked:
+        stderr.print("stopped, with everything saved; the same command goes on", soft_wrap=True)
+        sys.exit(130)
+    if figures.get("failed"):
+        sys.exit(1)
+
+
+def _list(as_json: bool) -> None:
+    from dpformer.cli.output import print_json, stdout
+    from dpformer_experiments.reproduce import RESULTS
+
+    if as_json:
+        print_json({name: result.about for name, result in RESULTS.items()})
+        return
+    for name, result in RESULTS.items():
+        stdout.print(f"{name:18}  {result.about}", soft_wrap=True)
+
+
+def make_folder(folder: Path) -> None:
+    """Before the work: a folder that cannot be written should not show after an hour of it."""
+    from dpformer.errors import DPFormerError
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DPFormerError(f"{folder}: cannot be made ({error.strerror or error}); choose another with -o") from None
+
+
+def write(folder: Path, name: str, figures: dict[str, Any], module: Any) -> list[Path]:
+    """NAME.json, .csv, .md; the plot where there is one; the log of all trainings, tried-NAME.jsonl."""
+    import json
+
+    from dpformer_experiments.reproduce.page import as_csv, save_figure
+    from dpformer_experiments.reproduce.runs import read_lines
+
+    tried = figures.get("tried", [])
+    kept = {key: value for key, value in figures.items() if key not in BESIDE}
+    files = {
+        f"{name}.json": json.dumps(kept, indent=1, ensure_ascii=False) + "\n",
+        f"{name}.csv": as_csv(kept["rows"]),
+        f"{name}.md": module.page(kept).markdown(),
+    }
+    if tried:
+        log = f"tried-{name}.jsonl"
+        # What was tried once stays in the log, whatever is run now.
+        lines = [json.dumps(line) for line in [*read_lines(folder / log), *tried]]
+        files[log] = "".join(f"{line}\n" for line in dict.fromkeys(lines))
+    for file, text in files.items():
+        (folder / file).write_text(text, encoding="utf-8")
+    if hasattr(module, "draw"):
+        save_figure(module.draw(kept), folder / name)
+        return [folder / file for file in (*files, f"{name}.svg", f"{name}.png")]
+    return [folder / file for file in files]
+
+
+def show_cells() -> Any:
+    """Progress of the cells: live bars on a terminal, a line for each cell elsewhere."""
+    from contextlib import contextmanager
+
+    from dpformer.cli.output import stderr
+
+    @contextmanager
+    def shown() -> Any:
+        if not stderr.is_terminal:
+            yield _plain_watch()
+            return
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        with Progress(*columns, TextColumn("{task.fields[eta]}"), console=stderr, transient=True) as bars:
+            yield _live_watch(bars)
+
+    return shown()
+
+
+def _ended(outcome: Any, left: float) -> str:
+    if outcome.record is None:
+        return f"{outcome.cell.label}: {outcome.why or 'stopped and saved'}"
+    figure = 100 * outcome.record["test"]["masked"]["ndcg@10"]["value"]
+    return (
+        f"{outcome.cell.label}: NDCG@10 {figure:.2f} %, {outcome.record['core_seconds'] / 60:.1f} min; "
+        f"about {left / 60:,.0f} min of known work left"
+    )
+
+
+def _plain_watch() -> Watch:
+    from dpformer.cli.output import stderr
+    from dpformer_experiments.reproduce.runner import Watch
+
+    class Plain(Watch):
+        def begin(self, cells: int, cached: int) -> None:
+            stderr.print(f"{cells} cells, {cached} of them finished before", soft_wrap=True)
+
+        def stopping(self) -> None:
+            stderr.print(STOPPING, soft_wrap=True)
+
+        def ended(self, outcome: Any, left: float) -> None:
+            stderr.print(_ended(outcome, left), markup=False, soft_wrap=True)
+
+    return Plain()
+
+
+def _live_watch(bars: Any) -> Watch:
+    from dpformer_experiments.reproduce.runner import Watch
+
+    class Live(Watch):
+        def begin(self, cells: int, cached: int) -> None:
+            self.all = bars.add_task("cells", total=cells, completed=cached, eta="")
+            self.tasks: dict[str, Any] = {}
+
+        def stopping(self) -> None:
+            bars.console.print(STOPPING, soft_wrap=True)
+
+        def started(self, cell: Any) -> None:
+            self.tasks[cell.label] = bars.add_task(cell.label, total=None, eta="")
+
+        def step(self, cell: Any, step: int, steps: int) -> None:
+            bars.update(self.tasks[cell.label], completed=step, total=steps)
+
+        def ended(self, outcome: Any, left: float) -> None:
+            bars.remove_task(self.tasks.pop(outcome.cell.label))
+            bars.console.print(_ended(outcome, left), markup=False, soft_wrap=True)
+            bars.update(self.all, advance=outcome.record is not None, eta=f"about {left / 60:,.0f} min left")
+
+    return Live()

@@ -1,0 +1,149 @@
+"""Accuracy every five epochs, the vanilla Transformer against DPFormer, with bands over seeds.
+
+Evaluating iterates is a side output on people's data, without noise: it is not private, decides nothing, and says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dpformer_experiments.reproduce import paper
+from dpformer_experiments.reproduce.cells import Cell
+from dpformer_experiments.reproduce.data_sets import prepare_sets
+from dpformer_experiments.reproduce.methods import PAPER_ON
+from dpformer_experiments.reproduce.page import Page, new_figure
+from dpformer_experiments.reproduce.runner import Watch, run_cells
+from dpformer_experiments.reproduce.tables import METRICS, check_seeds, mean_of, spread_of, tried
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+SETS = ("ml-1m", "amazon-games")
+EPSILONS = (5.0, 10.0)
+MODELS: dict[str, dict[str, Any]] = {"Transformer": {"reattention": "off"}, "DPFormer": {}}
+EVERY = 5.0
+BANDS = (100, 80, 60)  # % of the seeds that a band holds
+
+
+def declare(
+    sets: Sequence[str],
+    seeds: int,
+    preset: str = "paper",
+    options: Mapping[str, Any] | None = None,
+    every: float = EVERY,
+) -> list[Cell]:
+    """A seed of everything before the next."""
+    return [
+        Cell(
+            dataset,
+            model,
+            epsilon,
+            seed,
+            "recipe",
+            preset,
+            {**PAPER_ON.get(dataset, {}), **(options or {}), **own},
+            every,
+        )
+        for seed in range(1, seeds + 1)
+        for dataset in sets
+        for epsilon in EPSILONS
+        for model, own in MODELS.items()
+    ]
+
+
+def run(
+    *,
+    cells: Path,
+    seeds: int = paper.SEEDS_OF_CONVERGENCE,
+    budget_minutes: float | None = None,
+    workers: int | None = None,
+    data: Mapping[str, Path] | None = None,
+    runs: Path | None = None,
+    watch: Watch | None = None,
+    stopped: Callable[[], bool] = lambda: False,
+) -> dict[str, Any]:
+    """Run (or find) all cells."""
+    check_seeds(seeds)
+    folders = prepare_sets(SETS, data or {}, cells)
+    how: dict[str, Any] = {"budget_minutes": budget_minutes, "workers": workers, "watch": watch, "stopped": stopped}
+    return measure(declare(SETS, seeds), folders, cells, runs=runs, **how)
+
+
+def measure(cells: list[Cell], folders: dict[str, Path], root: Path, **how: Any) -> dict[str, Any]:
+    """A row for each curve and epoch: mean, spread, and every seed's value."""
+    outcomes = run_cells(cells, folders, root, **how)
+    rows = []
+    for dataset, epsilon, model in dict.fromkeys((c.dataset, c.epsilon, c.method) for c in cells):
+        mine = [o for o in outcomes if (o.cell.dataset, o.cell.epsilon, o.cell.method) == (dataset, epsilon, model)]
+        about = {"dataset": dataset, "epsilon": epsilon, "model": model, "not_private": True}
+        curves = [outcome.record["iterates"] for outcome in mine if outcome.record is not None]
+        missing = next((outcome.why for outcome in mine if outcome.record is None), "")
+        if not curves:
+            rows.append({**about, "epoch": None, "seeds": 0, "not run": missing})
+        for points in zip(*curves, strict=True):
+            row: dict[str, Any] = {**about, "epoch": points[0]["epoch"], "seeds": len(points), "not run": missing}
+            for metric in METRICS:
+                values = [100 * point[metric] for point in points]
+                row[metric], row[f"{metric} std"] = mean_of(values), spread_of(values)
+                row[f"{metric} of seeds"] = [round(value, 4) for value in values]
+            rows.append(row)
+    done = [outcome for outcome in outcomes if outcome.record is not None]
+    return {
+        "unit": "%",
+        "not_private": True,
+        "rows": rows,
+        "failed": sum(outcome.failed for outcome in outcomes),
+        "tried": [tried(outcome) for outcome in done],
+    }
+
+
+def page(figures: dict[str, Any]) -> Page:
+    """Every point of the curves."""
+    rows = []
+    for row in figures["rows"]:
+        point: tuple[str, ...] = ("", "", "")
+        if row["epoch"] is not None:
+            spreads = [row[f"{metric} std"] for metric in METRICS]
+            values = [
+                f"{row[m]:.2f}" + (f" ± {s:.2f}" if s is not None else "")
+                for m, s in zip(METRICS, spreads, strict=True)
+            ]
+            point = (f"{row['epoch']:g}", *values)
+        rows.append((row["dataset"], f"{row['epsilon']:g}", row["model"], *point, str(row["seeds"]), row["not run"]))
+    note = (
+        "In %, test item, seen masked, full ranking; mean and standard deviation over seeds. Figures of iterates come from "
+        "people's data without noise: **they are not private**, and nothing is chosen by them. The paper shows curves, no "
+        "numbers."
+    )
+    headings = ("data", "epsilon", "model", "epoch", "NDCG@10", "HIT@10", "seeds", "not run")
+    return Page("Convergence (not private)", "dpformer reproduce convergence -o docs/results", headings, rows, [note])
+
+
+def draw(figures: dict[str, Any]) -> Figure:
+    """A panel for each data set, epsilon and metric; bands hold 60 to 100 % of the seeds."""
+    import numpy as np
+
+    pairs = list(dict.fromkeys((row["dataset"], row["epsilon"]) for row in figures["rows"]))
+    figure, axes = new_figure(2, max(1, len(pairs)), (3.2 * max(1, len(pairs)), 5.2))
+    for column, (dataset, epsilon) in enumerate(pairs):
+        for line, metric in enumerate(METRICS):
+            axis = axes[line, column]
+            for place, model in enumerate(MODELS):
+                rows = [
+                    r for r in figures["rows"] if (r["dataset"], r["epsilon"], r["model"]) == (dataset, epsilon, model)
+                ]
+                rows = [row for row in rows if row["epoch"] is not None]
+                if not rows:
+                    continue
+                epochs, values = [row["epoch"] for row in rows], np.array([row[f"{metric} of seeds"] for row in rows])
+                axis.plot(epochs, values.mean(1), color=f"C{place}", label=model)
+                for band in BANDS:
+                    low, high = np.percentile(values, [50 - band / 2, 50 + band / 2], axis=1)
+                    axis.fill_between(epochs, low, high, color=f"C{place}", alpha=0.12, linewidth=0)
+            axis.set(
+                title=f"{dataset}, epsilon {epsilon:g}", xlabel="epoch", ylabel=f"{metric.upper()} (%), not private"
+            )
+    axes[0, 0].legend(frameon=False, fontsize=8)
+    return figure

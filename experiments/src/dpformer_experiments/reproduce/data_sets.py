@@ -1,0 +1,113 @@
+"""The paper's figure of its data: sizes, lengths and long tails; and where results find the data sets."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dpformer.data import Dataset, load, prepare_named, save
+from dpformer.data.named import NAMED
+from dpformer.data.store import MANIFEST
+from dpformer.data.summary import item_counts, statistics
+from dpformer.errors import DataError
+from dpformer.training.trainer import digest
+from dpformer_experiments.reproduce.page import Page, new_figure
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+VARIABLES = {"ml-1m": "DPFORMER_ML_1M", "amazon-games": "DPFORMER_AMAZON_GAMES"}
+
+
+def parse_data(texts: Sequence[str]) -> dict[str, Path]:
+    """`NAME=PATH` for each data set: its file, the folder that holds it, or a folder made by `dpformer prepare`."""
+    found = {}
+    for text in texts:
+        name, equals, path = text.partition("=")
+        if not equals or name not in NAMED:
+            raise DataError(f"--data {text!r} is not NAME=PATH with a NAME of {', '.join(NAMED)}")
+        found[name] = Path(path).expanduser()
+    return found
+
+
+def find_set(name: str, data: Mapping[str, Path]) -> Dataset:
+    """A data set from where it was said to be, from the path in its variable, or from the cache (downloaded into it)."""
+    path = data.get(name)
+    if path is None and os.environ.get(VARIABLES[name]):
+        path = Path(os.environ[VARIABLES[name]])
+    if path is None or not (path / MANIFEST).is_file():
+        return prepare_named(name, path)
+    dataset = load(path)
+    found = (dataset.manifest.get("dataset") or {}).get("name")
+    if found != name:
+        raise DataError(
+            f"{path}: holds {found or 'a log of its own'}, not {name}; make it with: dpformer prepare {name}"
+        )
+    return dataset
+
+
+def prepare_sets(names: Sequence[str], data: Mapping[str, Path], root: Path) -> dict[str, Path]:
+    """Folders of prepared data below `root`, for runs to train on."""
+    folders = {}
+    for name in names:
+        dataset, folder = find_set(name, data), root / "data" / name
+        if not (folder / MANIFEST).is_file() or fingerprint(load(folder)) != fingerprint(dataset):
+            save(dataset, folder, force=True)
+        folders[name] = folder
+    return folders
+
+
+def fingerprint(dataset: Dataset) -> str:
+    """What a cell knows its data by: sequences and catalogue size."""
+    return digest(dataset.sequences.items, dataset.sequences.offsets, np.array(len(dataset.catalogue)))
+
+
+def run(*, data: Mapping[str, Path] | None = None) -> dict[str, Any]:
+    """Statistics of both data sets, and the counts of their items, most frequent first."""
+    rows, counts = [], {}
+    for name in VARIABLES:
+        dataset = find_set(name, data or {})
+        rows.append({"dataset": name, **statistics(dataset)})
+        counts[name] = np.sort(item_counts(dataset))[::-1].tolist()
+    return {"rows": rows, "counts": counts}
+
+
+def page(figures: dict[str, Any]) -> Page:
+    """Sizes and tails."""
+    rows = [
+        (
+            row["dataset"],
+            *(f"{row[key]:,}" for key in ("users", "items", "events")),
+            f"{100 * row['density']:.3f} %",
+            f"{row['length']['median']:g} / {row['length']['mean']:.1f} / {row['length']['longest']:g}",
+            *(f"{100 * share:.1f} %" for share in list(row["tail"].values())[:3]),
+            f"{row['tail']['gini']:.3f}",
+        )
+        for row in figures["rows"]
+    ]
+    headings: tuple[str, ...] = (
+        "data",
+        "users",
+        "items",
+        "events",
+        "density",
+        "length: median / mean / longest",
+        "events of the top tenth",
+    )
+    headings += ("items of the last fifth of events", "items with at most 10 events", "Gini")
+    note = "Counts are exact, of people's data: not private. The paper shows the same as a figure without numbers in its text."
+    return Page("The data sets and their long tails", "dpformer reproduce data -o docs/results", headings, rows, [note])
+
+
+def draw(figures: dict[str, Any]) -> Figure:
+    """Events of an item against its rank."""
+    figure, axes = new_figure()
+    for name, counts in figures["counts"].items():
+        axes[0, 0].plot(np.arange(1, len(counts) + 1), counts, label=name)
+    axes[0, 0].set(xscale="log", yscale="log", xlabel="item, by rank of frequency", ylabel="events")
+    axes[0, 0].legend(frameon=False)
+    return figure

@@ -1,0 +1,165 @@
+"""How long a cell will take one core, before it is run: from cells like it that are finished, else from steps measured here.
+
+seconds = steps * (batch * seconds a user + seconds a step) + evaluation
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from dpformer.data import Dataset, collate, load
+from dpformer.evaluation.held_out import held_out
+from dpformer.training.files import read_json
+from dpformer.training.recipe import STATISTICS, Recipe
+from dpformer.training.run import Run
+from dpformer.training.session import begin
+from dpformer_experiments.reproduce.cells import Cell
+from dpformer_experiments.reproduce.work import PROGRESS
+
+BATCHES = (16, 64)
+# What a step's time does not depend on.
+_FREE = {
+    "epsilon",
+    "delta",
+    "noise",
+    "seed",
+    "tuning",
+    "tried",
+    "histogram_share",
+    "learning_rate",
+    "weight_decay",
+    "warmup",
+}
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Seconds on one core: of a user's gradient, of a step besides, of ranking for a user."""
+
+    user: float
+    step: float
+    rank: float
+
+
+class Estimates:
+    """Seconds that cells need. `learn` from those that finish."""
+
+    def __init__(self, data: dict[str, Path], measure: Callable[[Recipe, Path], Speed] | None = None) -> None:
+        self._data, self._measure = data, measure or measure_speed
+        self._finished: dict[str, list[float]] = {}
+        self._speeds: dict[str, Speed] = {}
+
+    def learn(self, cell: Cell, seconds: float) -> None:
+        """A cell took so long."""
+        self._finished.setdefault(_kind(cell), []).append(seconds)
+
+    def seconds(self, cell: Cell, folder: Path) -> float | None:
+        """What is left to do of it; None where nothing is known: no steps, of a kind that has not been run."""
+        left = 1.0
+        if (folder / PROGRESS).exists():
+            known = read_json(folder / PROGRESS)
+            if known["step"]:
+                left = 1 - known["step"] / known["steps"]
+        if found := self._finished.get(_kind(cell)):
+            return left * sum(found) / len(found)
+        if cell.work != "recipe" or cell.recipe.model in STATISTICS or not cell.recipe.epochs:
+            return None
+        return left * self._measured(cell)
+
+    def _measured(self, cell: Cell) -> float:
+        recipe, folder = cell.recipe, self._data[cell.dataset]
+        free = _FREE | {"batch_size", "epochs", "averaging"}
+        shape = json.dumps([cell.dataset, recipe.epsilon == math.inf, recipe.model_dump(exclude=free)], sort_keys=True)
+        if shape not in self._speeds:
+            self._speeds[shape] = self._measure(recipe, folder)
+        speed, users = self._speeds[shape], self._users(cell.dataset)
+        # Without privacy the plan has the same steps, and no noise that takes seconds to find.
+        plan = recipe.model_copy(update={"epsilon": math.inf}).plan(users)
+        evaluations = 2 + (0 if cell.every is None else recipe.epochs / cell.every)
+        return plan.steps * (plan.batch_size * speed.user + speed.step) + evaluations * users * speed.rank
+
+    @functools.cache  # noqa: B019  - lives as long as one run of the runner
+    def _users(self, name: str) -> int:
+        return len(load(self._data[name]).sequences)
+
+
+def _kind(cell: Cell) -> str:
+    """Cells of one kind take the same time: all but epsilon, seed and learning rate the same."""
+    settings = {
+        name: value for name, value in cell.settings().items() if name not in ("epsilon", "seed", "delta", "recipe")
+    }
+    recipe: dict[str, Any] = {}
+    if cell.work == "recipe":
+        recipe = cell.recipe.model_dump(exclude=_FREE)
+    return json.dumps([cell.dataset, math.isinf(cell.epsilon), settings, recipe], sort_keys=True, default=str)
+
+
+def measure_speed(recipe: Recipe, data: Path) -> Speed:
+    """A few small steps of the product itself, on one core; the random state of the process is left as it was."""
+    threads, random = torch.get_num_threads(), torch.get_rng_state()
+    torch.set_num_threads(1)
+    try:
+        with tempfile.TemporaryDirectory(prefix="dpformer-speed-") as folder:
+            points = [point for batch in BATCHES for point in _steps(recipe, data, batch, Path(folder) / str(batch))]
+            rank = _ranking(recipe, load(data))
+    finally:
+        torch.set_num_threads(threads)
+        torch.set_rng_state(random)
+    users, seconds = np.array(points).T
+    slope, base = np.polyfit(users, seconds, 1)
+    if slope <= 0 or base < 0:  # too noisy for a line
+        slope, base = seconds.sum() / users.sum(), 0.0
+    return Speed(float(slope), float(base), rank)
+
+
+def _steps(recipe: Recipe, data: Path, batch: int, folder: Path) -> list[tuple[int, float]]:
+    """Users and seconds of steps of about `batch` users, after one that warms up."""
+    users = len(load(data).sequences)
+    batch = min(batch, users)
+    run = begin(folder, data, recipe.model_copy(update={"batch_size": batch, "epochs": 3 * batch / users}))
+    assert isinstance(run, Run)
+    try:
+        run.trainer.make_step()
+        points = []
+        for _ in range(run.plan.steps - 1):
+            start = time.process_time()
+            report = run.trainer.make_step()
+            points.append((report.users, time.process_time() - start))
+        return points
+    finally:
+        run.close()
+
+
+def _ranking(recipe: Recipe, dataset: Dataset) -> float:
+    """Seconds to rank all items for a user."""
+    model = recipe.build(len(dataset.catalogue)).eval()
+    held = held_out(dataset.sequences, "test")
+    batch = collate(held.histories, held.evaluated[: max(BATCHES)], recipe.max_length)
+
+    def ranking() -> None:
+        with torch.no_grad():
+            model.scores(batch.tokens, batch.lengths).sort(1)
+
+    return _seconds(ranking) / len(batch.users)
+
+
+def _seconds(do: Callable[[], None]) -> float:
+    """The quicker of two, after one that warms up."""
+    do()
+    found = []
+    for _ in range(2):
+        start = time.process_time()
+        do()
+        found.append(time.process_time() - start)
+    return min(found)

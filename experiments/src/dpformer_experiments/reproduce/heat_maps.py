@@ -1,0 +1,169 @@
+"""Heat maps over batch size and learning rate: sharing the embedding (MovieLens-1M, epsilon 5), both models (Games, epsilon 8).
+
+The paper shows both as pictures, without numbers that could stand beside ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dpformer_experiments.reproduce import paper
+from dpformer_experiments.reproduce.cells import Cell
+from dpformer_experiments.reproduce.data_sets import prepare_sets
+from dpformer_experiments.reproduce.methods import PAPER_ON
+from dpformer_experiments.reproduce.page import Page, new_figure
+from dpformer_experiments.reproduce.runner import Watch, run_cells
+from dpformer_experiments.reproduce.tables import METRICS, check_seeds, mean_of, spread_of, tried, with_spread
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True)
+class Maps:
+    """One map for each of `settings`, with its options over the paper's preset."""
+
+    title: str
+    dataset: str
+    epsilon: float
+    settings: dict[str, dict[str, Any]]
+    batch_sizes: tuple[int, ...] = paper.BATCH_SIZES
+    learning_rates: tuple[float, ...] = paper.LEARNING_RATES
+
+    def cells(self, seeds: int, preset: str = "paper") -> list[Cell]:
+        """Large batches and rates first: the paper finds the best there, and they cost the same."""
+        return [
+            Cell(
+                self.dataset,
+                f"{setting}, batch {batch}, rate {rate:g}",
+                self.epsilon,
+                seed,
+                preset=preset,
+                options={**PAPER_ON.get(self.dataset, {}), **options, "batch_size": batch, "learning_rate": rate},
+            )
+            for seed in range(1, seeds + 1)
+            for batch in sorted(self.batch_sizes, reverse=True)
+            for rate in sorted(self.learning_rates, reverse=True)
+            for setting, options in self.settings.items()
+        ]
+
+
+MAPS = {
+    "embedding-sharing": Maps(
+        "Sharing the embedding between input and output",
+        "ml-1m",
+        5.0,
+        {
+            "shared": {"reattention": "off"},
+            "not shared": {"reattention": "off", "tied": False},
+            "not shared, half the width": {"reattention": "off", "tied": False, "d": 32},
+        },
+    ),
+    "grid": Maps(
+        "Both models over batch size and learning rate",
+        "amazon-games",
+        8.0,
+        {"DPFormer": {}, "Transformer": {"reattention": "off"}},
+    ),
+}
+
+
+def run(
+    name: str,
+    *,
+    cells: Path,
+    seeds: int = 1,
+    budget_minutes: float | None = None,
+    workers: int | None = None,
+    data: Mapping[str, Path] | None = None,
+    runs: Path | None = None,
+    watch: Watch | None = None,
+    stopped: Callable[[], bool] = lambda: False,
+) -> dict[str, Any]:
+    """Run (or find) all cells of the maps."""
+    check_seeds(seeds)
+    folders = prepare_sets([MAPS[name].dataset], data or {}, cells)
+    how: dict[str, Any] = {"budget_minutes": budget_minutes, "workers": workers, "watch": watch, "stopped": stopped}
+    return measure(name, MAPS[name], MAPS[name].cells(seeds), folders, cells, runs=runs, **how)
+
+
+def measure(
+    name: str, maps: Maps, cells: list[Cell], folders: dict[str, Path], root: Path, **how: Any
+) -> dict[str, Any]:
+    """The figures of the maps; `how` is for the runner."""
+    outcomes = run_cells(cells, folders, root, **how)
+    rows = []
+    for setting in maps.settings:
+        for batch in maps.batch_sizes:
+            for rate in maps.learning_rates:
+                label = f"{setting}, batch {batch}, rate {rate:g}"
+                mine = [outcome for outcome in outcomes if outcome.cell.method == label]
+                records = [outcome.record for outcome in mine if outcome.record is not None]
+                row: dict[str, Any] = {"setting": setting, "batch_size": batch, "learning_rate": rate}
+                for metric in METRICS:
+                    values = [100 * record["test"]["masked"][metric]["value"] for record in records]
+                    row[metric], row[f"{metric} std"] = mean_of(values), spread_of(values)
+                row["validation ndcg@10"] = mean_of(
+                    [100 * r["validation"]["masked"]["ndcg@10"]["value"] for r in records]
+                )
+                row["seeds"] = [outcome.cell.seed for outcome in mine if outcome.record is not None]
+                row["not run"] = next((outcome.why for outcome in mine if outcome.record is None), "")
+                row["command"] = mine[0].cell.command(name)
+                rows.append(row)
+    done = [outcome for outcome in outcomes if outcome.record is not None]
+    return {
+        "name": name,
+        "title": maps.title,
+        "dataset": maps.dataset,
+        "epsilon": maps.epsilon,
+        "unit": "%",
+        "protocol": done[0].record["test"]["protocol"] if done and done[0].record else "",
+        "rows": rows,
+        "failed": sum(outcome.failed for outcome in outcomes),
+        "tried": [tried(outcome) for outcome in done],
+    }
+
+
+def page(figures: dict[str, Any]) -> Page:
+    """A line for each setting and batch size, a column for each rate."""
+    rates = list(dict.fromkeys(row["learning_rate"] for row in figures["rows"]))
+    lines: dict[tuple[str, int], list[str]] = {}
+    for row in figures["rows"]:
+        text = with_spread(row, "ndcg@10") or row["not run"]
+        lines.setdefault((row["setting"], row["batch_size"]), []).append(text)
+    notes = [
+        f"NDCG@10 in % on the test item, {figures['dataset']}, epsilon {figures['epsilon']:g}, delta 1e-05, the paper's "
+        "settings, of the last iterate. The paper shows this as a picture, without numbers. HIT@10 and the validation item are "
+        "in the csv and the JSON.",
+        *([figures["protocol"] + "."] if figures["protocol"] else []),
+    ]
+    headings = ("setting", "batch size", *(f"rate {rate:g}" for rate in rates))
+    rows = [(setting, str(batch), *found) for (setting, batch), found in lines.items()]
+    return Page(figures["title"], f"dpformer reproduce {figures['name']} -o docs/results", headings, rows, notes)
+
+
+def draw(figures: dict[str, Any]) -> Figure:
+    """A map for each setting, on one scale; what was not run is white."""
+    import numpy as np
+
+    settings = list(dict.fromkeys(row["setting"] for row in figures["rows"]))
+    batches = list(dict.fromkeys(row["batch_size"] for row in figures["rows"]))
+    rates = list(dict.fromkeys(row["learning_rate"] for row in figures["rows"]))
+    known = [row["ndcg@10"] for row in figures["rows"] if row["ndcg@10"] is not None] or [0.0]
+    figure, axes = new_figure(1, len(settings), (3.4 * len(settings), 3.2))
+    for axis, setting in zip(axes[0], settings, strict=True):
+        values = [row["ndcg@10"] for row in figures["rows"] if row["setting"] == setting]
+        shown = np.array([np.nan if value is None else value for value in values]).reshape(len(batches), len(rates))
+        axis.imshow(shown, vmin=0, vmax=max(known), cmap="viridis", aspect="auto")
+        for (i, j), value in np.ndenumerate(shown):
+            axis.text(
+                j, i, "" if np.isnan(value) else f"{value:.2f}", ha="center", va="center", color="white", fontsize=7
+            )
+        axis.set(title=setting, xlabel="learning rate", xticks=range(len(rates)), yticks=range(len(batches)))
+        axis.set_xticklabels([f"{rate:g}" for rate in rates])
+        axis.set_yticklabels(batches)
+    axes[0, 0].set_ylabel("batch size")
+    return figure

@@ -1,0 +1,138 @@
+"""What the tables compare: one line a method. To add one, add a line.
+
+Rows stand in the order of this list; cells are run in the order of `first` (lower goes first), so that a small budget of time
+goes to what is cheap and telling.
+"""
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from dpformer_experiments.reproduce import paper
+from dpformer_experiments.reproduce.cells import Cell
+
+INF = math.inf
+DELTA = 1e-5
+
+# What the paper sets differently for its two data sets; lengths are SASRec's.
+PAPER_ON: dict[str, dict[str, Any]] = {
+    "ml-1m": {"max_length": 200, "dropout": 0.2},
+    "amazon-games": {"max_length": 50, "dropout": 0.5},
+}
+# Without noise a large batch is a waste of epochs.
+CEILING = {"batch_size": 256, "learning_rate": 1e-3}
+
+
+@dataclass(frozen=True)
+class Method:
+    """A row of the tables at each of its epsilons. options: of `make_recipe`, over the preset; work: what a cell does.
+
+    on: options for one data set. only: the one data set that has what it needs. ceiling: with epsilon inf too, the model without
+    privacy, and these options there. compare: the method of the paper whose figures stand beside it; its own name by default.
+    """
+
+    name: str
+    options: dict[str, Any] = field(default_factory=dict)
+    preset: str = "default"
+    work: str = "recipe"
+    epsilons: tuple[float, ...] = paper.EPSILONS
+    on: dict[str, dict[str, Any]] = field(default_factory=dict)
+    only: str | None = None
+    ceiling: dict[str, Any] | None = None
+    compare: str | None = None
+    first: int = 0
+
+    def cells(self, dataset: str, seeds: int, delta: float = DELTA) -> list[Cell]:
+        """One cell for each epsilon and seed."""
+        if self.only not in (None, dataset):
+            return []
+        budgets = self.epsilons if self.ceiling is None else (*self.epsilons, INF)
+        result = []
+        for epsilon in budgets:
+            at_inf = self.ceiling or {} if math.isinf(epsilon) else {}
+            options = {**self.options, **self.on.get(dataset, {}), **at_inf}
+            # Exact popularity has neither noise nor chance: one seed says it all.
+            count = 1 if self.work == "popularity" else seeds
+            result += [
+                Cell(dataset, self.name, epsilon, seed, self.work, self.preset, options, delta=delta)
+                for seed in range(1, count + 1)
+            ]
+        return result
+
+
+def as_in_paper(name: str, first: int, ceiling: bool = True, **options: Any) -> Method:
+    """A method of the paper with its settings."""
+    return Method(name, options, "paper", on=PAPER_ON, ceiling=CEILING if ceiling else None, first=first)
+
+
+METHODS: tuple[Method, ...] = (
+    as_in_paper(paper.GRU, 4, model="gru", reattention="off"),
+    as_in_paper(paper.LSTM, 4, model="lstm", reattention="off"),
+    as_in_paper(paper.UNSHARED, 3, tied=False, reattention="off"),
+    as_in_paper(paper.VANILLA, 2, reattention="off"),
+    # Without noise there is nothing to correct: its ceiling is the vanilla Transformer's.
+    as_in_paper(paper.DPFORMER, 2, ceiling=False),
+    Method("DPFormer, pure", preset="pure", compare=paper.DPFORMER, ceiling={}, first=1),
+    # Their settings were fixed on the validation item; with these fixed, training sees it too.
+    Method(
+        "DP transitions, all but the test item",
+        {"model": "transitions", "hold_out": "test"},
+        compare=paper.DPFORMER,
+    ),
+    Method(
+        "DPFormer with a private prior, all but the test item",
+        {"hold_out": "test"},
+        preset="whole",
+        # The split of the budget was chosen on the validation item; on ML-1M the network adds nothing there.
+        on={"ml-1m": {"prior_share": 0.9, "prior_weight": 4.0}},
+        compare=paper.DPFORMER,
+    ),
+    # The same statistics, and a Transformer that learned from them without any budget of its own: alone, and both.
+    Method(
+        "Transformer distilled from DP transitions, all but the test item",
+        {"hold_out": "test", "prior_weight": 0.0},
+        preset="distilled",
+        compare=paper.DPFORMER,
+    ),
+    Method(
+        "DP transitions and the distilled Transformer, all but the test item",
+        {"hold_out": "test"},
+        preset="distilled",
+        compare=paper.DPFORMER,
+    ),
+    # The same start, and then steps on people's data, for which the statistics have to give up a part of the budget.
+    *(
+        Method(
+            f"{what}, all but the test item",
+            {
+                **{"hold_out": "test", "prior_share": 0.6, "epochs": 20.0, "learning_rate": 3e-3, "max_length": 50},
+                **more,
+            },
+            preset="distilled",
+            epsilons=(8.0,),
+            compare=paper.DPFORMER,
+            first=1,
+        )
+        for what, more in {
+            "Transformer distilled, then DP-SGD": {"prior_weight": 0.0},
+            "DP transitions and the Transformer distilled, then DP-SGD": {},
+        }.items()
+    ),
+    Method("popularity, not private", work="popularity", epsilons=(INF,)),
+    Method("DP popularity", {"model": "popularity"}),
+    Method("DP transitions", {"model": "transitions"}, compare=paper.DPFORMER),
+    # Another information set: never to be compared with the rows above without saying so.
+    Method(
+        "DP transitions with public titles and genres, all but the test item",
+        work="public transitions",
+        only="ml-1m",
+        compare=paper.DPFORMER,
+    ),
+    Method("DP transitions, tuning accounted", work="tuned transitions", epsilons=(8.0, 10.0), compare=paper.DPFORMER),
+)
+
+
+def in_order(methods: tuple[Method, ...], dataset: str, seeds: int, delta: float = DELTA) -> list[Cell]:
+    """All cells, the most telling first: by `first`, then a seed of everything before the next seed of anything."""
+    ranked = [(method.first, cell) for method in methods for cell in method.cells(dataset, seeds, delta)]
+    return [cell for _, cell in sorted(ranked, key=lambda pair: (pair[0], pair[1].seed))]

@@ -1,0 +1,263 @@
+"""The one runner of all results that train: cached, resumed, on all cores, within a budget of time.
+
+Cells are taken in their order, the most telling first. One whose estimate does not fit what is left of the budget is left
+empty and says what it needs; the next one may fit. When the budget ends, what is still running is stopped and saved.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import queue
+import signal
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dpformer.data import load
+from dpformer.errors import DPFormerError
+from dpformer_experiments.reproduce.cells import Cell
+from dpformer_experiments.reproduce.data_sets import fingerprint
+from dpformer_experiments.reproduce.estimate import Estimates
+from dpformer_experiments.reproduce.runs import FILE, Runs
+from dpformer_experiments.reproduce.work import Done, defaults, do
+
+_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+
+@dataclass
+class Outcome:
+    """A cell, its folder, and its record, or why there is none."""
+
+    cell: Cell
+    folder: Path
+    record: Done | None = None
+    why: str = ""
+    failed: bool = False
+
+
+class Watch:
+    """Who wants to know how far it is; this one does not. `left` is the estimate of the seconds that are left."""
+
+    def begin(self, cells: int, cached: int) -> None:
+        """Before the first cell."""
+
+    def started(self, cell: Cell) -> None:
+        """A cell is being worked on."""
+
+    def step(self, cell: Cell, step: int, steps: int) -> None:
+        """It has made so many of its steps."""
+
+    def stopping(self) -> None:
+        """Told to stop; what is running is being saved."""
+
+    def ended(self, outcome: Outcome, left: float) -> None:
+        """It is finished, stopped, or failed."""
+
+
+def run_cells(
+    cells: Sequence[Cell],
+    data: dict[str, Path],
+    root: Path,
+    *,
+    runs: Path | None = None,
+    budget_minutes: float | None = None,
+    workers: int | None = None,
+    watch: Watch | None = None,
+    stopped: Callable[[], bool] = lambda: False,
+    wanted: Callable[[Cell], bool] = lambda cell: True,
+) -> list[Outcome]:
+    """Finish cells and return what became of each, in their order.
+
+    data: prepared folders by name; root: where run folders are kept; runs: the file of finished cells, `root`/runs.jsonl by
+    default. workers: processes of one thread, as many as there are cores by
+    default; 1 works in this process. `stopped` is asked now and then: when it says so, everything is saved and left. What is not
+    `wanted` is shown if it was finished before, and not run.
+    """
+    prints = {name: fingerprint(load(folder)) for name, folder in data.items()}
+    outcomes = [Outcome(cell, cell.folder(root, prints[cell.dataset])) for cell in cells]
+    finished = Runs(runs or root / FILE)
+    for outcome in outcomes:
+        key = outcome.cell.key(prints[outcome.cell.dataset])
+        outcome.record = finished.find(key, defaults(outcome.cell))
+    estimates, watch = Estimates(data), watch or Watch()
+    for outcome in outcomes:
+        if outcome.record is not None:
+            estimates.learn(outcome.cell, outcome.record["core_seconds"])
+    for outcome in outcomes:
+        if outcome.record is None and not wanted(outcome.cell):
+            outcome.why = "not run: not asked for"
+    waiting = [outcome for outcome in outcomes if outcome.record is None and not outcome.why]
+    cached = sum(outcome.record is not None for outcome in outcomes)
+    watch.begin(cached + len(waiting), cached)
+    deadline = None if budget_minutes is None else time.time() + 60 * budget_minutes
+    count = workers or os.cpu_count() or 1
+    pool = _Here(stopped, deadline, watch) if count == 1 else _Pool(min(count, max(1, len(waiting))), deadline)
+    with pool:
+        _work(waiting, data, finished, estimates, pool, count, deadline, watch, stopped)
+    for outcome in waiting:
+        if outcome.record is None and not outcome.why:
+            outcome.why = _reason(estimates.seconds(outcome.cell, outcome.folder))
+    return outcomes
+
+
+def _work(
+    waiting: list[Outcome],
+    data: dict[str, Path],
+    finished: Runs,
+    estimates: Estimates,
+    pool: _Here | _Pool,
+    count: int,
+    deadline: float | None,
+    watch: Watch,
+    stopped: Callable[[], bool],
+) -> None:
+    """Keep the workers busy until nothing is left that fits."""
+    left, running, told = list(waiting), dict[Future[Done | None], Outcome](), False
+    while True:
+        while len(running) < count and not stopped() and (chosen := _choose(left, estimates, deadline)):
+            left.remove(chosen)
+            watch.started(chosen.cell)
+            running[pool.submit(chosen.cell, data[chosen.cell.dataset], chosen.folder)] = chosen
+        if not running:
+            return
+        done, _ = wait(running, timeout=0.2, return_when=FIRST_COMPLETED)
+        places = {str(outcome.folder): outcome.cell for outcome in running.values()}
+        for place, step, steps in pool.steps():
+            if place in places:  # a late word of a cell that has ended meanwhile is of no use
+                watch.step(places[place], step, steps)
+        for future in done:
+            outcome = running.pop(future)
+            _settle(outcome, future, finished, estimates)
+            known = [estimates.seconds(o.cell, o.folder) or 0.0 for o in [*left, *running.values()]]
+            watch.ended(outcome, sum(known) / count)
+        if stopped() and not told:
+            told = True
+            watch.stopping()
+            pool.stop()
+
+
+def _choose(left: list[Outcome], estimates: Estimates, deadline: float | None) -> Outcome | None:
+    """The first cell that fits what is left of the budget. One of which nothing is known is tried while there is time."""
+    if deadline is None:
+        return left[0] if left else None
+    remaining = deadline - time.time()
+    if remaining <= 0:
+        return None
+    return next((o for o in left if (estimates.seconds(o.cell, o.folder) or 0.0) <= remaining), None)
+
+
+def _settle(outcome: Outcome, future: Future[Done | None], finished: Runs, estimates: Estimates) -> None:
+    error = future.exception()
+    if error is not None:
+        if not isinstance(error, Exception):
+            raise error
+        kind = "" if isinstance(error, DPFormerError) else f"{type(error).__name__}: "
+        outcome.why, outcome.failed = f"failed: {kind}{' '.join(str(error).split())[:200]}", True
+        return
+    outcome.record = future.result()
+    if outcome.record is not None:
+        finished.add(outcome.record)
+        estimates.learn(outcome.cell, outcome.record["core_seconds"])
+
+
+def _reason(seconds: float | None) -> str:
+    if seconds is None:
+        return "not run: no time was left"
+    return f"not run: needs about {max(1, round(seconds / 60)):,} min"
+
+
+class _Here:
+    """This process as the only worker. The watch is told of steps at once: nothing else can be done meanwhile."""
+
+    def __init__(self, stopped: Callable[[], bool], deadline: float | None, watch: Watch) -> None:
+        self._stopped, self._deadline, self._watch = stopped, deadline, watch
+
+    def __enter__(self) -> _Here:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def submit(self, cell: Cell, data: Path, folder: Path) -> Future[Done | None]:
+        """Do it, now."""
+        future: Future[Done | None] = Future()
+        try:
+            late = lambda: self._stopped() or (self._deadline is not None and time.time() > self._deadline)  # noqa: E731
+            future.set_result(do(cell, data, folder, late, lambda step, steps: self._watch.step(cell, step, steps)))
+        except Exception as error:  # noqa: BLE001  - as a pool does: kept in the future, judged by `_settle`
+            future.set_exception(error)
+        return future
+
+    def steps(self) -> list[tuple[str, int, int]]:
+        """Told already."""
+        return []
+
+    def stop(self) -> None:
+        """`stopped` is asked by the work itself."""
+
+
+class _Pool:
+    """Processes of one thread each, that tell their steps through a queue and stop, saved, when told."""
+
+    def __init__(self, count: int, deadline: float | None) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._deadline = deadline
+        self._stop, self._steps = context.Event(), context.Queue()
+        # Libraries read these when they are loaded, so a worker must have them from its start.
+        self._before = {name: os.environ.get(name) for name in _THREADS}
+        os.environ.update(dict.fromkeys(_THREADS, "1"))
+        self._pool: Executor = ProcessPoolExecutor(count, context, _begin_worker, (self._stop, self._steps))
+
+    def __enter__(self) -> _Pool:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stop.set()
+        self._pool.shutdown(cancel_futures=True)
+        for name, value in self._before.items():
+            os.environ.pop(name, None) if value is None else os.environ.__setitem__(name, value)
+
+    def submit(self, cell: Cell, data: Path, folder: Path) -> Future[Done | None]:
+        """Give it to a worker."""
+        return self._pool.submit(_in_worker, cell, data, folder, self._deadline)
+
+    def steps(self) -> list[tuple[str, int, int]]:
+        """What workers have told since: folder, step, steps."""
+        found: dict[str, tuple[int, int]] = {}
+        try:
+            while True:
+                place, step, steps = self._steps.get_nowait()
+                found[place] = (step, steps)
+        except queue.Empty:
+            return [(place, *pair) for place, pair in found.items()]
+
+    def stop(self) -> None:
+        """Save and leave."""
+        self._stop.set()
+
+
+_worker: dict[str, Any] = {}
+
+
+def _begin_worker(stop: Any, steps: Any) -> None:
+    import torch
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches everybody; the parent tells when to stop
+    torch.set_num_threads(1)
+    _worker.update(stop=stop, steps=steps, told=0.0)
+
+
+def _in_worker(cell: Cell, data: Path, folder: Path, deadline: float | None) -> Done | None:
+    def late() -> bool:
+        return _worker["stop"].is_set() or (deadline is not None and time.time() > deadline)
+
+    def tell(step: int, steps: int) -> None:
+        if time.monotonic() - _worker["told"] > 0.2:
+            _worker["told"] = time.monotonic()
+            _worker["steps"].put((str(folder), step, steps))
+
+    return do(cell, data, folder, late, tell)

@@ -1,0 +1,187 @@
+"""Popularity, DP popularity and DP transition statistics on the paper's two data sets.
+
+Models are fitted on everything before the item that is held out. Their settings are the defaults, which were chosen on the
+validation item; nothing is chosen here. Noise is seeded, so that the figures can be made again: a release for use must not be.
+"""
+
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dpformer.data import Dataset
+from dpformer.errors import DataError, PrivacyError
+from dpformer.evaluation import Evaluation, evaluate, held_out
+from dpformer.evaluation.held_out import ITEMS as HELD_OUT
+from dpformer.models.statistics import DPPopularity, DPTransitions, Popularity, TransitionSettings
+from dpformer.privacy import gaussian_multiplier, noise_source
+from dpformer_experiments.reproduce.data_sets import VARIABLES, find_set
+from dpformer_experiments.reproduce.page import Page
+
+DELTA = 1e-5
+POPULARITY, DP_POPULARITY = "popularity (not private)", "DP popularity"
+ONE_STAGE, THREE_STAGES = "DP transitions, one release", "DP transitions"
+
+# NDCG@10 and HIT@10 in %, on the test item: what a prototype of the same statistics reached.
+EXPECTED: dict[tuple[str, str, float | None], tuple[float, float]] = {
+    ("ml-1m", POPULARITY, None): (1.74, 3.53),
+    ("amazon-games", POPULARITY, None): (1.23, 2.15),
+    ("ml-1m", ONE_STAGE, 5.0): (11.03, 18.6),
+    ("ml-1m", ONE_STAGE, 8.0): (12.44, 21.0),
+    ("ml-1m", ONE_STAGE, 10.0): (13.08, 22.0),
+    ("amazon-games", ONE_STAGE, 5.0): (3.62, 6.09),
+    ("amazon-games", ONE_STAGE, 8.0): (4.09, 6.96),
+    ("amazon-games", ONE_STAGE, 10.0): (4.26, 7.28),
+    ("ml-1m", THREE_STAGES, 5.0): (11.57, 19.4),
+    ("ml-1m", THREE_STAGES, 8.0): (12.88, 21.5),
+    ("ml-1m", THREE_STAGES, 10.0): (13.32, 22.2),
+    ("amazon-games", THREE_STAGES, 5.0): (3.68, 6.16),
+    ("amazon-games", THREE_STAGES, 8.0): (4.13, 6.98),
+    ("amazon-games", THREE_STAGES, 10.0): (4.31, 7.29),
+}
+
+
+def run(
+    *,
+    epsilon: Sequence[float] = (5.0, 8.0, 10.0),
+    seeds: int = 3,
+    item: str = "test",
+    data: Mapping[str, Path] | None = None,
+    say: Callable[[str], None] = lambda line: None,
+) -> dict[str, Any]:
+    """Fit and evaluate all models on both data sets, once for each epsilon and noise seed (1, 2, ...)."""
+    if seeds < 1:
+        raise PrivacyError(f"{seeds} noise seeds measure nothing; give --seeds 1 or more")
+    if item not in HELD_OUT:
+        raise DataError(f"no item {item!r} is held out; there are: {', '.join(HELD_OUT)}")
+    if any(math.isinf(eps) for eps in epsilon):
+        raise PrivacyError(
+            "epsilon inf is no noise, and the statistics are made of noisy counts; give a finite --epsilon"
+        )
+    multipliers = {float(eps): gaussian_multiplier(float(eps), DELTA) for eps in epsilon}
+    # All of them first: a missing file should show before an hour has passed.
+    datasets = {name: find_set(name, data or {}) for name in VARIABLES}
+    result: dict[str, Any] = {
+        "item": item,
+        "delta": DELTA,
+        "seeds": list(range(1, seeds + 1)),
+        "protocols": {},
+        "rows": [],
+    }
+    for name, dataset in datasets.items():
+        part = measure_set(name, dataset, multipliers, seeds, item, say)
+        result["protocols"][name] = part["protocol"]
+        result["rows"] += part["rows"]
+    return result
+
+
+def measure_set(
+    name: str, dataset: Dataset, multipliers: dict[float, float], seeds: int, item: str, say: Callable[[str], None]
+) -> dict[str, Any]:
+    """`protocol`, a line, and `rows`, one for each model and epsilon. multipliers: the noise for each epsilon."""
+    held, item_count = held_out(dataset.sequences, item), len(dataset.catalogue)
+    log = (held.histories.items, held.histories.offsets, item_count)
+    say(f"{name}: {POPULARITY}")
+    found = evaluate(Popularity().fit(*log), held, item_count)
+    rows = [_row(name, POPULARITY, None, None, [found])]
+    models: dict[str, Callable[[], DPPopularity | DPTransitions]] = {
+        DP_POPULARITY: DPPopularity,
+        ONE_STAGE: lambda: DPTransitions(TransitionSettings.one_stage()),
+        THREE_STAGES: DPTransitions,
+    }
+    for model, make in models.items():
+        for epsilon, sigma in multipliers.items():
+            evaluations = []
+            for seed in range(1, seeds + 1):
+                say(f"{name}: {model}, epsilon {epsilon:g}, seed {seed}")
+                fitted = make().fit(*log, noise_multiplier=sigma, gaussian=noise_source("seeded", seed).gaussian)
+                evaluations.append(evaluate(fitted, held, item_count))
+            rows.append(_row(name, model, epsilon, sigma, evaluations))
+    return {"protocol": found.protocol.line(), "rows": rows}
+
+
+def _row(
+    dataset: str, model: str, epsilon: float | None, sigma: float | None, evaluations: list[Evaluation]
+) -> dict[str, Any]:
+    """Mean and standard deviation over noise seeds of every figure."""
+    flat = [_flat(evaluation) for evaluation in evaluations]
+    values = {figure: [one[figure] for one in flat] for figure in flat[0]}
+    return {
+        "dataset": dataset,
+        "model": model,
+        "epsilon": epsilon,
+        "noise_multiplier": sigma,
+        "figures": {
+            figure: {
+                "mean": round(statistics.fmean(found), 6),
+                "std": round(statistics.stdev(found), 6) if len(found) > 1 else None,
+            }
+            for figure, found in values.items()
+        },
+    }
+
+
+def _flat(evaluation: Evaluation) -> dict[str, float]:
+    figures = {name: figure.value for name, figure in evaluation.masked.items()}
+    figures |= {f"unmasked {name}": figure.value for name, figure in evaluation.unmasked.items()}
+    for name, part in evaluation.slices.items():
+        figures |= {f"{name} {metric}": part.metrics[metric].value for metric in ("ndcg@10", "hit@10")}
+    return figures | evaluation.coverage | evaluation.mean_popularity
+
+
+def _expected(result: dict[str, Any], row: dict[str, Any]) -> str:
+    pair = EXPECTED.get((row["dataset"], row["model"], row["epsilon"])) if result["item"] == "test" else None
+    return f"{pair[0]:.2f} / {pair[1]:.2f}" if pair else ""
+
+
+def _cells(result: dict[str, Any], row: dict[str, Any]) -> list[str]:
+    def percent(figure: str) -> str:
+        found = row["figures"][figure]
+        spread = f" ± {100 * found['std']:.2f}" if found["std"] is not None else ""
+        return f"{100 * found['mean']:.2f}{spread}"
+
+    return [
+        row["dataset"],
+        row["model"],
+        "" if row["epsilon"] is None else f"{row['epsilon']:g}",
+        percent("ndcg@10"),
+        percent("hit@10"),
+        _expected(result, row),
+        f"{100 * row['figures']['unmasked ndcg@10']['mean']:.2f}",
+        " / ".join(f"{100 * row['figures'][f'{part} ndcg@10']['mean']:.2f}" for part in ("head", "torso", "tail")),
+        f"{100 * row['figures']['coverage@10']['mean']:.1f}",
+    ]
+
+
+_HEADINGS = (
+    "data",
+    "model",
+    "epsilon",
+    "NDCG@10",
+    "HIT@10",
+    "prototype",
+    "unmasked NDCG@10",
+    "head / torso / tail NDCG@10",
+    "coverage@10",
+)
+
+
+def _notes(result: dict[str, Any]) -> list[str]:
+    return [
+        f"In %; mean and standard deviation over {len(result['seeds'])} noise seeds; delta {result['delta']:g}, user level, add "
+        "or remove one user; no sampling. Prototype: NDCG@10 / HIT@10 that the statistics were expected to reach. Head, torso "
+        "and tail: targets among the most frequent items that make up 50 %, the next 30 % and the last 20 % of the events.",
+        "A seed gives the same draws at every epsilon, scaled to its noise, and to every model: rows can be compared in pairs, "
+        "but they are not independent, and a close call between two items may fall the same way in several of them.",
+        *(f"{name}: {line}." for name, line in result["protocols"].items()),
+    ]
+
+
+def page(result: dict[str, Any]) -> Page:
+    """The table for people."""
+    epsilons = dict.fromkeys(row["epsilon"] for row in result["rows"] if row["epsilon"] is not None)
+    options = "".join(f" --epsilon {epsilon:g}" for epsilon in epsilons)
+    command = f"dpformer reproduce transitions{options} --seeds {len(result['seeds'])} --item {result['item']} -o docs/results"
+    rows = [tuple(_cells(result, row)) for row in result["rows"]]
+    return Page(f"DP transition statistics: {result['item']} item", command, _HEADINGS, rows, _notes(result))

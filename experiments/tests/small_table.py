@@ -1,0 +1,22 @@
+"""A table of small methods, for the embedded data: seconds with the same runner."""
+
+from dpformer_experiments.reproduce import paper
+from dpformer_experiments.reproduce.methods import INF, Method
+
+# All users in each batch: the noise has a closed form, and nothing is to be searched for.
+TINY = {"d": 4, "max_length": 8, "epochs": 4.0, "batch_size": 10**6, "averaging": "none", "blocks": 1, "dropout": 0.1}
+
+
+def small_methods() -> tuple[Method, ...]:
+    return (
+        Method(
+            paper.DPFORMER,
+            {**TINY, "reattention": "logits"},
+            "paper",
+            epsilons=(8.0,),
+            ceiling={},
+            first=1,
+        ),
+        Method("popularity, not private", work="popularity", epsilons=(INF,)),
+        Method("DP popularity", {"model": "popularity"}, epsilons=(8.0,)),
+    )

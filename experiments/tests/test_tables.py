@@ -1,0 +1,235 @@
+"""Tables: the paper's values, differences, and that json, csv and markdown say the same."""
+
+import csv
+import io
+import json
+import math
+import re
+from pathlib import Path
+
+import pytest
+
+from dpformer.errors import DPFormerError
+from dpformer_experiments.reproduce import RESULTS, heat_maps, paper, results, tables
+from dpformer_experiments.reproduce.methods import METHODS, in_order
+from dpformer_experiments.reproduce.page import as_csv
+from dpformer_experiments.reproduce.runs import FILE, read_lines
+from small_table import TINY, small_methods
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+@pytest.fixture(scope="module")
+def figures(demo, tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setitem(paper.TABLES, "demo", paper.TABLES["ml-1m"])
+        return tables.measure(
+            "table-1", "demo", small_methods(), demo, tmp_path_factory.mktemp("cells"), 2, workers=1
+        )  # fmt: skip
+
+
+def test_the_papers_values_are_those_of_its_tables():
+    """Its relative improvements of DPFormer over the vanilla Transformer, as printed, follow from the values."""
+    printed = {"ml-1m": ((29, 28), (9.2, 8.7), (5.4, 3.9)), "amazon-games": ((20, 22), (28, 34), (27, 31))}
+    for dataset, columns in printed.items():
+        assert list(paper.TABLES[dataset]) == [paper.GRU, paper.LSTM, paper.UNSHARED, paper.VANILLA, paper.DPFORMER]
+        for epsilon, improvements in zip(paper.EPSILONS, columns, strict=True):
+            ours = paper.reported(dataset, paper.DPFORMER, epsilon)
+            vanilla = paper.reported(dataset, paper.VANILLA, epsilon)
+            for place, improvement in zip((0, 2), improvements, strict=True):
+                assert 100 * (ours[place] / vanilla[place] - 1) == pytest.approx(improvement, abs=1.0)
+    assert paper.reported("ml-1m", paper.GRU, 8.0) == (2.40, 0.03, 4.75, 0.20)
+    assert paper.reported("ml-1m", paper.GRU, math.inf) is None
+    assert paper.reported("ml-1m", "DP popularity", 8.0) is None
+
+
+def test_both_tables_have_every_cell_at_the_papers_settings():
+    for dataset in tables.SETS.values():
+        cells = in_order(METHODS, dataset, 3)
+        assert len({cell.key("data") for cell in cells}) == len(cells)
+        assert {(c.method, c.epsilon) for c in cells} >= {(m, e) for m in paper.TABLES[dataset] for e in paper.EPSILONS}
+        assert [cell.seed for cell in cells if cell.method == "DP transitions"][:3] == [1, 1, 1]
+        for cell in cells:
+            if cell.preset == "paper":
+                recipe = cell.recipe
+                assert (recipe.d, recipe.blocks, recipe.heads, recipe.epochs) == (64, 2, 1, 100)
+                assert recipe.max_length == {"ml-1m": 200, "amazon-games": 50}[dataset]
+                assert recipe.dropout == {"ml-1m": 0.2, "amazon-games": 0.5}[dataset]
+                assert recipe.weight_decay == 1e-5
+                assert recipe.warmup == 0.2
+                assert (recipe.reattention == "logits") == (cell.method == paper.DPFORMER)
+                assert recipe.tied == (cell.method != paper.UNSHARED)
+        assert {c.method for c in cells if math.isinf(c.epsilon)} >= set(paper.TABLES[dataset]) - {paper.DPFORMER}
+
+
+def test_differences_are_ours_less_the_papers(figures):
+    row = figures["rows"][0]
+    assert (row["method"], row["epsilon"]) == (paper.DPFORMER, 8.0)
+    assert row["reported ndcg@10"] == 7.70
+    assert row["difference ndcg@10"] == pytest.approx(row["ndcg@10"] - 7.70, abs=1e-4)
+    assert row["difference hit@10"] == pytest.approx(row["hit@10"] - 14.31, abs=1e-4)
+    assert row["ndcg@10 std"] > 0
+    assert row["seeds"] == [1, 2]
+    assert 0 < row["epsilon at delta 1/N"] < 8
+    without = figures["rows"][1]
+    assert (without["epsilon"], without["reported ndcg@10"], without["difference ndcg@10"]) == ("inf", None, None)
+    exact = figures["rows"][2]
+    assert (exact["seeds"], exact["ndcg@10 std"]) == ([1], None)
+
+
+def test_json_csv_and_markdown_agree(figures):
+    read = list(csv.DictReader(io.StringIO(as_csv(figures["rows"]))))
+    shown = [line.split(" | ") for line in tables.page(figures).grid().splitlines()[2:]]
+    assert len(read) == len(shown) == len(figures["rows"]) == 4
+    for row, of_csv, line in zip(figures["rows"], read, shown, strict=True):
+        assert float(of_csv["ndcg@10"]) == row["ndcg@10"]
+        assert of_csv["method"] == row["method"] == line[0].removeprefix("| ")
+        assert line[3].split(" ± ")[0] == f"{row['ndcg@10']:.2f}"
+        assert line[4].split(" ± ")[0] == f"{row['hit@10']:.2f}"
+    assert json.loads(json.dumps(figures, allow_nan=False)) == figures
+    assert all("full" in line or "all" in line for line in figures["protocol"].values())
+    assert figures["protocol"]["test"] in tables.page(figures).markdown().replace("Test item", "test item")
+
+
+def test_every_configuration_is_in_the_log_once(figures, tmp_path):
+    from dpformer_experiments.cli.reproduce import write
+
+    assert len(figures["tried"]) == 2 + 2 + 1 + 2
+    for _ in range(2):
+        write(tmp_path, "table-1", figures, tables)
+    lines = [json.loads(line) for line in (tmp_path / "tried-table-1.jsonl").read_text().splitlines()]
+    assert lines == figures["tried"]
+    assert {"validation", "test", "settings", "seed"} <= set(lines[0])
+    assert (tmp_path / "table-1.svg").stat().st_size > 1000
+    assert "tried" not in json.loads((tmp_path / "table-1.json").read_text())
+
+
+def test_results_are_merged_and_prose_is_kept(figures, tmp_path, dpformer):
+    from dpformer_experiments.cli.reproduce import write
+
+    done = dpformer("reproduce", "results", "-o", tmp_path / "docs")
+    assert done.code == 2
+    assert "holds no table" in done.err
+    (tmp_path / "docs" / "results").mkdir(parents=True)
+    write(tmp_path / "docs" / "results", "table-1", figures, tables)
+    prose = "# All\n\nWritten by hand.\n\n<!-- results: table-1 -->\n\nMore.\n\n<!-- results: tried -->\n"
+    (tmp_path / "docs" / "results" / results.PROSE).write_text(prose)
+    for _ in range(2):
+        assert dpformer("reproduce", "results", "-o", tmp_path / "docs", "--json").code == 0
+    page = (tmp_path / "docs" / "results.md").read_text()
+    assert "Written by hand." in page
+    assert tables.page(figures).grid() in page
+    assert "| [tried-table-1.jsonl](results/tried-table-1.jsonl) | 7 |" in page
+    found = json.loads((tmp_path / "docs" / "results.json").read_text())["records"]
+    assert len(found) == 8
+    wanted = {"dataset", "method", "epsilon", "delta", "masked", "ndcg@10", "hit@10", "std", "seeds", "command"}
+    assert set(found[0]) == wanted
+    assert [record["masked"] for record in found[:2]] == [True, False]
+    assert found[1]["ndcg@10"] == figures["rows"][0]["unmasked ndcg@10"]
+    with pytest.raises(DPFormerError, match="nothing is called 'tabel-1'"):
+        results.render("<!-- results: tabel-1 -->", {}, tmp_path)
+
+
+def test_heat_maps_have_a_cell_for_each_setting(demo, tmp_path):
+    for name, count in (("embedding-sharing", 75), ("grid", 50)):
+        cells = heat_maps.MAPS[name].cells(1)
+        assert len({cell.key("data") for cell in cells}) == count
+        assert cells[0].recipe.batch_size == 4096
+    halved = [cell.recipe for cell in heat_maps.MAPS["embedding-sharing"].cells(1) if "half" in cell.method]
+    assert {(recipe.d, recipe.tied) for recipe in halved} == {(32, False)}
+    maps = heat_maps.Maps("small", "demo", math.inf, {"shared": {**TINY, "reattention": "off"}}, (10**6,), (1e-3, 1e-2))
+    cells = maps.cells(1)
+    found = heat_maps.measure("small", maps, cells, demo, tmp_path, workers=1, wanted=lambda cell: cell is cells[0])
+    assert [row["ndcg@10"] is None for row in found["rows"]] == [True, False]
+    assert "not asked for" in heat_maps.page(found).grid()
+    assert len(heat_maps.draw(found).axes) == 1
+
+
+def test_memory_and_throughput_are_read_from_the_benchmark(dpformer, tmp_path):
+    done = dpformer("reproduce", "memory", "--report", tmp_path)
+    assert done.code == 2
+    assert "make it" in done.err
+    contenders = {
+        "private": {"users_per_second": 300.0, "above_mb": 100.0},
+        "plain": {"users_per_second": 150.0, "above_mb": 50.0},
+        "opacus ghost": {"users_per_second": 30.0},  # a quick benchmark does not weigh everybody
+    }
+    (tmp_path / "performance.json").write_text(json.dumps({"workloads": {"ml-1m": {"contenders": contenders}}}))
+    for name, factors in (("memory", [1.0, 0.5, None]), ("throughput", [1.0, 2.0, 10.0])):
+        done = dpformer("reproduce", name, "--report", tmp_path, "-o", tmp_path / "out", "--json")
+        assert done.code == 0
+        assert [row["ours is better by"] for row in json.loads(done.out)["rows"]] == factors
+        assert (tmp_path / "out" / f"{name}.svg").exists()
+
+
+def test_every_result_can_be_asked_for(dpformer):
+    import importlib
+    import inspect
+
+    for result in RESULTS.values():
+        module = importlib.import_module(f"dpformer_experiments.reproduce.{result.module}")
+        assert callable(module.run)
+        assert callable(module.page)
+        taken = inspect.signature(module.run).parameters
+        assert ("cells" in taken) == ("runs" in taken)
+    done = dpformer("reproduce", "--json")
+    assert json.loads(done.out) == {name: result.about for name, result in RESULTS.items()}
+    for arguments, complaint in (
+        (("table-1", "--method", "nothing"), "no method is called 'nothing'"),
+        (("table-1", "--data", "x=y"), "is not NAME=PATH"),
+        (("table-1", "--seeds", 0), "--seeds 1"),
+        (("error-table", "--budget-minutes", 1), "no use for --budget-minutes"),
+        (("nothing",), "table-1, table-2"),
+    ):
+        done = dpformer("reproduce", *arguments)
+        assert done.code == 2
+        assert complaint in done.err
+
+
+def test_committed_tables_are_what_their_figures_say():
+    for name in tables.SETS:
+        path = DOCS / "results" / f"{name}.json"
+        found = json.loads(path.read_text())
+        assert path.with_suffix(".md").read_text() == tables.page(found).markdown()
+        assert path.with_suffix(".csv").read_text() == as_csv(found["rows"])
+    page = (DOCS / "results.md").read_text()
+    assert not re.search(r"<!-- results: ", page)
+    merged = json.loads((DOCS / "results.json").read_text())["records"]
+    assert merged == results.run(out=DOCS)["rows"]
+    assert page == results.render((DOCS / "results" / results.PROSE).read_text(), results.run(out=DOCS)["tables"], DOCS)
+
+
+def test_a_row_that_is_not_there_is_refused(dpformer):
+    for option, value, wanted in (("--epsilon", "7", "5, 8, 10, inf"), ("--method", "GUR", "GRU")):
+        done = dpformer("reproduce", "table-1", option, value)
+        assert done.code != 0
+        assert value in done.err
+        assert wanted in done.err
+
+
+def test_committed_tables_are_the_means_of_the_committed_runs():
+    """Of the methods whose runs are kept, every figure follows from experiments/results/runs.jsonl."""
+    runs = read_lines(Path(__file__).parents[1] / "results" / FILE)
+    last = {(run["dataset"], run["method"], run["epsilon"], run["seed"]): run for run in runs}
+    kinds = {"": ("test", "masked"), "unmasked ": ("test", "unmasked"), "validation ": ("validation", "masked")}
+    compared = 0
+    for row in [
+        row for name in tables.SETS for row in json.loads((DOCS / "results" / f"{name}.json").read_text())["rows"]
+    ]:
+        found = [last.get((row["dataset"], row["method"], row["epsilon"], seed)) for seed in row["seeds"]]
+        if None in found or not found:
+            continue
+        compared += 1
+        for label, (item, kind) in kinds.items():
+            for metric in tables.METRICS:
+                values = [100 * run[item][kind][metric]["value"] for run in found if item in run]
+                assert row[label + metric] == tables.mean_of(values)
+                assert row[f"{label}{metric} std"] == tables.spread_of(values)
+    assert compared == 42
+    for record in json.loads((DOCS / "results" / "pure.json").read_text())["records"]:
+        kind = "masked" if record["masked"] else "unmasked"
+        found = [last[record["dataset"], record["method"], record["epsilon"], seed] for seed in record["seeds"]]
+        for metric in tables.METRICS:
+            values = [100 * run[record["item"]][kind][metric]["value"] for run in found]
+            assert record[metric] == pytest.approx(tables.mean_of(values), abs=6e-4)
+            assert record["std"][metric] == pytest.approx(tables.spread_of(values), abs=6e-4)
