@@ -35,6 +35,7 @@ from dpformer.data.outcome import (
 )
 from dpformer.data.pipeline import title_spread
 from dpformer.data.read import read_log
+from dpformer.data.sequences import flat
 from dpformer.data.spark.session import session
 from dpformer.data.spark.slices import SLICE, Slice, Source, digest, each, events, look, source_of, to_arrow
 from dpformer.data.splits import SHORTEST_SPLIT
@@ -208,7 +209,7 @@ def _counted(shards: list[Path], items: int) -> tuple[np.ndarray, np.ndarray]:
     for shard in shards:
         lists = pl.read_parquet(shard, columns=["items"], glob=False, hive_partitioning=False)["items"]
         lengths.append(lists.list.len().to_numpy().astype(np.int64))
-        counts += np.bincount(lists.explode().to_numpy(), minlength=items + 1)
+        counts += np.bincount(flat(lists).to_numpy(), minlength=items + 1)
     return np.concatenate(lengths), counts[1:]
 
 
