@@ -180,12 +180,23 @@ def test_ids_of_any_type(kind: str):
     assert len(dataset.sequences.users) == 2
 
 
-def test_ids_are_numbers_in_text_only_if_all_are(tmp_path: Path):
+def test_ids_of_users_in_text_are_numbers_only_if_all_are(tmp_path: Path):
     log = tmp_path / "log.csv"
-    log.write_text("user,item\n1,007\n1,7\n10,8\n2,7\n")
-    dataset = prepare(log)
-    assert dataset.sequences.users.to_list() == [1, 2, 10]
-    assert dataset.catalogue["item_id"].to_list() == ["007", "7", "8"]
+    log.write_text("user,item\n1,a\n1,b\n10,c\n2,a\n")
+    assert prepare(log).sequences.users.to_list() == [1, 2, 10]
+    log.write_text("user,item\n1,a\n1,b\n010,c\n2,a\n")
+    assert prepare(log).sequences.users.to_list() == ["010", "1", "2"]
+
+
+def test_ids_of_items_in_text_stay_text_in_natural_order(tmp_path: Path):
+    log = tmp_path / "log.csv"
+    log.write_text("user,item\n1,10\n1,7\n2,9\n")
+    assert prepare(log).catalogue["item_id"].to_list() == ["7", "9", "10"]
+    log.write_text("user,item\n1,10\n1,7\n2,9\n3,007\n3,b\n")
+    assert prepare(log).catalogue["item_id"].to_list() == ["7", "9", "10", "007", "b"]
+    # Typed sources keep their types and the order of these.
+    assert prepare(pl.DataFrame({"user": [1, 1], "item": ["9", "10"]})).catalogue["item_id"].to_list() == ["10", "9"]
+    assert prepare(pl.DataFrame({"user": [1, 1], "item": [10, 9]})).catalogue["item_id"].to_list() == [9, 10]
 
 
 def test_the_catalogue_says_nothing_about_the_order_or_the_frequency_of_events():

@@ -1,7 +1,7 @@
 """Rows of text: CSV, TSV, MovieLens' `::`, RecBole's `.inter`, SASRec's `user item`, Amazon's ratings without header.
 
-Fields are read as text. Text has no types, so `007` and `7` stay two ids; ids that are all whole numbers become
-numbers later, where the distinct ids are known.
+Fields are read as text. Text has no types, so `007` and `7` stay two ids. Ids of items stay text; ids of users that are
+all whole numbers become numbers later, where the distinct ids are known.
 """
 
 import re

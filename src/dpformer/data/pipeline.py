@@ -10,7 +10,7 @@ from dpformer.data.columns import ITEM, TIME, TITLE, USER
 from dpformer.data.dataset import Dataset
 from dpformer.data.filters import Filter, keep_frequent
 from dpformer.data.hashing import sha256_of
-from dpformer.data.ids import Coded, check_ids, compact, encode, id_expression
+from dpformer.data.ids import Coded, check_ids, compact, encode_items, encode_users, id_expression
 from dpformer.data.log import Log
 from dpformer.data.outcome import (
     checked_options,
@@ -54,8 +54,8 @@ def prepare(
     source = read_log(log, user=user, item=item, time=time)
     columns, origin = _events(source)
     on_stage("numbering users and items")
-    items = encode(columns.pop(ITEM), source.untyped_ids)
-    users = encode(columns.pop(USER), source.untyped_ids)
+    items = encode_items(columns.pop(ITEM), source.untyped_ids)
+    users = encode_users(columns.pop(USER), source.untyped_ids)
     times = columns.pop(TIME, None)
     counts: dict[str, Any] = {"read": _sizes(users, items)}
     notes: list[str] = []

@@ -24,6 +24,7 @@ import polars as pl
 
 from dpformer.data.columns import ITEM, TIME, TITLE, USER
 from dpformer.data.filters import Filter
+from dpformer.data.ids import sorted_ids
 from dpformer.data.log import Log, first_line
 from dpformer.data.outcome import (
     checked_options,
@@ -130,7 +131,8 @@ def _write(
         if not number:
             raise nothing_left(log, before["events"], minimum, rule)
     on_stage("naming items")
-    ids = _read(_through(kept.select(ITEM).distinct(), scratch / "ids")).collect().to_series().sort()
+    ids = _read(_through(kept.select(ITEM).distinct(), scratch / "ids")).collect().to_series()
+    ids = sorted_ids(ids, log.untyped_ids)
     if titles is None and TITLE in source.names:
         titles = judged_titles(log, _spread(spark, source, scratch), notes)
     catalogue = make_catalogue(ids, titles)
