@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from dpformer.data.catalogue import judged_titles, make_catalogue, title_spread
 from dpformer.data.columns import ITEM, TIME, TITLE, USER
 from dpformer.data.dataset import Dataset
 from dpformer.data.filters import Filter, keep_frequent
@@ -15,8 +16,6 @@ from dpformer.data.log import Log
 from dpformer.data.outcome import (
     checked_options,
     count_lengths,
-    judged_titles,
-    make_catalogue,
     make_manifest,
     no_rows,
     nothing_left,
@@ -145,13 +144,3 @@ def _sort(users: Coded, items: Coded, times: pl.Series | None) -> Sequences:
 
 def _titles(log: Log, notes: list[str]) -> pl.DataFrame | None:
     return judged_titles(log, log.collect(title_spread(id_expression(log, ITEM), log.frame).sort(ITEM)), notes)
-
-
-def title_spread(item: pl.Expr, frame: pl.LazyFrame) -> pl.LazyFrame:
-    """The first and the `last` title of each item (`item` reads its id) in events."""
-    return (
-        frame.select(item.cast(pl.String).alias(ITEM), pl.col(TITLE).cast(pl.String))
-        .filter(pl.col(TITLE) != "")
-        .group_by(ITEM)
-        .agg(pl.col(TITLE).min(), last=pl.col(TITLE).max())
-    )

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
+from dpformer.data.catalogue import judged_titles, make_catalogue, title_spread
 from dpformer.data.columns import ITEM, TIME, TITLE, USER
 from dpformer.data.filters import Filter
 from dpformer.data.ids import sorted_ids
@@ -29,12 +30,9 @@ from dpformer.data.log import Log, first_line
 from dpformer.data.outcome import (
     checked_options,
     count_lengths,
-    judged_titles,
-    make_catalogue,
     make_manifest,
     nothing_left,
 )
-from dpformer.data.pipeline import title_spread
 from dpformer.data.read import read_log
 from dpformer.data.sequences import flat
 from dpformer.data.spark.session import session
