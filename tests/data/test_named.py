@@ -16,7 +16,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from dpformer.data import demo_frame, prepare, prepare_named
+from dpformer.data import demo_frame, prepare_named
 from dpformer.data.named import ML_1M, NamedSet, fetch, prepare_set
 from dpformer.errors import DataError
 
@@ -157,7 +157,7 @@ def test_the_demo_data_is_the_same_everywhere():
 
 
 def test_the_demo_data_has_a_long_tail_and_sequences_to_learn():
-    dataset = prepare(demo_frame())
+    dataset = prepare_named("demo")
     assert len(dataset.sequences) == 3000
     assert len(dataset.catalogue) == 500
     assert "The Harbour Mysteries, vol. 1" in dataset.names()

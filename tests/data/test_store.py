@@ -53,7 +53,7 @@ def test_users_without_events_keep_their_places(tmp_path: Path):
 
 
 def test_what_a_folder_holds(tmp_path: Path):
-    save(prepare(LOG), tmp_path / "out")
+    save(prepare(LOG, title="title"), tmp_path / "out")
     assert sorted(file.name for file in (tmp_path / "out").iterdir()) == sorted(
         ["sequences.parquet", "items.parquet", "manifest.json", "long-tail.png"]
     )

@@ -18,6 +18,10 @@ def prepare(
     user: Annotated[str | None, typer.Option(help="Column of the user.")] = None,
     item: Annotated[str | None, typer.Option(help="Column of the item.")] = None,
     time: Annotated[str | None, typer.Option(help="Column of the time.")] = None,
+    title: Annotated[
+        str | None,
+        typer.Option(help="Column of the items' titles; they are published with a model. Not used by default."),
+    ] = None,
     min_events: Annotated[
         int | None, typer.Option("--min-events", help="Least events of a user and of an item; all are kept by default.")
     ] = None,
@@ -52,7 +56,7 @@ def prepare(
             status.update(f"{stage} ...")
 
         if log in NAMED or log == DEMO:
-            if any(option is not None for option in (user, item, time, min_events, rule)) or dedupe:
+            if any(option is not None for option in (user, item, time, title, min_events, rule)) or dedupe:
                 raise DataError(
                     f"{log} has its own columns and filter; to change them, prepare its file as a log of your own "
                     f"(for a file called {log}: ./{log})"
@@ -69,6 +73,7 @@ def prepare(
                 "user": user,
                 "item": item,
                 "time": time,
+                "title": title,
                 "min_events": min_events or 0,
                 "filter": rule or "single-pass",
                 "dedupe": dedupe,

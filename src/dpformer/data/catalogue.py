@@ -3,35 +3,36 @@
 import numpy as np
 import polars as pl
 
-from dpformer.data.columns import ITEM, TITLE
+from dpformer.data.columns import ITEM, TITLE, USER
 from dpformer.data.log import Log
 
 
-def title_spread(item: pl.Expr, frame: pl.LazyFrame) -> pl.LazyFrame:
-    """The first and the `last` title of each item (`item` reads its id) in events."""
-    return (
-        frame.select(item.cast(pl.String).alias(ITEM), pl.col(TITLE).cast(pl.String))
-        .filter(pl.col(TITLE) != "")
-        .group_by(ITEM)
-        .agg(pl.col(TITLE).min(), last=pl.col(TITLE).max())
-    )
+def title_votes(item: pl.Expr, user: pl.Expr, frame: pl.LazyFrame) -> pl.LazyFrame:
+    """Who has which title for which item: `item_id`, `title` and `user_id` as text, each combination once.
 
-
-def judged_titles(log: Log, spread: pl.DataFrame, notes: list[str]) -> pl.DataFrame | None:
-    """The titles of the items, if the column names items at all.
-
-    spread: `item_id` as text, sorted, and the first and `last` title of each, in their order.
-    A title goes into the catalogue, which is released. A column that differs between events of one item was written
-    by people (the headline of a review, say), and must not.
+    item, user: expressions that read the ids of events.
     """
-    differing = spread.filter(pl.col(TITLE) != pl.col("last"))
-    if len(differing):
-        notes.append(
-            f"column {log.columns[TITLE]!r} differs between events of one item (first: {differing[ITEM][0]}), so it "
-            "does not name items and is left out"
-        )
-        return None
-    return spread.drop("last")
+    columns = {ITEM: item, TITLE: pl.col(TITLE), USER: user}
+    texts = frame.select(expression.cast(pl.String).alias(role) for role, expression in columns.items())
+    return texts.filter(pl.col(TITLE) != "").unique()
+
+
+def chosen_titles(counted: pl.DataFrame) -> pl.DataFrame:
+    """`item_id` and `title`: for each item the title that most of its people have; of equals the smallest text.
+
+    counted: `item_id`, `title` and `people`, how many people have this title for this item.
+    """
+    ranked = counted.sort(ITEM, "people", TITLE, descending=[False, True, False])
+    return ranked.unique(ITEM, keep="first", maintain_order=True).select(ITEM, TITLE)
+
+
+def title_notes(log: Log) -> list[str]:
+    """The note about a column that looks like titles and was not asked for, if there is one."""
+    name = log.unused_title
+    if name is None:
+        return []
+    cure = f"give --title {name} if it names items (it will be published), or --catalogue FILE"
+    return [f"column {name!r} is not used: {cure}"]
 
 
 def make_catalogue(ids: pl.Series, titles: pl.DataFrame | None) -> pl.DataFrame:

@@ -87,7 +87,11 @@ def prepare_named(
     if name == DEMO:
         if path is not None:
             raise DataError(f"{DEMO} is made by the package itself; leave out --from")
-        return _marked(prepare(demo_frame(), on_stage=on_stage), DEMO, "made up by the package; nobody in it is real")
+        return _marked(
+            prepare(demo_frame(), title="title", on_stage=on_stage),
+            DEMO,
+            "made up by the package; nobody in it is real",
+        )
     named = NAMED.get(name)
     if named is None:
         raise DataError(f"no data set is called {name!r}; there are: {', '.join([*NAMED, DEMO])}")

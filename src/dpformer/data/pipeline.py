@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from dpformer.data.catalogue import judged_titles, make_catalogue, title_spread
+from dpformer.data.catalogue import chosen_titles, make_catalogue, title_notes, title_votes
 from dpformer.data.columns import ITEM, TIME, TITLE, USER
 from dpformer.data.dataset import Dataset
 from dpformer.data.filters import Filter, keep_frequent
@@ -33,6 +33,7 @@ def prepare(
     user: str | None = None,
     item: str | None = None,
     time: str | None = None,
+    title: str | None = None,
     min_events: int = 0,
     filter: Filter | str = Filter.SINGLE_PASS,
     dedupe: bool = False,
@@ -45,19 +46,20 @@ def prepare(
     user, item, time: column names that the usual aliases do not find.
     min_events, filter: the least events of a user and of an item, counted once or until nothing changes.
     dedupe: keep only the first of events that agree in user, item and time.
-    titles: `item_id` and `title` of items, if the log itself has none.
+    title: the log's column of titles, if it is to be used: an item gets the title that most of its people have.
+    titles: `item_id` and `title` of items, in place of a column of the log.
     on_stage: told what is being done, for whoever shows it.
     """
     rule = checked_options(min_events, filter)
     on_stage("reading")
-    source = read_log(log, user=user, item=item, time=time)
+    source = read_log(log, user=user, item=item, time=time, title=title)
     columns, origin = _events(source)
     on_stage("numbering users and items")
     items = encode_items(columns.pop(ITEM), source.untyped_ids)
     users = encode_users(columns.pop(USER), source.untyped_ids)
     times = columns.pop(TIME, None)
     counts: dict[str, Any] = {"read": _sizes(users, items)}
-    notes: list[str] = []
+    notes = [] if titles is not None else title_notes(source)
 
     if dedupe:
         on_stage("dropping duplicates")
@@ -79,8 +81,8 @@ def prepare(
     count_lengths(source, len(lengths), int(lengths.max()), short, counts, notes)
     counts = _sizes(users, items) | counts
     on_stage("naming items")
-    if titles is None and TITLE in source.columns:
-        titles = _titles(source, notes)
+    if titles is None and title is not None:
+        titles = _titles(source)
     catalogue = make_catalogue(items.ids, titles)
     on_stage("hashing the input")
     options = {"min_events": min_events, "filter": rule, "dedupe": dedupe}
@@ -142,5 +144,6 @@ def _sort(users: Coded, items: Coded, times: pl.Series | None) -> Sequences:
     return Sequences(users.ids.alias(USER), lists["items"].to_numpy(), offsets)
 
 
-def _titles(log: Log, notes: list[str]) -> pl.DataFrame | None:
-    return judged_titles(log, log.collect(title_spread(id_expression(log, ITEM), log.frame).sort(ITEM)), notes)
+def _titles(log: Log) -> pl.DataFrame:
+    votes = title_votes(id_expression(log, ITEM), id_expression(log, USER), log.frame)
+    return chosen_titles(log.collect(votes.group_by(ITEM, TITLE).agg(people=pl.len())))

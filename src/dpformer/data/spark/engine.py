@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from dpformer.data.catalogue import judged_titles, make_catalogue, title_spread
+from dpformer.data.catalogue import chosen_titles, make_catalogue, title_notes, title_votes
 from dpformer.data.columns import ITEM, TIME, TITLE, USER
 from dpformer.data.filters import Filter
 from dpformer.data.ids import sorted_ids
@@ -57,6 +57,7 @@ def prepare_spark(
     user: str | None = None,
     item: str | None = None,
     time: str | None = None,
+    title: str | None = None,
     min_events: int = 0,
     filter: Filter | str = Filter.SINGLE_PASS,
     dedupe: bool = False,
@@ -74,7 +75,7 @@ def prepare_spark(
     from pyspark.errors import PySparkException
 
     rule = checked_options(min_events, filter)
-    source = read_log(log, user=user, item=item, time=time)
+    source = read_log(log, user=user, item=item, time=time, title=title)
     options = {"min_events": min_events, "filter": rule, "dedupe": dedupe}
     on_stage("starting Spark")
     spark = session()
@@ -110,7 +111,7 @@ def _write(
     seen = look(spark, source)
     kept = _through_disk(spark, events(spark, source, seen), scratch / "events")
     counts: dict[str, Any] = {"read": _sizes(kept, seen.events)}
-    notes: list[str] = []
+    notes = [] if titles is not None else title_notes(log)
     number = seen.events
     if options["dedupe"]:
         on_stage("dropping duplicates")
@@ -131,8 +132,8 @@ def _write(
     on_stage("naming items")
     ids = _read(_through(kept.select(ITEM).distinct(), scratch / "ids")).collect().to_series()
     ids = sorted_ids(ids, log.untyped_ids)
-    if titles is None and TITLE in source.names:
-        titles = judged_titles(log, _spread(spark, source, scratch), notes)
+    if titles is None and TITLE in log.columns:
+        titles = _titles(spark, source, scratch)
     catalogue = make_catalogue(ids, titles)
     catalogue.write_parquet(aside / ITEMS)
     on_stage("sorting by time")
@@ -173,19 +174,20 @@ def _frequent(
     return kept, number
 
 
-def _spread(spark: SparkSession, source: Source, scratch: Path) -> pl.DataFrame:
-    """`title_spread` of all events."""
-    log = source.log
-    work = functools.partial(_titles_of, source.slices, source.names, source.expressions[ITEM])
-    schema = f"{ITEM} string, {TITLE} string, last string"
-    found = each(spark, len(source.slices), work, schema)
-    _through(found.groupBy(ITEM).agg({TITLE: "min", "last": "max"}).toDF(ITEM, TITLE, "last"), scratch / "titles")
-    return log.collect(_read(scratch / "titles").sort(ITEM))
+def _titles(spark: SparkSession, source: Source, scratch: Path) -> pl.DataFrame:
+    """The title that most people have, for each item; see `chosen_titles`."""
+    from pyspark.sql import functions as f
+
+    ids = {role: source.expressions[role] for role in (ITEM, USER)}
+    work = functools.partial(_votes, source.slices, source.names, ids)
+    votes = each(spark, len(source.slices), work, f"{ITEM} string, {TITLE} string, {USER} string")
+    counted = votes.groupBy(ITEM, TITLE).agg(f.countDistinct(USER).alias("people"))
+    return chosen_titles(source.log.collect(_read(_through(counted, scratch / "titles"))))
 
 
-def _titles_of(slices: list[Slice], names: dict[str, str], item: pl.Expr, number: int) -> pa.Table:
-    frame = slices[number].frame().select(pl.col(names[role]).alias(role) for role in (ITEM, TITLE))
-    return to_arrow(title_spread(item, frame).collect())
+def _votes(slices: list[Slice], names: dict[str, str], ids: dict[str, pl.Expr], number: int) -> pa.Table:
+    frame = slices[number].frame().select(pl.col(names[role]).alias(role) for role in (ITEM, USER, TITLE))
+    return to_arrow(title_votes(ids[ITEM], ids[USER], frame).collect())
 
 
 def _shards(spark: SparkSession, kept: DataFrame, aside: Path, scratch: Path, count: int) -> list[Path]:
