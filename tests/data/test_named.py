@@ -140,7 +140,12 @@ def test_amazon_games_from_raw_reviews(video_txt: Path, tmp_path: Path):
     path = tmp_path / "reviews_Video_Games.json.gz"
     path.write_bytes(gzip.compress(reviews.encode(), 1))
     dataset = prepare_named("amazon-games", path)
-    assert dataset.manifest["options"] == {"min_events": 5, "filter": "single-pass", "dedupe": False}
+    assert dataset.manifest["options"] == {
+        "min_events": 5,
+        "filter": "single-pass",
+        "min_user_events": 0,
+        "dedupe": False,
+    }
     expected: dict[str, list[str]] = defaultdict(list)
     for user, item in pairs:
         expected[f"A{user}"].append(f"B{item}")

@@ -113,6 +113,34 @@ def test_text_with_quotes_blank_lines_and_numbers_as_ids(tmp_path: Path):
     assert found.sequences.users.dtype == pl.String
 
 
+ITEMS = pl.DataFrame({"item_id": [5, 7, 100, 9, 10, 12, 999], "title": ["a"] * 6 + [None], "year": range(7)})
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"catalogue": ITEMS, "min_user_events": 3, "dedupe": True},
+        {"catalogue": ITEMS.cast({"item_id": pl.String}), "min_events": 3},
+        {"catalogue": "private", "min_user_events": 12},
+        {"min_user_events": 5, "min_events": 4, "filter": "iterative"},
+    ],
+)
+def test_catalogues_and_users_without_events(tmp_path: Path, options: dict[str, object]):
+    log = random_log(6).with_columns(pl.col("item").cast(pl.String)) if "min_events" in options else random_log(6)
+    log.write_parquet(tmp_path / "log.parquet")
+    found = compare(tmp_path / "log.parquet", tmp_path / "out", **options)
+    assert ("min_events" in options) == (found.manifest["counts"]["empty_users"] == 0)
+
+
+def test_errors_of_catalogues_and_filters(tmp_path: Path):
+    for options in ({"catalogue": pl.DataFrame({"item": ["q"]})}, {"min_user_events": 9}, {"min_user_events": -1}):
+        with pytest.raises(DataError) as expected:
+            prepare(LOG, **options)
+        with pytest.raises(DataError) as found:
+            prepare_spark(LOG, tmp_path / "out", **options)
+        assert str(found.value) == str(expected.value)
+
+
 @pytest.mark.parametrize(
     "times",
     [

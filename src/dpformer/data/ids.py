@@ -46,9 +46,9 @@ def check_ids(log: Log, role: str, column: pl.Series) -> None:
         raise missing_id(log, role, int(column.is_null().arg_max() or 0), column.null_count())
 
 
-def missing_id(log: Log, role: str, row: int, lacking: int) -> DataError:
-    """The line about the first of `lacking` events without an id."""
-    cure = f"every event needs one: fill it in or drop that row ({lacking:,} in all)"
+def missing_id(log: Log, role: str, row: int, lacking: int, what: str = "event") -> DataError:
+    """The line about the first of `lacking` rows without an id; `what` is in a row."""
+    cure = f"every {what} needs one: fill it in or drop that row ({lacking:,} in all)"
     return log.error(row, role, f"no {role.removesuffix('_id')}", cure)
 
 
@@ -121,9 +121,8 @@ def _encode_numbers(column: pl.Series) -> Coded:
     return Coded(codes.to_numpy(), ids)
 
 
-def compact(coded: Coded, kept: np.ndarray) -> Coded:
-    """The codes of the events in `kept` (bool [events]), numbered anew without the ids that no longer occur."""
-    codes = coded.codes[kept]
-    present = np.bincount(codes, minlength=len(coded.ids)) > 0
-    place = np.cumsum(present, dtype=np.int32) - 1
-    return Coded(place[codes], coded.ids.filter(pl.Series(present)))
+def compact(coded: Coded) -> Coded:
+    """The codes numbered anew, without the ids that do not occur."""
+    present = np.bincount(coded.codes, minlength=len(coded.ids)) > 0
+    place = np.cumsum(present, dtype=np.int32) - np.int32(1)
+    return Coded(place[coded.codes], coded.ids.filter(pl.Series(present)))
