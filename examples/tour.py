@@ -38,8 +38,8 @@ for epsilon in (1.0, 8.0):
 # trained by DP-SGD, with such statistics as a prior: four epochs are for this tour.
 
 # %%
-counts = DPFormer(epsilon=8, model="transitions").fit(frame)
-network = DPFormer(epsilon=8, epochs=4).fit(frame)
+counts = DPFormer(epsilon=8, model="transitions").fit(frame, title="title")
+network = DPFormer(epsilon=8, epochs=4).fit(frame, title="title")
 print(counts.privacy.text().splitlines()[0])
 
 # %% [markdown]

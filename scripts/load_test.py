@@ -33,7 +33,7 @@ def make_run(folder: Path, items: int, model: str) -> Path:
     users = np.arange(len(item)) % (items // 80)
     frame = pl.DataFrame({"user_id": users, "item_id": item, "timestamp": random.integers(0, 10**6, len(item))})
     titles = pl.format("An invented title, number {}", "item_id").alias("title")
-    save(prepare(frame.with_columns(titles)), folder / "data")
+    save(prepare(frame.with_columns(titles), title="title"), folder / "data")
     settings = {} if model in ("transitions", "popularity") else {"epochs": 0.5}  # one step
     run = begin(folder / "run", folder / "data", make_recipe(model=model, **settings))
     run.train()

@@ -14,7 +14,7 @@ from dpformer.errors import DPFormerError
 
 @pytest.fixture(scope="module")
 def fitted():
-    return DPFormer(epsilon=8, epochs=3).fit(demo_frame())
+    return DPFormer(epsilon=8, epochs=3).fit(demo_frame(), title="title")
 
 
 def test_recommend_for_histories(fitted):
@@ -85,4 +85,4 @@ def test_several_processes_do_not_each_spend_the_budget(monkeypatch):
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(DPFormerError, match="each would spend the whole budget"):
-        DPFormer(epsilon=8, model="popularity").fit(demo_frame())
+        DPFormer(epsilon=8, model="popularity").fit(demo_frame(), title="title")

@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dpformer.data import Dataset, prepare
+from dpformer.errors import DataError
 
 Events = list[tuple[str, str, int]]
 
@@ -180,12 +181,23 @@ def test_ids_of_any_type(kind: str):
     assert len(dataset.sequences.users) == 2
 
 
-def test_ids_are_numbers_in_text_only_if_all_are(tmp_path: Path):
+def test_ids_of_users_in_text_are_numbers_only_if_all_are(tmp_path: Path):
     log = tmp_path / "log.csv"
-    log.write_text("user,item\n1,007\n1,7\n10,8\n2,7\n")
-    dataset = prepare(log)
-    assert dataset.sequences.users.to_list() == [1, 2, 10]
-    assert dataset.catalogue["item_id"].to_list() == ["007", "7", "8"]
+    log.write_text("user,item\n1,a\n1,b\n10,c\n2,a\n")
+    assert prepare(log).sequences.users.to_list() == [1, 2, 10]
+    log.write_text("user,item\n1,a\n1,b\n010,c\n2,a\n")
+    assert prepare(log).sequences.users.to_list() == ["010", "1", "2"]
+
+
+def test_ids_of_items_in_text_stay_text_in_natural_order(tmp_path: Path):
+    log = tmp_path / "log.csv"
+    log.write_text("user,item\n1,10\n1,7\n2,9\n")
+    assert prepare(log).catalogue["item_id"].to_list() == ["7", "9", "10"]
+    log.write_text("user,item\n1,10\n1,7\n2,9\n3,007\n3,b\n")
+    assert prepare(log).catalogue["item_id"].to_list() == ["7", "9", "10", "007", "b"]
+    # Typed sources keep their types and the order of these.
+    assert prepare(pl.DataFrame({"user": [1, 1], "item": ["9", "10"]})).catalogue["item_id"].to_list() == ["10", "9"]
+    assert prepare(pl.DataFrame({"user": [1, 1], "item": [10, 9]})).catalogue["item_id"].to_list() == [9, 10]
 
 
 def test_the_catalogue_says_nothing_about_the_order_or_the_frequency_of_events():
@@ -280,13 +292,44 @@ def test_nanoseconds_are_told_apart():
     assert found(prepare(frame)) == {"u": ["a", "b", "c"]}
 
 
-def test_titles_from_the_log_and_never_from_what_people_wrote():
-    log = pl.DataFrame({"user": ["u", "u", "v"], "item": ["a", "b", "a"], "title": ["Heat", None, "Heat"]})
-    assert prepare(log).names() == ["", "Heat", "b"]
-    reviews = log.with_columns(title=pl.Series(["Loved it", "ok", "My sister Ann hated it"]))
-    dataset = prepare(reviews)
-    assert "title" not in dataset.catalogue.columns
-    assert "'title' differs" in dataset.manifest["notes"][-1]
+TITLED = pl.DataFrame(
+    {
+        "user": ["u", "u", "v", "w", "w", "w"],
+        "item": ["a", "b", "a", "a", "a", "a"],
+        "title": ["Heat", None, "Heat", "Ann was here", "Ann was here", "Ann was here"],
+    }
+)
+
+
+def test_titles_of_the_log_are_used_only_if_asked_for():
+    dataset = prepare(TITLED)
+    assert dataset.names() == ["", "a", "b"]
+    assert dataset.manifest["notes"][0].startswith("column 'title' is not used: give --title title")
+    assert "title" not in dataset.manifest["input"]["columns"]
+    asked = prepare(TITLED, title="title")
+    # What most people have, not what most events have: one person's odd title changes nothing.
+    assert asked.names() == ["", "Heat", "b"]
+    assert asked.manifest["input"]["columns"]["title"] == "title"
+    assert prepare(TITLED.rename({"title": "called"}), title="called").names() == ["", "Heat", "b"]
+    with pytest.raises(DataError, match="no column 'called' for --title"):
+        prepare(TITLED, title="called")
+
+
+def test_of_titles_that_equally_many_people_have_the_smallest_text_is_taken():
+    for order in (["y", "x"], ["x", "y"]):
+        log = pl.DataFrame({"user": ["u", "v", "u"], "item": ["a", "a", "b"], "title": [*order, ""]})
+        assert prepare(log, title="title").names() == ["", "x", "b"]
+
+
+@pytest.mark.parametrize("form", ["csv", "jsonl", "parquet"])
+def test_an_odd_value_in_a_column_that_is_not_used_stops_nothing(form: str, tmp_path: Path):
+    log = tmp_path / f"log.{form}"
+    if form == "jsonl":
+        log.write_text('{"user": "u", "item": "a", "title": {"x": 1}}\n{"user": "u", "item": "b", "title": [2]}\n')
+    else:
+        frame = pl.DataFrame({"user": ["u", "u"], "item": ["a", "b"], "title": ["1", '"']})
+        frame.write_csv(log) if form == "csv" else frame.write_parquet(log)
+    assert prepare(log).names() == ["", "a", "b"]
 
 
 def test_large_files_keep_their_order(tmp_path: Path):

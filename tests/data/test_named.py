@@ -16,7 +16,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from dpformer.data import demo_frame, prepare, prepare_named
+from dpformer.data import demo_frame, prepare_named
 from dpformer.data.named import ML_1M, NamedSet, fetch, prepare_set
 from dpformer.errors import DataError
 
@@ -140,7 +140,12 @@ def test_amazon_games_from_raw_reviews(video_txt: Path, tmp_path: Path):
     path = tmp_path / "reviews_Video_Games.json.gz"
     path.write_bytes(gzip.compress(reviews.encode(), 1))
     dataset = prepare_named("amazon-games", path)
-    assert dataset.manifest["options"] == {"min_events": 5, "filter": "single-pass", "dedupe": False}
+    assert dataset.manifest["options"] == {
+        "min_events": 5,
+        "filter": "single-pass",
+        "min_user_events": 0,
+        "dedupe": False,
+    }
     expected: dict[str, list[str]] = defaultdict(list)
     for user, item in pairs:
         expected[f"A{user}"].append(f"B{item}")
@@ -157,7 +162,7 @@ def test_the_demo_data_is_the_same_everywhere():
 
 
 def test_the_demo_data_has_a_long_tail_and_sequences_to_learn():
-    dataset = prepare(demo_frame())
+    dataset = prepare_named("demo")
     assert len(dataset.sequences) == 3000
     assert len(dataset.catalogue) == 500
     assert "The Harbour Mysteries, vol. 1" in dataset.names()

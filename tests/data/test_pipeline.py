@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from dpformer.data import Dataset, Filter, Sequences, prepare, prepare_named, split, statistics
 from dpformer.data.filters import keep_frequent
-from dpformer.data.ids import encode
+from dpformer.data.ids import encode_items, encode_users, sorted_ids
 
 PAIRS = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), min_size=1, max_size=60)
 
@@ -123,9 +123,9 @@ def test_ml_1m_is_sasrecs(ml_1m: Path):
     )
     if (ml_1m.parent / "movies.dat").is_file():
         titles = dict(zip(dataset.catalogue["item_id"], dataset.catalogue["title"], strict=True))
-        assert titles[1] == "Toy Story (1995)"
-        assert titles[2692] == "Run Lola Run (Lola rennt) (1998)"
-        assert "é" in titles[73]
+        assert titles["1"] == "Toy Story (1995)"
+        assert titles["2692"] == "Run Lola Run (Lola rennt) (1998)"
+        assert "é" in titles["73"]
 
 
 def test_amazon_games_from_video_txt(video_txt: Path):
@@ -158,6 +158,19 @@ def test_the_order_of_rows_matters_only_for_ties(data: st.DataObject):
 @given(ids=st.lists(st.integers(-5, 5) | st.integers(-(2**63), 2**63 - 1), min_size=1), text=st.booleans())
 def test_numbering_ids_loses_nothing_and_keeps_their_order(ids: list[int], text: bool):
     column = pl.Series(ids, dtype=pl.Int64)
-    coded = encode(column.cast(pl.String).cast(pl.Categorical) if text else column, untyped=text)
+    given_column = column.cast(pl.String).cast(pl.Categorical) if text else column
+    coded = encode_users(given_column, untyped=text)
     assert coded.ids.to_list() == sorted(set(ids))
     assert coded.ids.gather(coded.codes).to_list() == ids
+    items = encode_items(given_column, untyped=text)
+    assert items.ids.cast(pl.Int64).to_list() == coded.ids.to_list()
+    assert np.array_equal(items.codes, coded.codes)
+
+
+@given(ids=st.sets(st.sampled_from(["7", "007", "10", "9", "-3", "+7", "x", "1e3", "", " 7", str(2**70)]) | st.text()))
+def test_the_order_of_two_item_ids_never_depends_on_a_third(ids: set[str]):
+    whole = sorted_ids(pl.Series(sorted(ids), dtype=pl.String), untyped=True).to_list()
+    assert sorted(whole) == sorted(ids)
+    for odd in ids:
+        rest = sorted_ids(pl.Series(sorted(ids - {odd}), dtype=pl.String), untyped=True).to_list()
+        assert rest == [other for other in whole if other != odd]

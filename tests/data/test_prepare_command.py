@@ -43,6 +43,40 @@ def test_prepare_talks_to_machines(log: Path, tmp_path: Path, dpformer: Callable
     assert 0 < figures["tail"]["events_of_top_tenth"] <= 1
 
 
+def test_a_public_catalogue_and_own_events(log: Path, tmp_path: Path, dpformer: Callable):
+    items = tmp_path / "items.csv"
+    items.write_text("movieId,title,year\n0,Zero,1990\n3,Three,1993\n2,Two,1992\n9,Nine,1999\n")
+    done = dpformer("prepare", log, "-o", tmp_path / "out", "--catalogue", items, "--min-user-events", 2)
+    assert done.code == 0, done
+    assert f"catalogue of 4 items from {items} (CSV): item = movieId, title = title" in done.err
+    assert f"dropped 2 events of items that are not in the catalogue {items}" in done.err
+    assert "1 users with fewer than 2 events lost them (1 events)" in done.err
+    assert "1 of 4 users have no events left; they still count as users" in done.err
+    dataset = load(tmp_path / "out")
+    assert dataset.names() == ["", "Zero", "Two", "Three", "Nine"]
+    assert dataset.sequences.lengths.tolist() == [3, 2, 2, 0]
+
+
+def test_a_filter_over_people_is_said_to_be_outside_of_the_guarantee(log: Path, tmp_path: Path, dpformer: Callable):
+    done = dpformer("prepare", log, "-o", tmp_path / "out", "--min-events", 2)
+    assert "outside of the guarantee: items and users were filtered by --min-events 2" in done.err
+    done = dpformer("prepare", log, "-o", tmp_path / "other", "--min-user-events", 2)
+    assert "outside" not in done.err
+    refused = dpformer("prepare", log, "-o", tmp_path / "x", "--catalogue", "private", "--min-events", 2)
+    assert refused.code == 2
+    assert "--min-user-events N" in refused.err
+
+
+def test_files_called_log_and_private(log: Path, tmp_path: Path, dpformer: Callable, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("log", "private"):
+        Path(name).write_text("item_id\n2\n3\n")
+        for given_name, mode in ((name, name), (f"./{name}", "public")):
+            output = f"{name}-{mode}"
+            assert dpformer("prepare", log, "-o", output, "--catalogue", given_name).code == 0
+            assert load(output).catalogue_mode == mode
+
+
 def test_prepare_twice(log: Path, tmp_path: Path, dpformer: Callable):
     assert dpformer("prepare", log, "-o", tmp_path / "out").code == 0
     again = dpformer("prepare", log, "-o", tmp_path / "out")

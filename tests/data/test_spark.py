@@ -62,7 +62,7 @@ def compare(log: object, folder: Path, **options: object) -> Dataset:
 
 
 def random_log(seed: int, events: int = 300) -> pl.DataFrame:
-    """Few distinct times (ties), repeated events, users with one event, a title for each item."""
+    """Few distinct times (ties), repeated events, users with one event, titles that differ here and there."""
     draw = random.Random(seed)
     users = [f"u{min(draw.randrange(30), draw.randrange(30))}é"[: draw.choice([2, 3, 4])] for _ in range(events)]
     items = [draw.choice([7, 10, 100, *range(-3, 40)]) for _ in range(events)]
@@ -73,14 +73,15 @@ def random_log(seed: int, events: int = 300) -> pl.DataFrame:
     ]
     draw.shuffle(rows)
     frame = pl.DataFrame(rows, schema=["user", "item", "time"], orient="row")
-    return frame.with_columns(title=pl.when(pl.col("item") > 5).then("t" + pl.col("item").cast(pl.String)))
+    odd = pl.Series([draw.choice(["", "", "", "x", "y"]) for _ in rows])
+    return frame.with_columns(title=pl.when(pl.col("item") > 5).then("t" + pl.col("item").cast(pl.String) + odd))
 
 
 @pytest.mark.parametrize(
     "options",
     [
-        {},
-        {"min_events": 8, "dedupe": True},
+        {"title": "title"},
+        {"min_events": 8, "dedupe": True, "title": "title"},
         {"min_events": 5, "filter": "iterative"},
     ],
 )
@@ -93,7 +94,7 @@ def test_a_folder_of_parquet_with_ties_and_duplicates(tmp_path: Path, options: d
     log[:0].write_parquet(folder / "0.parquet")
     found = compare(folder.parent, tmp_path / "out {a,b}", **options)
     assert len(list((tmp_path / "out {a,b}" / "sequences").iterdir())) > 1
-    assert "title" in found.catalogue.columns
+    assert ("title" in found.catalogue.columns) == ("title" in options)
     # Equal times without an order of the file would give other sequences: the test means something.
     turned = prepare(pl.concat([log[:100], log[100:101], log[101:]]), **options)
     assert not np.array_equal(turned.sequences.items, found.sequences.items)
@@ -110,6 +111,34 @@ def test_text_with_quotes_blank_lines_and_numbers_as_ids(tmp_path: Path):
     (tmp_path / "log.dat").write_text("\n".join([*lines, "007::1::5::1600000000", ""]))
     found = compare(tmp_path / "log.dat", tmp_path / "out")
     assert found.sequences.users.dtype == pl.String
+
+
+ITEMS = pl.DataFrame({"item_id": [5, 7, 100, 9, 10, 12, 999], "title": ["a"] * 6 + [None], "year": range(7)})
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"catalogue": ITEMS, "min_user_events": 3, "dedupe": True},
+        {"catalogue": ITEMS.cast({"item_id": pl.String}), "min_events": 3},
+        {"catalogue": "private", "min_user_events": 12},
+        {"min_user_events": 5, "min_events": 4, "filter": "iterative"},
+    ],
+)
+def test_catalogues_and_users_without_events(tmp_path: Path, options: dict[str, object]):
+    log = random_log(6).with_columns(pl.col("item").cast(pl.String)) if "min_events" in options else random_log(6)
+    log.write_parquet(tmp_path / "log.parquet")
+    found = compare(tmp_path / "log.parquet", tmp_path / "out", **options)
+    assert ("min_events" in options) == (found.manifest["counts"]["empty_users"] == 0)
+
+
+def test_errors_of_catalogues_and_filters(tmp_path: Path):
+    for options in ({"catalogue": pl.DataFrame({"item": ["q"]})}, {"min_user_events": 9}, {"min_user_events": -1}):
+        with pytest.raises(DataError) as expected:
+            prepare(LOG, **options)
+        with pytest.raises(DataError) as found:
+            prepare_spark(LOG, tmp_path / "out", **options)
+        assert str(found.value) == str(expected.value)
 
 
 @pytest.mark.parametrize(
@@ -141,11 +170,10 @@ BAD = {
     "no time as in the first row": LOG.with_columns(time=pl.Series(["1600000000", "1600000000", "soon", "later"])),
     "one event": LOG.with_columns(user=pl.col("item")),
     "no rows": LOG[:0],
-    "two titles": LOG,
 }
 
 
-@pytest.mark.parametrize("fault", [fault for fault in BAD if fault != "two titles"])
+@pytest.mark.parametrize("fault", BAD)
 def test_errors_are_those_of_polars(tmp_path: Path, fault: str):
     (tmp_path / "log").mkdir()
     BAD[fault][:2].write_parquet(tmp_path / "log" / "a.parquet")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpformer.data import Dataset, load, prepare, save, store
+from dpformer.data import Dataset, Sequences, collate, cut, load, prepare, save, split, store
 from dpformer.errors import DataError
 
 LOG = pl.DataFrame({"user": ["a", "a", "a", "b"], "item": [3, 1, 2, 1], "title": ["C", "A", "B", "A"]})
@@ -35,8 +35,25 @@ def test_loading_what_was_saved(events: list[tuple[str, int]], tmp_path_factory:
     assert again.manifest == dataset.manifest
 
 
+def test_users_without_events_keep_their_places(tmp_path: Path):
+    whole = prepare(LOG)
+    for offsets, items in (([0, 0, 3, 3], [3, 1, 2]), ([0, 0, 0, 0], [])):
+        users = pl.Series("user_id", ["a", "b", "c"])
+        sequences = Sequences(users, np.array(items, dtype=np.int32), np.array(offsets))
+        assert [len(row) for row in sequences.frame()["items"]] == np.diff(offsets).tolist()
+        again = Sequences.from_frames([sequences.frame()[:1], sequences.frame()[1:]])
+        assert np.array_equal(again.offsets, sequences.offsets)
+        assert np.array_equal(again.items, sequences.items)
+        if items:
+            save(Dataset(sequences, whole.catalogue, whole.manifest), tmp_path / "out")
+            assert np.array_equal(load(tmp_path / "out").sequences.offsets, offsets)
+            assert split(sequences).evaluated.tolist() == [1]
+            assert sum(len(part) for part in cut(np.arange(3), sequences.lengths, 10)) == 3
+            assert collate(sequences, np.array([0, 2]), 5).tokens.shape == (2, 0)
+
+
 def test_what_a_folder_holds(tmp_path: Path):
-    save(prepare(LOG), tmp_path / "out")
+    save(prepare(LOG, title="title"), tmp_path / "out")
     assert sorted(file.name for file in (tmp_path / "out").iterdir()) == sorted(
         ["sequences.parquet", "items.parquet", "manifest.json", "long-tail.png"]
     )

@@ -61,7 +61,7 @@ class Page(HTMLParser):
 def data(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("report") / "data-x7Qz"
     log = small_log(users=150)
-    save(prepare(log.with_columns(title=pl.col("item_id").replace(NASTY))), folder)
+    save(prepare(log.with_columns(title=pl.col("item_id").replace(NASTY)), title="title"), folder)
     return folder
 
 

@@ -25,7 +25,7 @@ from tests.training.conftest import small_log
 def run(tmp_path_factory) -> Path:
     """A small private run, with noise from the system."""
     folder = tmp_path_factory.mktemp("served")
-    save(prepare(small_log()), folder / "data")
+    save(prepare(small_log(), title="title"), folder / "data")
     opened = begin(
         folder / "run", folder / "data", make_recipe(epsilon=20.0, delta=1e-3, d=8, max_length=6, epochs=2.0)
     )

@@ -57,7 +57,7 @@ def quick_accounting() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("small") / "data"
-    save(prepare(small_log()), folder)
+    save(prepare(small_log(), title="title"), folder)
     return folder
 
 

@@ -20,6 +20,8 @@ def evaluate(
     as_json: Annotated[bool, typer.Option("--json", help="Figures as JSON on stdout.")] = False,
 ) -> None:
     """Rank all items for all users and write metrics.json. Figures are computed on people's data: they are not private."""
+    import polars as pl
+
     from dpformer.cli.output import print_json, stderr, stdout
     from dpformer.data import load
     from dpformer.errors import DPFormerError
@@ -37,7 +39,7 @@ def evaluate(
             raise DPFormerError(f"{run / LOCAL}: is damaged; say where the data is: dpformer evaluate {run} DATA")
         data = Path(local["data"])
     model, dataset = load_model(run), load(data)
-    if not model.catalogue["item_id"].equals(dataset.catalogue["item_id"]):
+    if not model.catalogue["item_id"].cast(pl.String).equals(dataset.catalogue["item_id"].cast(pl.String)):
         raise DPFormerError(
             f"{data}: has another catalogue than the model in {run}; evaluate on the data it was made for"
         )

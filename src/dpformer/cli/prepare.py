@@ -15,14 +15,31 @@ def prepare(
         typer.Argument(help="A log (file; folder or glob of Parquet files), or a data set: ml-1m, amazon-games, demo."),
     ],
     output: Annotated[Path, typer.Option("-o", "--output", help="Folder to write.")],
+    catalogue: Annotated[
+        str | None,
+        typer.Option(
+            help="Which items there are: a FILE of public items, one a row, with titles; `private`: fit selects items by "
+            "noisy counts; `log` (default): all items of the log, assumed public.",
+            metavar="FILE|private|log",
+        ),
+    ] = None,
     user: Annotated[str | None, typer.Option(help="Column of the user.")] = None,
     item: Annotated[str | None, typer.Option(help="Column of the item.")] = None,
     time: Annotated[str | None, typer.Option(help="Column of the time.")] = None,
+    title: Annotated[
+        str | None,
+        typer.Option(help="Column of the items' titles; they are published with a model. Not used by default."),
+    ] = None,
     min_events: Annotated[
-        int | None, typer.Option("--min-events", help="Least events of a user and of an item; all are kept by default.")
+        int | None,
+        typer.Option("--min-events", help="Least events of a user and of an item. Outside of the guarantee."),
     ] = None,
     rule: Annotated[
         str | None, typer.Option("--filter", help="Count once (single-pass, default) or until it holds (iterative).")
+    ] = None,
+    min_user_events: Annotated[
+        int | None,
+        typer.Option("--min-user-events", help="Least events of a user; who has fewer stays, without events. Private."),
     ] = None,
     dedupe: Annotated[bool, typer.Option("--dedupe", help="Keep one of events equal in user, item and time.")] = False,
     source: Annotated[
@@ -52,7 +69,13 @@ def prepare(
             status.update(f"{stage} ...")
 
         if log in NAMED or log == DEMO:
-            if any(option is not None for option in (user, item, time, min_events, rule)) or dedupe:
+            if (
+                any(
+                    option is not None
+                    for option in (catalogue, user, item, time, title, min_events, rule, min_user_events)
+                )
+                or dedupe
+            ):
                 raise DataError(
                     f"{log} has its own columns and filter; to change them, prepare its file as a log of your own "
                     f"(for a file called {log}: ./{log})"
@@ -66,11 +89,14 @@ def prepare(
             if rule is not None and min_events is None:
                 raise DataError(f"--filter {rule} needs to know how many events; add --min-events N")
             options: dict[str, Any] = {
+                "catalogue": catalogue or "log",
                 "user": user,
                 "item": item,
                 "time": time,
+                "title": title,
                 "min_events": min_events or 0,
                 "filter": rule or "single-pass",
+                "min_user_events": min_user_events or 0,
                 "dedupe": dedupe,
                 "on_stage": show,
             }
@@ -108,11 +134,22 @@ def tell_story(manifest: dict[str, Any]) -> None:
     lines.append(f"found {_amounts(counts['read'])}")
     if "duplicates" in counts:
         lines.append(f"dropped {counts['duplicates']:,} duplicate events")
+    if counts.get("outside_catalogue"):
+        source_name = manifest["catalogue"]["source"]
+        lines.append(
+            f"dropped {counts['outside_catalogue']:,} events of items that are not in the catalogue {source_name}"
+        )
+    if "emptied" in counts:
+        lines.append(
+            f"{counts['emptied']['users']:,} users with fewer than {options['min_user_events']} events lost them "
+            f"({counts['emptied']['events']:,} events)"
+        )
     if "removed" in counts:
         lines.append(
             f"removed {_amounts(counts['removed'])} (at least {options['min_events']} events, {options['filter']})"
         )
-    for line in [*lines, *manifest["notes"]]:
+    outside = [f"outside of the guarantee: {sentence}" for sentence in manifest["outside_guarantee"]]
+    for line in [*lines, *manifest["notes"], *outside]:
         stderr.print(line, markup=False, soft_wrap=True)
 
 

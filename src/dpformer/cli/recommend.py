@@ -120,7 +120,7 @@ def _write(parts: Iterator[pl.DataFrame], output: Path) -> int:
                 with open(aside, "wb") as file:
                     for part in parts:
                         if output.suffix == ".csv":
-                            part.write_csv(file, include_header=rows == 0)
+                            _flat(part).write_csv(file, include_header=rows == 0)
                         else:
                             part.write_ndjson(file)
                         rows += len(part)
@@ -128,6 +128,20 @@ def _write(parts: Iterator[pl.DataFrame], output: Path) -> int:
     except OSError as error:
         raise DPFormerError(f"{output}: cannot be written ({error.strerror or error})") from None
     return rows
+
+
+def _flat(frame: pl.DataFrame) -> pl.DataFrame:
+    """Lists and objects of the catalogue as JSON text: CSV has no place for them."""
+    import json
+
+    import polars as pl
+
+    nested = [name for name, dtype in frame.schema.items() if dtype.is_nested()]
+    texts = [
+        pl.Series(name, [json.dumps(cell, default=str) for cell in frame[name].to_list()], dtype=pl.String)
+        for name in nested
+    ]
+    return frame.with_columns(texts)
 
 
 def _table(frame: pl.DataFrame) -> Any:

@@ -79,7 +79,8 @@ def cut(
     row_budget: their lengths together at the most, without padding, where none counts for more than `longest`.
 
     users: int64 [batch]; lengths: int64 [batch], theirs. Longest first: the first user of a micro-batch tells its
-    width, and it ends where the positions or the padding would become too many. A user longer than the budget is alone.
+    width, and it ends where the positions or the padding would become too many. A user longer than the budget is alone;
+    users without items come last, as rows of width 0.
     Returns arrays of users; an empty batch gives an empty list.
     """
     if token_budget < 1:
@@ -89,7 +90,7 @@ def cut(
     parts, start = [], 0
     while start < len(users):
         width = int(lengths[start])
-        rows = max(1, token_budget // width)
+        rows = max(1, token_budget // max(1, width))
         if row_budget is not None:
             kept = np.cumsum(np.minimum(lengths[start : start + rows], longest))
             rows = max(1, int(np.searchsorted(kept, row_budget, side="right")))

@@ -14,12 +14,23 @@ class Dataset:
     """Sequences ready to train on.
 
     sequences: one a user; private. catalogue: `item` (1..M), `item_id` and, where known, `title`, in the order of the
-    ids: items only, without counts, because it goes out with a model. manifest: input, options, counts, notes; private.
+    ids, and further columns of a public catalogue: no counts, because it goes out with a model.
+    manifest: input, options, counts, notes; private.
     """
 
     sequences: Sequences
     catalogue: pl.DataFrame
     manifest: dict[str, Any]
+
+    @property
+    def catalogue_mode(self) -> str:
+        """How the set of items was decided: "public", "log" or "private"; see `catalogue`."""
+        return str(self.manifest.get("catalogue", {}).get("mode", "log"))
+
+    @property
+    def outside_guarantee(self) -> list[str]:
+        """What was done to the events that the guarantee does not cover, in sentences."""
+        return list(self.manifest.get("outside_guarantee", []))
 
     def split(self) -> Split:
         """Last item for the test, second to last for validation, the rest for training."""

@@ -1,18 +1,17 @@
 """Rows of text: CSV, TSV, MovieLens' `::`, RecBole's `.inter`, SASRec's `user item`, Amazon's ratings without header.
 
-Fields are read as text. Text has no types, so `007` and `7` stay two ids; ids that are all whole numbers become
-numbers later, where the distinct ids are known.
+Fields are read as text. Text has no types, so `007` and `7` stay two ids. Ids of items stay text; ids of users that are
+all whole numbers become numbers later, where the distinct ids are known.
 """
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import polars as pl
 
-from dpformer.data.columns import ALIASES, ITEM, RATING, TIME, TITLE, USER, find_columns
-from dpformer.data.log import READ_ERRORS, Log, first_line, one_file, select_roles
+from dpformer.data.columns import ITEM, RATING, TIME, TITLE, USER, Wanted, find_columns
+from dpformer.data.log import READ_ERRORS, Log, first_line, one_file
 from dpformer.data.text import delimited_fault, first_line_of, numbered_lines, rows_of
 from dpformer.errors import DataError
 
@@ -32,10 +31,10 @@ class Layout:
     format: str
 
 
-def read_delimited(path: Path, text: str, asked: Mapping[str, str]) -> Log:
+def read_delimited(path: Path, text: str, wanted: Wanted) -> Log:
     """A log from rows of text; `text` is the sample that tells the layout."""
-    layout = _layout(path, text, asked)
-    columns = _columns(path, layout, text, asked)
+    layout = _layout(path, text, wanted)
+    columns = _columns(path, layout, text, wanted)
     twice = [name for name in set(layout.names) if name and layout.names.count(name) > 1]
     if twice:
         raise DataError(f"{path}: two columns are called {twice[0]!r}; rename one in the first line")
@@ -51,7 +50,7 @@ def read_delimited(path: Path, text: str, asked: Mapping[str, str]) -> Log:
             infer_schema=False,
         ).filter(~pl.all_horizontal(pl.all().is_null()))  # blank lines
     return Log(
-        frame=select_roles(frame, columns, (USER, ITEM, TIME, TITLE)),
+        frame=wanted.select(frame, columns),
         name=str(path),
         files=(path,),
         format=layout.format,
@@ -73,7 +72,7 @@ def _explain(path: Path, layout: Layout, error: BaseException) -> DataError:
     return DataError(f"{path}: cannot be read ({first_line(error)}); write it again")
 
 
-def _layout(path: Path, text: str, asked: Mapping[str, str]) -> Layout:
+def _layout(path: Path, text: str, wanted: Wanted) -> Layout:
     first = first_line_of(text)
     if "::" in first:
         width = first.count("::") + 1
@@ -81,13 +80,13 @@ def _layout(path: Path, text: str, asked: Mapping[str, str]) -> Layout:
     if re.search(r":(token|float)(_seq)?(\t|$)", first):
         names = tuple(cell.rsplit(":", 1)[0] for cell in first.split("\t"))
         return Layout("\t", names, header=True, quoted=False, format="RecBole .inter")
-    separator = _separator(path, text, asked)
+    separator = _separator(path, text, wanted)
     # Amazon's and SASRec's ids hold no quotes; a space-separated file has no rule for quoting.
     quoted = separator != " "
     cells = rows_of(text, separator, quoted)[0]
     names = tuple(cell.strip() for cell in cells)
     kind = {",": "CSV", "\t": "TSV", " ": "text with spaces"}.get(separator, f"CSV with {separator!r}")
-    if _is_header(names, asked):
+    if _is_header(names, wanted):
         return Layout(separator, names, header=True, quoted=quoted, format=kind)
     return Layout(separator, _numbered(len(cells)), header=False, quoted=quoted, format=f"{kind}, no header")
 
@@ -96,17 +95,21 @@ def _numbered(width: int) -> tuple[str, ...]:
     return tuple(f"column_{place}" for place in range(1, width + 1))
 
 
-def _separator(path: Path, text: str, asked: Mapping[str, str]) -> str:
+def _separator(path: Path, text: str, wanted: Wanted) -> str:
     """The separator under which the first row names a user and an item, else the one that cuts rows most evenly."""
+    if wanted.further and _one_column(first_line_of(text), wanted):
+        return ","
     widths = {}
     for separator in SEPARATORS:
         rows = rows_of(text, separator, separator != " ")[:100]
         width = len([cell for cell in rows[0] if cell])
         if width < 2:
             continue
-        if _names_roles(rows[0], asked):
+        if _names_roles(rows[0], wanted):
             return separator
         widths[separator] = sum(len(row) == len(rows[0]) for row in rows) / len(rows)
+    if not widths and wanted.further:
+        raise DataError(f"{path}: row 1 does not name the item; add a first line with the name item_id")
     if not widths:
         raise DataError(
             f"{path}: row 1 has one field only; separate user, item and time by comma, tab, semicolon, | or space"
@@ -114,33 +117,38 @@ def _separator(path: Path, text: str, asked: Mapping[str, str]) -> str:
     return max(widths, key=lambda separator: widths[separator])
 
 
-def _names_roles(cells: list[str] | tuple[str, ...], asked: Mapping[str, str]) -> bool:
-    plain = {re.sub(r"[\W_]", "", cell.lower()) for cell in cells}
-    given = {cell.strip() for cell in cells}
-    return all(asked.get(role) in given or bool(plain & set(ALIASES[role])) for role in (USER, ITEM))
+def _one_column(first: str, wanted: Wanted) -> bool:
+    """Whether a file of items has one column only, the id; its name may hold a space."""
+    return wanted.named(ITEM, [first.strip('" ')]) and not any(mark in first for mark in SEPARATORS if mark != " ")
 
 
-def _is_header(cells: tuple[str, ...], asked: Mapping[str, str]) -> bool:
+def _names_roles(cells: list[str] | tuple[str, ...], wanted: Wanted) -> bool:
+    return all(wanted.named(role, cells) for role in wanted.required)
+
+
+def _is_header(cells: tuple[str, ...], wanted: Wanted) -> bool:
     """A row of names: it names the roles, or at least no cell is a number and nobody spoke of `column_1`."""
-    if _names_roles(cells, asked):
+    if _names_roles(cells, wanted):
         return True
-    by_place = any(re.fullmatch(r"column_\d+", name) for name in asked.values())
+    by_place = any(re.fullmatch(r"column_\d+", name) for name in wanted.asked.values())
     return not by_place and not any(_NUMBER.fullmatch(cell) for cell in cells)
 
 
-def _columns(path: Path, layout: Layout, text: str, asked: Mapping[str, str]) -> dict[str, str]:
+def _columns(path: Path, layout: Layout, text: str, wanted: Wanted) -> dict[str, str]:
     """Role to name; without a header places say it: user, item[, rating][, time], as MovieLens and Amazon have it."""
     if layout.header:
         try:
-            return find_columns(layout.names, asked, str(path))
+            return find_columns(layout.names, wanted, str(path))
         except DataError as error:
-            if asked:
+            if wanted.asked or wanted.further:
                 raise
             raise DataError(f"{error}, or --user column_1 --item column_2 if the file has no header") from None
-    if asked:
-        if not {USER, ITEM} <= set(asked):
+    if wanted.further:
+        return _item_places(path, layout, wanted)
+    if wanted.asked:
+        if not {USER, ITEM} <= set(wanted.asked):
             raise DataError(f"{path}: has no header; give both --user column_N and --item column_N")
-        return find_columns(layout.names, asked, str(path))
+        return find_columns(layout.names, wanted, str(path))
     if layout.separator == "::":
         first = first_line_of(text).split("::")
     else:
@@ -158,6 +166,13 @@ def _columns(path: Path, layout: Layout, text: str, asked: Mapping[str, str]) ->
             "say --user column_1 --item column_2 and, if there is one, --time column_N"
         )
     return dict(zip(places, layout.names, strict=False))
+
+
+def _item_places(path: Path, layout: Layout, wanted: Wanted) -> dict[str, str]:
+    """MovieLens' `movies.dat` (id::title::genres) has no header; other files of items must have one."""
+    if layout.separator != "::":
+        raise DataError(f"{path}: has no header; add a first line that names the columns, such as item_id,title")
+    return {ITEM: layout.names[0], TITLE: layout.names[1]} | dict(wanted.asked)
 
 
 def _like_time(cell: str) -> bool:

@@ -50,6 +50,12 @@ def demo_frame() -> pl.DataFrame:
     )
 
 
+def demo_items() -> pl.DataFrame:
+    """The library's books, `item_id` and `title`: invented, so public."""
+    titles = _titles()
+    return pl.DataFrame({"item_id": [f"book-{book:03}" for book in range(len(titles))], "title": titles})
+
+
 def _read(rng: np.random.Generator, length: int, series_table: np.ndarray, volume_table: np.ndarray) -> np.ndarray:
     """One reader's books, int64 [length]: book = series * VOLUMES + volume."""
     books = np.empty(length, dtype=np.int64)

@@ -1,28 +1,27 @@
 """A frame in memory as a log: polars, pandas, or anything that speaks Arrow."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import polars as pl
 
-from dpformer.data.columns import ITEM, TIME, TITLE, USER, find_columns
-from dpformer.data.log import Log, first_line, select_roles
+from dpformer.data.columns import Wanted, find_columns
+from dpformer.data.log import Log, first_line
 from dpformer.errors import DataError
 
 
-def read_frame(frame: Any, asked: Mapping[str, str]) -> Log:
+def read_frame(frame: Any, wanted: Wanted) -> Log:
     """A log from a polars frame (lazy or not), a pandas frame or an Arrow table (or record batch)."""
-    lazy = _to_polars(frame)
-    columns = find_columns(lazy.collect_schema().names(), asked, "frame")
+    lazy, name = _to_polars(frame), wanted.frame
+    columns = find_columns(lazy.collect_schema().names(), wanted, name)
     return Log(
-        frame=select_roles(lazy, columns, (USER, ITEM, TIME, TITLE)),
-        name="frame",
+        frame=wanted.select(lazy, columns),
+        name=name,
         files=(),
         format="frame",
         columns=columns,
         untyped_ids=False,
-        explain=lambda error: DataError(f"frame: cannot be read ({first_line(error)}); check its columns' types"),
-        place=lambda row: f"frame: row {row + 1}",
+        explain=lambda error: DataError(f"{name}: cannot be read ({first_line(error)}); check its columns' types"),
+        place=lambda row: f"{name}: row {row + 1}",
     )
 
 

@@ -46,9 +46,9 @@ def check_ids(log: Log, role: str, column: pl.Series) -> None:
         raise missing_id(log, role, int(column.is_null().arg_max() or 0), column.null_count())
 
 
-def missing_id(log: Log, role: str, row: int, lacking: int) -> DataError:
-    """The line about the first of `lacking` events without an id."""
-    cure = f"every event needs one: fill it in or drop that row ({lacking:,} in all)"
+def missing_id(log: Log, role: str, row: int, lacking: int, what: str = "event") -> DataError:
+    """The line about the first of `lacking` rows without an id; `what` is in a row."""
+    cure = f"every {what} needs one: fill it in or drop that row ({lacking:,} in all)"
     return log.error(row, role, f"no {role.removesuffix('_id')}", cure)
 
 
@@ -58,21 +58,45 @@ def whole_numbers(ids: pl.Series) -> pl.Series:
     return numbers.set(~(numbers.cast(pl.String) == ids).fill_null(False), None)
 
 
-def encode(column: pl.Series, untyped: bool) -> Coded:
-    """Number the ids in their order. untyped: text that is all whole numbers, in the usual notation, is numbers."""
+def sorted_ids(ids: pl.Series, untyped: bool) -> pl.Series:
+    """Distinct ids in their order: numbers by value, text by code point.
+
+    untyped: text of a format without types, in natural order: whole numbers in the usual notation first, by value, then
+    other text by code point. How two ids are ordered never depends on a third.
+
+    >>> sorted_ids(pl.Series(["b", "10", "007", "9"]), untyped=True).to_list()
+    ['9', '10', '007', 'b']
+    """
+    if not untyped:
+        return ids.sort()
+    return pl.DataFrame({"number": whole_numbers(ids), "id": ids}).sort("number", "id", nulls_last=True)["id"]
+
+
+def encode_items(column: pl.Series, untyped: bool) -> Coded:
+    """Number the ids of items in their order. Text stays text: one odd id must not turn the type of the others."""
     if column.dtype != pl.Categorical:
         return _encode_numbers(column)
-    distinct = column.unique()
-    ids = distinct.cast(pl.String)
-    if untyped:
-        numbers = whole_numbers(ids)
-        if not numbers.null_count():
-            ids = numbers
-    order = ids.arg_sort()
-    physical = distinct.to_physical().gather(order).to_numpy()
+    return _encode_text(column, sorted_ids(column.unique().cast(pl.String), untyped))
+
+
+def encode_users(column: pl.Series, untyped: bool) -> Coded:
+    """Number the ids of users. untyped: text that is all whole numbers, in the usual notation, becomes numbers."""
+    if column.dtype != pl.Categorical:
+        return _encode_numbers(column)
+    ids = column.unique().cast(pl.String)
+    numbers = whole_numbers(ids)
+    if untyped and not numbers.null_count():
+        coded = _encode_text(column, sorted_ids(ids, untyped=True))
+        return Coded(coded.codes, numbers.sort())
+    return _encode_text(column, ids.sort())
+
+
+def _encode_text(column: pl.Series, ids: pl.Series) -> Coded:
+    """The places of a categorical column's values in `ids`, which holds all of them."""
+    physical = ids.cast(column.dtype).to_physical().to_numpy()
     place = np.zeros(int(physical.max(initial=0)) + 1, dtype=np.int32)
     place[physical] = np.arange(len(physical), dtype=np.int32)
-    return Coded(place[column.to_physical().to_numpy()], ids.gather(order))
+    return Coded(place[column.to_physical().to_numpy()], ids)
 
 
 def _encode_numbers(column: pl.Series) -> Coded:
@@ -97,9 +121,8 @@ def _encode_numbers(column: pl.Series) -> Coded:
     return Coded(codes.to_numpy(), ids)
 
 
-def compact(coded: Coded, kept: np.ndarray) -> Coded:
-    """The codes of the events in `kept` (bool [events]), numbered anew without the ids that no longer occur."""
-    codes = coded.codes[kept]
-    present = np.bincount(codes, minlength=len(coded.ids)) > 0
-    place = np.cumsum(present, dtype=np.int32) - 1
-    return Coded(place[codes], coded.ids.filter(pl.Series(present)))
+def compact(coded: Coded) -> Coded:
+    """The codes numbered anew, without the ids that do not occur."""
+    present = np.bincount(coded.codes, minlength=len(coded.ids)) > 0
+    place = np.cumsum(present, dtype=np.int32) - np.int32(1)
+    return Coded(place[coded.codes], coded.ids.filter(pl.Series(present)))

@@ -2,15 +2,15 @@
 
 import ast
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 
-from dpformer.data.columns import ITEM, TIME, TITLE, USER, find_columns
-from dpformer.data.log import Log, first_line, one_file, select_roles
+from dpformer.data.columns import TIME, TITLE, Wanted, find_columns
+from dpformer.data.log import READ_ERRORS, Log, first_line, one_file
 from dpformer.data.text import numbered_lines
 from dpformer.errors import DataError
 
@@ -20,21 +20,24 @@ _SAMPLE_LINES = 100
 _CHUNK = 50_000
 
 
-def read_json_lines(path: Path, asked: Mapping[str, str]) -> Log:
+def read_json_lines(path: Path, wanted: Wanted) -> Log:
     """A log with one object a line, strict JSON or (told by the first line) Python literals."""
     first_number, first = next((number, line) for number, line in numbered_lines(path) if line.strip())
     strict = _is_json(first)
-    sample = [record for _, record in islice(_records(path), _SAMPLE_LINES)]
+    # Of a log the first lines tell the columns, of a catalogue all lines do.
+    sample = [record for _, record in islice(_records(path), None if wanted.further else _SAMPLE_LINES)]
     names = list(dict.fromkeys(name for record in sample for name in record))
-    columns = find_columns(names, asked, str(path))
-    used = {role: columns[role] for role in (USER, ITEM, TIME, TITLE) if role in columns}
+    columns = find_columns(names, wanted, str(path))
+    used = wanted.used(columns)
     schema = {name: _dtype(path, first_number, role, name, sample) for role, name in used.items()}
-    if strict:
+    if wanted.further:
+        frame = _whole_frame(path, sample, schema)
+    elif strict:
         frame = pl.scan_ndjson(path, schema=schema)
     else:
         frame = _literal_frame(path, schema)
     return Log(
-        frame=select_roles(frame, columns, (USER, ITEM, TIME, TITLE)),
+        frame=wanted.select(frame, columns),
         name=str(path),
         files=(path,),
         format="JSON lines" if strict else "Python-literal lines",
@@ -123,6 +126,15 @@ def _literal_frame(path: Path, schema: dict[str, pl.DataType]) -> pl.LazyFrame:
     except (pl.exceptions.PolarsError, TypeError, OverflowError) as error:
         raise _fault(path, schema, error) from None
     return pl.concat(chunks).lazy()
+
+
+def _whole_frame(path: Path, records: list[dict[str, Any]], schema: dict[str, pl.DataType]) -> pl.LazyFrame:
+    """All columns of a catalogue: those in `schema` with the types there, the others with those that polars finds."""
+    lines = "\n".join(json.dumps(record, default=str) for record in records)
+    try:
+        return pl.read_ndjson(lines.encode(), infer_schema_length=None, schema_overrides=schema).lazy()
+    except READ_ERRORS as error:
+        raise _fault(path, schema, error) from None
 
 
 def _column(name: str, chunk: list[dict[str, Any]], dtype: pl.DataType) -> pl.Series:

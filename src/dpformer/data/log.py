@@ -16,11 +16,12 @@ READ_ERRORS = (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError)
 class Log:
     """Events in file order, not yet read.
 
-    frame: columns `user_id`, `item_id` and, where the log has them, `timestamp` and `title`; types as in the file.
+    frame: columns `user_id`, `item_id` and, where the log has one, `timestamp`; `title` if asked for; types as in the file.
     name: how messages call the log. files: what it was read from (none for a frame in memory).
     columns: role to the column's own name. untyped_ids: ids come from text that has no types (CSV and its kin).
     explain: turns an exception of the reader into the line that a user can act on.
     place: names the file and row of the event with a given index, from 0.
+    unused_title: the column that looks like titles and was not asked for.
     """
 
     frame: pl.LazyFrame
@@ -31,6 +32,7 @@ class Log:
     untyped_ids: bool
     explain: Callable[[BaseException], DataError]
     place: Callable[[int], str]
+    unused_title: str | None = None
 
     def collect(self, frame: pl.LazyFrame) -> pl.DataFrame:
         """Read what was asked of `frame`, in a stream; what goes wrong becomes the line that a user can act on."""
@@ -49,11 +51,6 @@ class Log:
     def error(self, row: int, role: str, wrong: str, cure: str) -> DataError:
         """The one line about a bad value: file, row (from 1, header not counted), column, what is wrong, the cure."""
         return DataError(f"{self.place(row)}, column {self.columns[role]!r}: {wrong}; {cure}")
-
-
-def select_roles(frame: pl.LazyFrame, columns: dict[str, str], roles: tuple[str, ...]) -> pl.LazyFrame:
-    """The columns that play `roles`, under the names that we give them."""
-    return frame.select(pl.col(columns[role]).alias(role) for role in roles if role in columns)
 
 
 def one_file(path: Path) -> Callable[[int], str]:

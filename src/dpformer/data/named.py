@@ -9,11 +9,12 @@ import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 
 from dpformer.data.dataset import Dataset
-from dpformer.data.demo import demo_frame
+from dpformer.data.demo import demo_frame, demo_items
 from dpformer.data.filters import Filter
 from dpformer.data.hashing import sha256_of
 from dpformer.data.pipeline import prepare
@@ -87,7 +88,9 @@ def prepare_named(
     if name == DEMO:
         if path is not None:
             raise DataError(f"{DEMO} is made by the package itself; leave out --from")
-        return _marked(prepare(demo_frame(), on_stage=on_stage), DEMO, "made up by the package; nobody in it is real")
+        dataset = prepare(demo_frame(), catalogue=demo_items(), on_stage=on_stage)
+        entry = {**dataset.manifest["catalogue"], "source": DEMO}
+        return _marked(dataset, DEMO, "made up by the package; nobody in it is real", catalogue=entry)
     named = NAMED.get(name)
     if named is None:
         raise DataError(f"no data set is called {name!r}; there are: {', '.join([*NAMED, DEMO])}")
@@ -121,7 +124,11 @@ def prepare_set(named: NamedSet, path: Path | str | None, *, on_stage: Callable[
             f"{named.users:,}, {named.items:,} and {named.events:,}, so it is another data set; prepare it as a log of "
             f"your own: dpformer prepare {file} --min-events {named.min_events}"
         )
-    return _marked(dataset, named.name, named.licence)
+    filtered = (
+        f"{named.name} keeps users and items with at least {named.min_events} events; this counts over people, is part of "
+        "the published data set, and its outcome is taken as public"
+    )
+    return _marked(dataset, named.name, named.licence, outside_guarantee=[filtered])
 
 
 def cache_folder() -> Path:
@@ -189,5 +196,6 @@ def _titles(file: Path, named: NamedSet) -> pl.DataFrame | None:
     return pl.DataFrame({"item_id": [row[0] for row in fields], "title": [row[1] for row in fields]})
 
 
-def _marked(dataset: Dataset, name: str, licence: str) -> Dataset:
-    return replace(dataset, manifest={**dataset.manifest, "dataset": {"name": name, "licence": licence}})
+def _marked(dataset: Dataset, name: str, licence: str, **entries: Any) -> Dataset:
+    marks = {"dataset": {"name": name, "licence": licence}, **entries}
+    return replace(dataset, manifest={**dataset.manifest, **marks})

@@ -1,11 +1,11 @@
-"""What is said of a log once its events are counted and sorted, whichever engine did that: checks, catalogue, manifest."""
+"""What is said of a log once its events are counted and sorted, whichever engine did that: checks, manifest."""
 
 from typing import Any
 
 import numpy as np
-import polars as pl
 
 from dpformer import __version__
+from dpformer.data.catalogue import PRIVATE, PUBLIC, Catalogue, title_notes
 from dpformer.data.columns import ITEM, TIME, TITLE, USER
 from dpformer.data.filters import Filter
 from dpformer.data.log import Log
@@ -16,14 +16,54 @@ from dpformer.errors import DataError
 MANIFEST_FORMAT, MANIFEST_VERSION = "dpformer-sequences", 1
 
 
-def checked_options(min_events: int, filter: Filter | str) -> Filter:
-    """The rule of the filter, if the options make sense."""
-    if min_events < 0:
-        raise DataError(f"--min-events {min_events} is negative; give 0 (keep all) or more")
-    try:
-        return Filter(filter)
-    except ValueError:
-        raise DataError(f"--filter {filter!r} is unknown; give {' or '.join(rule.value for rule in Filter)}") from None
+class Options:
+    """What `prepare` is asked to leave out: see its arguments."""
+
+    def __init__(self, min_events: int, filter: Filter | str, min_user_events: int, dedupe: bool) -> None:
+        for option, value in (("--min-events", min_events), ("--min-user-events", min_user_events)):
+            if value < 0:
+                raise DataError(f"{option} {value} is negative; give 0 (keep all) or more")
+        try:
+            self.filter = Filter(filter)
+        except ValueError:
+            rules = " or ".join(rule.value for rule in Filter)
+            raise DataError(f"--filter {filter!r} is unknown; give {rules}") from None
+        self.min_events, self.min_user_events, self.dedupe = min_events, min_user_events, dedupe
+
+    def entry(self) -> dict[str, Any]:
+        """What the manifest says of them."""
+        return {
+            "min_events": self.min_events,
+            "filter": self.filter.value if self.min_events > 1 else None,
+            "min_user_events": self.min_user_events,
+            "dedupe": self.dedupe,
+        }
+
+    def outside_guarantee(self) -> list[str]:
+        """What was done to the events that the guarantee for one person does not cover."""
+        if self.min_events <= 1:
+            return []
+        return [
+            f"items and users were filtered by --min-events {self.min_events}, which counts over people: one person's "
+            "events decide whether events of other people stay"
+        ]
+
+
+def check_together(options: Options, catalogue: Catalogue, titles: object) -> None:
+    """Refuse options that contradict the catalogue."""
+    if catalogue.mode == PRIVATE and options.min_events > 1:
+        raise DataError(
+            f"--min-events {options.min_events} cannot be used with --catalogue private: it counts over people; leave it "
+            "out (fit drops rare items by noisy counts), or filter each person alone: --min-user-events N"
+        )
+    if catalogue.mode == PUBLIC and titles is not None:
+        raise DataError("titles cannot be given beside a catalogue; add them to it as a column title")
+
+
+def first_notes(log: Log, catalogue: Catalogue, titles: object) -> list[str]:
+    """The notes that can be made before events are counted."""
+    notes = [] if catalogue.note is None else [catalogue.note]
+    return notes if titles is not None else notes + title_notes(log, catalogue.mode)
 
 
 def no_rows(log: Log) -> DataError:
@@ -31,11 +71,30 @@ def no_rows(log: Log) -> DataError:
     return DataError(f"{log.name}: has no rows; give a log with at least one event")
 
 
-def nothing_left(log: Log, events: int, min_events: int, rule: Filter) -> DataError:
-    """The line about a filter that removes all of `events`."""
-    return DataError(
-        f"{log.name}: no event is left of {events:,} after --min-events {min_events} ({rule.value}); lower it"
-    )
+def nothing_left(log: Log, counts: dict[str, Any], options: Options) -> DataError:
+    """The line about filters that remove all events."""
+    if "removed" in counts and counts["removed"]["events"]:
+        left, last = counts["removed"]["events"], f"--min-events {options.min_events} ({options.filter.value})"
+    else:
+        left, last = counts["emptied"]["events"], f"--min-user-events {options.min_user_events}"
+    return DataError(f"{log.name}: no event is left of {left:,} after {last}; lower it")
+
+
+def count_outside(
+    log: Log, catalogue: Catalogue, before: int, after: int, counts: dict[str, Any], notes: list[str]
+) -> None:
+    """Events of items that are not in the catalogue; all of them outside is an error, most of them a warning."""
+    outside = counts["outside_catalogue"] = before - after
+    if not after:
+        raise DataError(
+            f"{log.name}: none of {before:,} events is of an item in the catalogue {catalogue.source}; see that both write "
+            "ids in the same way, and that --item names the right column"
+        )
+    if 2 * outside > before:
+        notes.append(
+            f"WARNING: {outside:,} of {before:,} events, more than half, are of items that are not in the catalogue "
+            f"{catalogue.source}, and are dropped: see that both write ids in the same way"
+        )
 
 
 def time_origin(unit: Unit, first: float, last: float) -> dict[str, Any]:
@@ -43,65 +102,40 @@ def time_origin(unit: Unit, first: float, last: float) -> dict[str, Any]:
     return {"time": unit.name, "from": unit.text(first), "to": unit.text(last)}
 
 
-def count_lengths(log: Log, users: int, longest: int, short: int, counts: dict[str, Any], notes: list[str]) -> None:
-    """Who can be evaluated; nobody with two events means that there is no sequence at all.
-
-    short: users with fewer than three events.
-    """
-    if longest < 2 and "removed" in counts:
+def count_lengths(log: Log, lengths: np.ndarray, counts: dict[str, Any], notes: list[str]) -> None:
+    """Who can be evaluated; nobody with two events means that there is no sequence at all. lengths: int [N]."""
+    users, longest = len(lengths), int(lengths.max())
+    if longest < 2 and any(counts.get(step) for step in ("removed", "emptied", "outside_catalogue")):
         raise DataError(
-            f"{log.name}: nobody has two events left after the filter, so there are no sequences; lower --min-events"
+            f"{log.name}: nobody has two events left after the filter, so there are no sequences; lower --min-events and "
+            "--min-user-events, or add items to the catalogue"
         )
     if longest < 2:
         raise DataError(
             f"{log.place(0)}, column {log.columns[USER]!r}: this user has one event, as all {users:,} have, so "
             "there are no sequences; is this the column of the user? (--user NAME)"
         )
-    counts["evaluated_users"], counts["short_users"] = users - short, short
+    short, empty = int((lengths < SHORTEST_SPLIT).sum()), int((lengths == 0).sum())
+    counts["evaluated_users"], counts["short_users"], counts["empty_users"] = users - short, short, empty
     if short:
         notes.append(
             f"{short:,} of {users:,} users have fewer than {SHORTEST_SPLIT} events: they stay in training and "
             "are left out of evaluation"
         )
-
-
-def judged_titles(log: Log, spread: pl.DataFrame, notes: list[str]) -> pl.DataFrame | None:
-    """The titles of the items, if the column names items at all.
-
-    spread: `item_id` as text, sorted, and the first and `last` title of each, in their order.
-    A title goes into the catalogue, which is released. A column that differs between events of one item was written
-    by people (the headline of a review, say), and must not.
-    """
-    differing = spread.filter(pl.col(TITLE) != pl.col("last"))
-    if len(differing):
-        notes.append(
-            f"column {log.columns[TITLE]!r} differs between events of one item (first: {differing[ITEM][0]}), so it "
-            "does not name items and is left out"
-        )
-        return None
-    return spread.drop("last")
-
-
-def make_catalogue(ids: pl.Series, titles: pl.DataFrame | None) -> pl.DataFrame:
-    """Items 1..M with their ids, in the order of `ids`, and their titles where these are known."""
-    catalogue = pl.DataFrame({"item": np.arange(1, len(ids) + 1, dtype=np.int32), ITEM: ids})
-    if titles is None:
-        return catalogue
-    named = titles.select(key=pl.col(ITEM).cast(pl.String), title=pl.col(TITLE)).unique("key", keep="first")
-    return catalogue.join(
-        named, left_on=pl.col(ITEM).cast(pl.String), right_on="key", how="left", maintain_order="left"
-    ).select("item", ITEM, TITLE)
+    if empty:
+        notes.append(f"{empty:,} of {users:,} users have no events left; they still count as users")
 
 
 def make_manifest(
     log: Log,
     sha256: str | None,
     origin: dict[str, Any],
-    options: dict[str, Any],
+    catalogue: Catalogue,
+    options: Options,
     counts: dict[str, Any],
     notes: list[str],
 ) -> dict[str, Any]:
-    """Where the sequences come from and what was done. options: min_events, filter, dedupe."""
+    """Where the sequences come from and what was done."""
     source = {
         "name": log.name,
         "format": log.format,
@@ -110,13 +144,14 @@ def make_manifest(
         "sha256": sha256,
         "columns": {role: name for role, name in log.columns.items() if role in (USER, ITEM, TIME, TITLE)},
     }
-    rule = options["filter"].value if options["min_events"] > 1 else None
     return {
         "format": MANIFEST_FORMAT,
         "version": MANIFEST_VERSION,
         "dpformer": __version__,
         "input": source | origin,
-        "options": {**options, "filter": rule},
+        "catalogue": catalogue.entry(counts["items"], counts.get("outside_catalogue", 0)),
+        "options": options.entry(),
+        "outside_guarantee": options.outside_guarantee(),
         "counts": counts,
         "notes": notes,
     }

@@ -1,20 +1,20 @@
 """Parquet: one file, a folder of them, or a glob."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import polars as pl
 
-from dpformer.data.columns import ITEM, TIME, TITLE, USER, find_columns
-from dpformer.data.log import READ_ERRORS, Log, first_line, select_roles
+from dpformer.data.columns import Wanted, find_columns
+from dpformer.data.log import READ_ERRORS, Log, first_line
 from dpformer.errors import DataError
 
 
-def read_parquet(name: str, files: Sequence[Path], asked: Mapping[str, str]) -> Log:
+def read_parquet(name: str, files: Sequence[Path], wanted: Wanted) -> Log:
     """A log from Parquet files with one schema; their events follow one another in the order of `files`."""
     schema = _schema(files[0])
-    columns = find_columns(list(schema), asked, str(files[0]))
-    used = {columns[role]: schema[columns[role]] for role in (USER, ITEM, TIME, TITLE) if role in columns}
+    columns = find_columns(list(schema), wanted, str(files[0]))
+    used = {name: schema[name] for name in wanted.used(columns).values()}
     for file in files[1:]:
         other = _schema(file)
         for column, dtype in used.items():
@@ -26,7 +26,7 @@ def read_parquet(name: str, files: Sequence[Path], asked: Mapping[str, str]) -> 
     # Read one by one: what else the files hold may differ, and folders may be called `user=7` without meaning it.
     frames = [pl.scan_parquet(file, glob=False, hive_partitioning=False) for file in files]
     return Log(
-        frame=pl.concat([select_roles(frame, columns, (USER, ITEM, TIME, TITLE)) for frame in frames]),
+        frame=pl.concat([wanted.select(frame, columns) for frame in frames]),
         name=name,
         files=tuple(files),
         format="Parquet" if len(files) == 1 else f"Parquet, {len(files)} files",

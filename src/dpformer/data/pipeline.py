@@ -3,39 +3,42 @@
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import polars as pl
 
+from dpformer.data.catalogue import Catalogue, chosen_titles, make_catalogue, open_catalogue, title_votes
 from dpformer.data.columns import ITEM, TIME, TITLE, USER
 from dpformer.data.dataset import Dataset
-from dpformer.data.filters import Filter, keep_frequent
+from dpformer.data.events import Events
+from dpformer.data.filters import Filter
 from dpformer.data.hashing import sha256_of
-from dpformer.data.ids import Coded, check_ids, compact, encode, id_expression
+from dpformer.data.ids import check_ids, encode_items, encode_users, id_expression
 from dpformer.data.log import Log
 from dpformer.data.outcome import (
-    checked_options,
+    Options,
+    check_together,
     count_lengths,
-    judged_titles,
-    make_catalogue,
+    count_outside,
+    first_notes,
     make_manifest,
     no_rows,
     nothing_left,
     time_origin,
 )
 from dpformer.data.read import read_log
-from dpformer.data.sequences import Sequences
-from dpformer.data.splits import SHORTEST_SPLIT
 from dpformer.data.times import check_times, time_expression
 
 
 def prepare(
     log: Any,
     *,
+    catalogue: Any = "log",
     user: str | None = None,
     item: str | None = None,
     time: str | None = None,
+    title: str | None = None,
     min_events: int = 0,
     filter: Filter | str = Filter.SINGLE_PASS,
+    min_user_events: int = 0,
     dedupe: bool = False,
     titles: pl.DataFrame | None = None,
     on_stage: Callable[[str], None] = lambda stage: None,
@@ -43,51 +46,42 @@ def prepare(
     """Turn a log into sequences.
 
     log: a path (any of the formats in docs/data.md) or a pandas, polars or Arrow frame.
+    catalogue: the public items, one a row (a path or a frame); "log": those of the log, assumed public; "private": those of
+        the log, of which `fit` selects some by noisy counts. A `Path` is always a file, also one called log or private.
     user, item, time: column names that the usual aliases do not find.
-    min_events, filter: the least events of a user and of an item, counted once or until nothing changes.
+    title: the column of titles, of the catalogue's file if there is one, else of the log: an item gets the title that most
+        of its people have.
+    min_events, filter: the least events of a user and of an item, counted once or until nothing changes. This counts over
+        people, so the manifest says that it is outside of the guarantee.
+    min_user_events: a person with fewer events keeps the place among the people, without events.
     dedupe: keep only the first of events that agree in user, item and time.
-    titles: `item_id` and `title` of items, if the log itself has none.
+    titles: `item_id` and `title` of items, in place of a column of the log.
     on_stage: told what is being done, for whoever shows it.
     """
-    rule = checked_options(min_events, filter)
+    options = Options(min_events, filter, min_user_events, dedupe)
+    chosen = open_catalogue(catalogue, item=item, title=title)
+    check_together(options, chosen, titles)
     on_stage("reading")
-    source = read_log(log, user=user, item=item, time=time)
+    source = read_log(log, user=user, item=item, time=time, title=title if chosen.items is None else None)
     columns, origin = _events(source)
     on_stage("numbering users and items")
-    items = encode(columns.pop(ITEM), source.untyped_ids)
-    users = encode(columns.pop(USER), source.untyped_ids)
-    times = columns.pop(TIME, None)
-    counts: dict[str, Any] = {"read": _sizes(users, items)}
-    notes: list[str] = []
-
-    if dedupe:
-        on_stage("dropping duplicates")
-        kept = _first_of_equals(users, items, times)
-        users, items, times = _keep(kept, users, items, times)
-        counts["duplicates"] = int((~kept).sum())
-    if min_events > 1:
-        on_stage("filtering")
-        before = _sizes(users, items)
-        kept = keep_frequent(users.codes, items.codes, min_events, rule)
-        users, items, times = _keep(kept, users, items, times)
-        counts["removed"] = {key: before[key] - after for key, after in _sizes(users, items).items()}
-        if not len(users.codes):
-            raise nothing_left(source, before["events"], min_events, rule)
+    items = encode_items(columns.pop(ITEM), source.untyped_ids)
+    events = Events(encode_users(columns.pop(USER), source.untyped_ids), items, columns.pop(TIME, None))
+    counts: dict[str, Any] = {"read": events.sizes()}
+    notes = first_notes(source, chosen, titles)
+    events = _reduced(events, source, chosen, options, counts, notes, on_stage)
     on_stage("sorting by time")
-    sequences = _sort(users, items, times)
-    lengths = sequences.lengths
-    short = int((lengths < SHORTEST_SPLIT).sum())
-    count_lengths(source, len(lengths), int(lengths.max()), short, counts, notes)
-    counts = _sizes(users, items) | counts
+    sequences = events.sequences()
+    count_lengths(source, sequences.lengths, counts, notes)
+    counts = events.sizes() | counts
     on_stage("naming items")
     if titles is None and TITLE in source.columns:
-        titles = _titles(source, notes)
-    catalogue = make_catalogue(items.ids, titles)
+        titles = _titles(source)
+    made = make_catalogue(events.items.ids, titles) if chosen.items is None else chosen.items
     on_stage("hashing the input")
-    options = {"min_events": min_events, "filter": rule, "dedupe": dedupe}
     sha256 = sha256_of(source.files) if source.files else None
-    manifest = make_manifest(source, sha256, origin, options, counts, notes)
-    return Dataset(sequences, catalogue, manifest)
+    manifest = make_manifest(source, sha256, origin, chosen, options, counts, notes)
+    return Dataset(sequences, made, manifest)
 
 
 def _events(log: Log) -> tuple[dict[str, pl.Series], dict[str, Any]]:
@@ -110,48 +104,40 @@ def _events(log: Log) -> tuple[dict[str, pl.Series], dict[str, Any]]:
     return {name: frame[name] for name in frame.columns}, origin
 
 
-def _sizes(users: Coded, items: Coded) -> dict[str, int]:
-    return {"users": len(users.ids), "items": len(items.ids), "events": len(users.codes)}
+def _reduced(
+    events: Events,
+    log: Log,
+    chosen: Catalogue,
+    options: Options,
+    counts: dict[str, Any],
+    notes: list[str],
+    on_stage: Callable[[str], None],
+) -> Events:
+    """The events that stay: without duplicates, in the catalogue, of people and items with enough of them."""
+    if options.dedupe:
+        on_stage("dropping duplicates")
+        before, events = events, events.without_duplicates()
+        counts["duplicates"] = before.sizes()["events"] - events.sizes()["events"]
+    if chosen.items is not None:
+        on_stage("looking items up in the catalogue")
+        before, events = events, events.inside(chosen.places(events.items.ids), chosen.items[ITEM])
+        count_outside(log, chosen, before.sizes()["events"], events.sizes()["events"], counts, notes)
+    if options.min_user_events > 1:
+        on_stage("filtering users by their own events")
+        before, events = events, events.of_busy_users(options.min_user_events)
+        counts["emptied"] = {
+            "users": before.active_users() - events.active_users(),
+            "events": before.sizes()["events"] - events.sizes()["events"],
+        }
+    if options.min_events > 1:
+        on_stage("filtering")
+        before, events = events, events.frequent(options.min_events, options.filter)
+        counts["removed"] = {key: before.sizes()[key] - after for key, after in events.sizes().items()}
+    if not events.sizes()["events"]:
+        raise nothing_left(log, counts, options)
+    return events
 
 
-def _keep(
-    kept: np.ndarray, users: Coded, items: Coded, times: pl.Series | None
-) -> tuple[Coded, Coded, pl.Series | None]:
-    return compact(users, kept), compact(items, kept), times if times is None else times.filter(pl.Series(kept))
-
-
-def _first_of_equals(users: Coded, items: Coded, times: pl.Series | None) -> np.ndarray:
-    """The first of the events that agree in user, item and time (in a log without time: in user and item)."""
-    frame = pl.DataFrame({"user": users.codes, "item": items.codes})
-    if times is not None:
-        frame = frame.with_columns(times.alias("time"))
-    return frame.select(pl.struct(pl.all()).is_first_distinct()).to_series().to_numpy()
-
-
-def _sort(users: Coded, items: Coded, times: pl.Series | None) -> Sequences:
-    """Group by user, sort each group stably by time: ties keep the order of the file.
-
-    Many small sorts take half the time of sorting all events (measured at 50 million).
-    """
-    frame = pl.DataFrame({"user": users.codes, "items": items.codes + np.int32(1)})
-    ordered = pl.col("items")
-    if times is not None:
-        frame = frame.with_columns(times.alias("time"))
-        ordered = ordered.sort_by("time", maintain_order=True)
-    lists = frame.lazy().group_by("user").agg(ordered).sort("user").select(pl.col("items").explode()).collect()
-    offsets = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(np.bincount(users.codes))])
-    return Sequences(users.ids.alias(USER), lists["items"].to_numpy(), offsets)
-
-
-def _titles(log: Log, notes: list[str]) -> pl.DataFrame | None:
-    return judged_titles(log, log.collect(title_spread(id_expression(log, ITEM), log.frame).sort(ITEM)), notes)
-
-
-def title_spread(item: pl.Expr, frame: pl.LazyFrame) -> pl.LazyFrame:
-    """The first and the `last` title of each item (`item` reads its id) in events."""
-    return (
-        frame.select(item.cast(pl.String).alias(ITEM), pl.col(TITLE).cast(pl.String))
-        .filter(pl.col(TITLE) != "")
-        .group_by(ITEM)
-        .agg(pl.col(TITLE).min(), last=pl.col(TITLE).max())
-    )
+def _titles(log: Log) -> pl.DataFrame:
+    votes = title_votes(id_expression(log, ITEM), id_expression(log, USER), log.frame)
+    return chosen_titles(log.collect(votes.group_by(ITEM, TITLE).agg(people=pl.len())))

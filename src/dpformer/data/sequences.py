@@ -12,7 +12,7 @@ class Sequences:
     """One sequence a user, oldest item first.
 
     users: ids, [N]; items: int32 [events], numbers 1..M of the catalogue (0 is left for padding);
-    offsets: int64 [N + 1]; the items of user n are `items[offsets[n] : offsets[n + 1]]`.
+    offsets: int64 [N + 1]; the items of user n are `items[offsets[n] : offsets[n + 1]]`. A user may have no items.
     """
 
     users: pl.Series
@@ -47,11 +47,17 @@ class Sequences:
         return Sequences(self.users, items[kept].astype(np.int32), before[self.offsets])
 
     def frame(self) -> pl.DataFrame:
-        """`user_id` and `items` (a list), one row a user."""
+        """`user_id` and `items` (a list, which may be empty), one row a user."""
+        people = pl.DataFrame({"user": np.arange(len(self), dtype=np.int32)})
         events = pl.DataFrame(
             {"user": np.repeat(np.arange(len(self), dtype=np.int32), self.lengths), "items": self.items}
         )
         lists = events.with_columns(pl.col("user").set_sorted()).group_by("user", maintain_order=True).agg("items")
+        if len(lists) < len(people):
+            nothing = pl.lit([], dtype=lists.schema["items"])
+            lists = people.join(lists, on="user", how="left", maintain_order="left").with_columns(
+                pl.col("items").fill_null(nothing)
+            )
         return pl.DataFrame([self.users.alias("user_id"), lists["items"]])
 
     @classmethod
@@ -66,8 +72,13 @@ class Sequences:
         for frame in frames:
             users.append(frame["user_id"])
             lengths.append(frame["items"].list.len().to_numpy().astype(np.int64))
-            part = frame["items"].explode().to_numpy()
+            part = flat(frame["items"]).to_numpy()
             items.resize(len(items) + len(part), refcheck=False)
             items[len(items) - len(part) :] = part
         offsets = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(np.concatenate(lengths))])
         return cls(pl.concat(users), items, offsets)
+
+
+def flat(lists: pl.Series) -> pl.Series:
+    """The entries of all lists; an empty list gives none (`explode` alone would give a null)."""
+    return lists.filter(lists.list.len() > 0).explode()

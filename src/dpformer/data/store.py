@@ -15,7 +15,7 @@ from dpformer.data.dataset import Dataset
 from dpformer.data.hashing import sha256_of
 from dpformer.data.log import READ_ERRORS, first_line
 from dpformer.data.outcome import MANIFEST_FORMAT, MANIFEST_VERSION
-from dpformer.data.sequences import Sequences
+from dpformer.data.sequences import Sequences, flat
 from dpformer.data.summary import item_counts
 from dpformer.errors import DataError
 
@@ -117,9 +117,9 @@ def _checked(file: Path, catalogue: pl.DataFrame) -> pl.DataFrame:
     if "user_id" not in sequences.columns or sequences.schema.get("items") != pl.List(pl.Int32) or not len(sequences):
         raise ValueError(f"{file.name} has no columns user_id and items")
     lists = sequences["items"]
-    if lists.null_count() or (lists.list.len() == 0).any():
-        raise ValueError(f"{file.name} has somebody without items")
-    items = lists.explode()
+    if lists.null_count():
+        raise ValueError(f"{file.name} has a user without a list of items")
+    items = flat(lists)
     if items.null_count() or not items.is_between(1, len(catalogue)).all():
         raise ValueError(f"{file.name} holds items that are not in {ITEMS}")
     return sequences

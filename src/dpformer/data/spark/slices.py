@@ -141,7 +141,7 @@ def _row(values: dict[str, Any], schema: str) -> pa.Table:
 
 _LOOK = (
     "fault string, rows long, no_user long, first_no_user long, no_item long, first_no_item long, "
-    "text_user long, text_item long, large long, bad_s long, bad_ms long, bad_ns long, low string, high string"
+    "text_user long, large long, bad_s long, bad_ms long, bad_ns long, low string, high string"
 )
 _KINDS = ((USER, "user"), (ITEM, "item"))
 
@@ -149,7 +149,7 @@ _KINDS = ((USER, "user"), (ITEM, "item"))
 def _look(
     slices: list[Slice], names: dict[str, str], expressions: dict[str, pl.Expr], untyped: bool, number: int
 ) -> pa.Table:
-    """What one slice says: how many events lack an id and which is the first, whether ids are numbers, the range of times."""
+    """Look at one slice: events without an id and the first of them, whether users' ids are numbers, the range of times."""
     piece = slices[number]
     found: dict[str, Any] = dict.fromkeys(field.split()[0] for field in _LOOK.split(", "))
     try:
@@ -161,8 +161,8 @@ def _look(
         column = frame[role]
         found[f"no_{kind}"] = column.null_count()
         found[f"first_no_{kind}"] = _first(column.is_null(), piece.row)
-        if untyped:
-            found[f"text_{kind}"] = int(whole_numbers(column.unique().drop_nulls()).null_count() > 0)
+        if untyped and role == USER:
+            found["text_user"] = int(whole_numbers(column.unique().drop_nulls()).null_count() > 0)
     if TIME in frame.columns:
         times = frame[TIME]
         found["large"] = int((times >= SMALLEST_MS).sum() or 0)
@@ -201,10 +201,9 @@ def look(spark: SparkSession, source: Source) -> Look:
     schema = log.frame.select(
         expression.alias(role) for role, expression in source.expressions.items()
     ).collect_schema()
-    text = {
-        role: any(row[f"text_{kind}"] for row in rows) if log.untyped_ids else schema[role] != pl.Int64
-        for role, kind in _KINDS
-    }
+    text = {role: schema[role] != pl.Int64 for role in (USER, ITEM)}
+    if log.untyped_ids:
+        text[USER] = any(row["text_user"] for row in rows)
     if TIME not in source.expressions:
         return Look(events, text, {"time": None})
     unit = NANOSECONDS if source.nanoseconds else unit_of(sum(row["large"] for row in rows), events)

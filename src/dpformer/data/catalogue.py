@@ -1,0 +1,144 @@
+"""Which items there are, and what they are called.
+
+public   a file says it: events of other items are dropped, items that nobody touched stay in
+log      the items that occur in the log; that this set is public is an assumption
+private  the items that occur in the log, of which `fit` selects some by noisy counts; the prepared folder is private
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from dpformer.data.columns import ITEM, TITLE, USER
+from dpformer.data.hashing import sha256_of
+from dpformer.data.ids import id_expression, missing_id, sorted_ids
+from dpformer.data.log import Log
+from dpformer.data.read import read_items
+from dpformer.errors import DataError
+
+PUBLIC, LOG, PRIVATE = "public", "log", "private"
+
+
+@dataclass(frozen=True)
+class Catalogue:
+    """How the set of items is decided.
+
+    mode: public, log or private. items: the public items (`item`, `item_id`, `title` and what else the file has), else
+    None. source, sha256: the file's name and hash. note: how the file was read.
+    """
+
+    mode: str
+    items: pl.DataFrame | None = None
+    source: str | None = None
+    sha256: str | None = None
+    note: str | None = None
+
+    def places(self, ids: pl.Series) -> np.ndarray:
+        """Place 0..M-1 of each id in the public items, matched by text; -1 for an id that is not there. int32 [ids]."""
+        assert self.items is not None
+        known = self.items.select(id=pl.col(ITEM).cast(pl.String), place=pl.col("item") - 1)
+        texts = pl.DataFrame({"id": ids.cast(pl.String)})
+        return texts.join(known, on="id", how="left", maintain_order="left")["place"].fill_null(-1).to_numpy()
+
+    def entry(self, items: int, outside: int) -> dict[str, Any]:
+        """What the manifest says of it. items: how many there are; outside: events of items that are not among them."""
+        return {
+            "mode": self.mode,
+            "source": self.source,
+            "sha256": self.sha256,
+            "items": items,
+            "outside_events": outside,
+        }
+
+
+def open_catalogue(given: Any, *, item: str | None, title: str | None) -> Catalogue:
+    """Read a public catalogue, or take one of the words "log" and "private".
+
+    given: "log", "private", a path or a frame; a `Path` is always a file. item: the log's name for the item's column.
+    title: the column of the titles, in the file if there is one.
+    """
+    if isinstance(given, str) and given == LOG:
+        return Catalogue(LOG)
+    if isinstance(given, str) and given == PRIVATE:
+        if title is not None:
+            raise DataError(
+                f"--title {title} cannot be used with --catalogue private: titles of a log may tell what one person did; "
+                "give the titles in a public file: --catalogue FILE"
+            )
+        return Catalogue(PRIVATE)
+    log = read_items(given, item=item, title=title)
+    columns = ", ".join(f"{role.removesuffix('_id')} = {name}" for role, name in log.columns.items())
+    items = _public_items(log)
+    return Catalogue(
+        PUBLIC,
+        items,
+        log.name if isinstance(given, str | Path) else "frame",
+        sha256_of(log.files) if log.files else None,
+        f"catalogue of {len(items):,} items from {log.name} ({log.format}): {columns}" if log.files else None,
+    )
+
+
+def _public_items(log: Log) -> pl.DataFrame:
+    """The items of a file in the order of their ids, numbered from 1, with all its columns."""
+    frame = log.collect(log.frame.with_columns(id_expression(log, ITEM).alias(ITEM)))
+    if not len(frame):
+        raise DataError(f"{log.name}: has no rows; give a catalogue with at least one item")
+    frame = frame.with_columns(pl.col(ITEM).cast(pl.String) if frame.schema[ITEM] == pl.Categorical else pl.col(ITEM))
+    ids = frame[ITEM]
+    if ids.null_count():
+        raise missing_id(log, ITEM, int(ids.is_null().arg_max() or 0), ids.null_count(), "item")
+    again = ~ids.is_first_distinct()
+    if again.any():
+        row = int(again.arg_max() or 0)
+        cure = f"every item needs one row: drop the others ({int(again.sum()):,} in all)"
+        raise log.error(row, ITEM, f"the item {ids[row]} is there twice", cure)
+    order = sorted_ids(ids, log.untyped_ids).alias(ITEM).to_frame()
+    ordered = order.join(frame, on=ITEM, how="left", maintain_order="left")
+    if TITLE in ordered.columns:
+        text = pl.col(TITLE).cast(pl.String)
+        ordered = ordered.with_columns(pl.when(text != "").then(text).alias(TITLE))
+    numbers = pl.Series("item", np.arange(1, len(ordered) + 1, dtype=np.int32))
+    first = [name for name in (ITEM, TITLE) if name in ordered.columns]
+    return ordered.insert_column(0, numbers).select("item", *first, pl.exclude("item", *first))
+
+
+def title_votes(item: pl.Expr, user: pl.Expr, frame: pl.LazyFrame) -> pl.LazyFrame:
+    """Who has which title for which item: `item_id`, `title` and `user_id` as text, each combination once.
+
+    item, user: expressions that read the ids of events.
+    """
+    columns = {ITEM: item, TITLE: pl.col(TITLE), USER: user}
+    texts = frame.select(expression.cast(pl.String).alias(role) for role, expression in columns.items())
+    return texts.filter(pl.col(TITLE) != "").unique()
+
+
+def chosen_titles(counted: pl.DataFrame) -> pl.DataFrame:
+    """`item_id` and `title`: for each item the title that most of its people have; of equals the smallest text.
+
+    counted: `item_id`, `title` and `people`, how many people have this title for this item.
+    """
+    ranked = counted.sort(ITEM, "people", TITLE, descending=[False, True, False])
+    return ranked.unique(ITEM, keep="first", maintain_order=True).select(ITEM, TITLE)
+
+
+def title_notes(log: Log, mode: str) -> list[str]:
+    """The note about a column that looks like titles and was not asked for, if there is one."""
+    name = log.unused_title
+    if name is None or mode == PUBLIC:
+        return []
+    asking = f"give --title {name} if it names items (it will be published), or --catalogue FILE"
+    return [f"column {name!r} is not used: {asking if mode == LOG else 'titles come from --catalogue FILE only'}"]
+
+
+def make_catalogue(ids: pl.Series, titles: pl.DataFrame | None) -> pl.DataFrame:
+    """Items 1..M with their ids, in the order of `ids`, and their titles where these are known."""
+    catalogue = pl.DataFrame({"item": np.arange(1, len(ids) + 1, dtype=np.int32), ITEM: ids})
+    if titles is None:
+        return catalogue
+    named = titles.select(key=pl.col(ITEM).cast(pl.String), title=pl.col(TITLE)).unique("key", keep="first")
+    return catalogue.join(
+        named, left_on=pl.col(ITEM).cast(pl.String), right_on="key", how="left", maintain_order="left"
+    ).select("item", ITEM, TITLE)
