@@ -23,7 +23,20 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from faulty import STEPS, Child, Fault, Outcome, Stage, can_mount, mount, save_often, step_of, stop_after, witness
+from faulty import (
+    STEPS,
+    Child,
+    Fault,
+    Outcome,
+    Stage,
+    can_mount,
+    end_is_written,
+    mount,
+    save_often,
+    step_of,
+    stop_after,
+    witness,
+)
 
 Problems = Iterator[list[str]]  # one list for each try; empty if it was survived
 
@@ -46,7 +59,7 @@ def kills(stage: Stage, dice: random.Random, tries: int) -> Problems:
             lines = _lines(folder)
             if (folder / "model.safetensors").exists():
                 found += stage.finish(folder, same=seeded, **settings)
-            elif step_of(folder) < step or lines < charged:
+            elif (step_of(folder) < step and not end_is_written(folder)) or lines < charged:
                 found.append("a checkpoint or a charge that was there has gone")
             step, charged = max(step, step_of(folder)), lines
             if end.code:
@@ -63,7 +76,7 @@ def kills(stage: Stage, dice: random.Random, tries: int) -> Problems:
 
 def _lines(folder: Path) -> int:
     path = folder / "ledger.jsonl"
-    return path.read_bytes().count(b"\n") if path.exists() and step_of(folder) >= 0 else 0
+    return path.read_bytes().count(b"\n") if path.exists() and (step_of(folder) >= 0 or end_is_written(folder)) else 0
 
 
 def stops(stage: Stage, dice: random.Random, tries: int) -> Problems:
@@ -144,7 +157,7 @@ def read_only(stage: Stage, dice: random.Random, tries: int) -> Problems:
 
 
 UNFINISHED = (
-    *("config.json", "items.jsonl", "ledger.jsonl", "ledger.head", "private/data.json"),
+    *("config.json", "ledger.jsonl", "ledger.head"),
     *("state.safetensors", "state.json", "sha256.json"),
 )
 RELEASED = (
@@ -287,11 +300,16 @@ def short_of_memory(kind: str, step: int) -> Fault:
         import torch
 
         from dpformer.training.trainer import Trainer
+        from dpformer.training.workers import Worker
 
-        real = Trainer._add_gradients
+        real, make_step, at = Worker.add, Trainer.make_step, [0]
 
-        def failing(self: Trainer, batch: Any) -> float:
-            if self.step + 1 == step:
+        def counted(self: Trainer, asker: Any) -> Any:
+            at[0] = self.step + 1
+            return make_step(self, asker)
+
+        def failing(self: Worker, batch: Any, masks: Any = None) -> float:
+            if at[0] == step:
                 if kind == "python":
                     raise MemoryError
                 if kind == "torch":
@@ -299,9 +317,9 @@ def short_of_memory(kind: str, step: int) -> Fault:
                 used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
                 resource.setrlimit(resource.RLIMIT_AS, (used, resource.RLIM_INFINITY))
                 torch.zeros(1 << 26)  # 256 MB that are not there
-            return real(self, batch)
+            return real(self, batch, masks)
 
-        Trainer._add_gradients = failing  # type: ignore[method-assign]
+        Worker.add, Trainer.make_step = failing, counted  # type: ignore[method-assign]
 
     return install
 

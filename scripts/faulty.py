@@ -3,8 +3,8 @@
 The parent imports everything once and computes the accounting once, and never uses polars, whose threads do not survive a fork.
 Each child is a real process that runs `dpformer.cli.main`, writes to files, and can be killed.
 
-The witness is independent of the ledger: each child appends the hash of its noise's state to a file before noise is drawn. So
-whatever noisy sum can have been seen is in that file, and has to be in the ledger.
+The witness is independent of the ledger: each child appends the tag of the sum to a file before its noise is drawn. So every
+answer that can have been seen is in that file, and has to be in the ledger.
 """
 
 # ruff: noqa: E402  the number of threads is fixed before numpy and torch are imported
@@ -31,8 +31,7 @@ import torch
 
 from dpformer.cli import main
 from dpformer.errors import DPFormerError
-from dpformer.privacy import chain, fingerprint, ledger, plan, read_ledger, spending, statement
-from dpformer.privacy.noise import NoiseSource
+from dpformer.privacy import Curator, Keys, chain, ledger, plan, read_ledger, spending, statement
 from dpformer.training import recipe
 from dpformer.training.run import Run
 
@@ -136,27 +135,31 @@ def cached_accounting() -> None:
 
 def account_for(made: plan.PrivacyPlan) -> None:
     """Ask all that a run of this plan will ask, so that forked children find the answers in the cache."""
-    charges = [ledger.Entry("release", release.name, "", "") for release in made.releases]
-    charges += [ledger.Entry("step", step, "", "") for step in range(1, made.steps + 1)]
-    account = ledger.Account("", made, tuple(charges), chain.Position(len(charges), ""))
-    statement.build_statement(made, account, "seeded", (), statement.TuningPart(kind="undeclared"))
+    names = [made.planned(place).name for place in range(len(made.releases) + made.steps)]
+    charges = tuple(ledger.Entry(name, "") for name in names)
+    account = ledger.Account("", made, charges, chain.Position(len(charges), ""))
+    about = statement.Circumstances(statement.DataPart(catalogue="log"), seeded=True)
+    statement.build_statement(made, account, about, statement.TuningPart(kind="undeclared"))
     spending(made)
 
 
 def witness(path: Path) -> Fault:
-    """Writes down the state of the noise before each draw for a sum, in the child."""
+    """Writes down the tag of each sum before the key of its noise is made, in the child."""
 
     def install() -> None:
-        for name in ("add_noise_", "gaussian"):
-            real = getattr(NoiseSource, name)
+        ask, noise, asked = Curator.ask, Keys.noise, [""]
 
-            def seen(self: NoiseSource, *rest: Any, real: Any = real) -> Any:
-                descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-                os.write(descriptor, f"{fingerprint(self.state())}\n".encode())
-                os.close(descriptor)
-                return real(self, *rest)
+        def named(self: Any, query: Any) -> Any:
+            asked[0] = query.name
+            return ask(self, query)
 
-            setattr(NoiseSource, name, seen)
+        def seen(self: Any, array: str, digest: bytes) -> bytes:
+            descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+            os.write(descriptor, f"{self.tag(asked[0], digest)}\n".encode())
+            os.close(descriptor)
+            return noise(self, array, digest)
+
+        Curator.ask, Keys.noise = named, seen
 
     return install
 
@@ -199,14 +202,14 @@ class Stage:
         self.model = (self.whole / "model.safetensors").read_bytes()
 
     def fit(self, folder: Path, seed: int | None = 1, **settings: Any) -> list[object]:
-        """Arguments of `fit`; without a seed, noise comes from the system."""
-        noise = ["--noise", "seeded", "--seed", seed] if seed is not None else []
+        """Arguments of `fit`; without a seed, the keys come from the system."""
+        noise = ["--seed", seed] if seed is not None else []
         pairs = [part for key, value in {**SMALL, **settings}.items() for part in ("--set", f"{key}={value}")]
         return ["fit", self.data, "--run", folder, *noise, *pairs]
 
     def begin(self, folder: Path, **settings: Any) -> list[object]:
         """`fit`, or `resume` where there is something to go on with; what never began is thrown away first."""
-        if any((folder / "private").glob("checkpoint-*")):
+        if any((folder / "private").glob("checkpoint-*")) or end_is_written(folder):
             return ["resume", folder]
         shutil.rmtree(folder, ignore_errors=True)
         return self.fit(folder, **settings)
@@ -243,10 +246,10 @@ class Stage:
             account = read_ledger(folder)
         except DPFormerError as error:
             return [f"noise was drawn, and the ledger cannot be read: {error}"] if seen else []
-        charged = {entry.noise for entry in account.entries}
+        charged = {entry.tag for entry in account.entries}
         found = []
         if not seen <= charged:
-            found.append(f"{len(seen - charged)} noisy sums could be seen and are not in the ledger")
+            found.append(f"{len(seen - charged)} answers could be seen and are not in the ledger")
         if account.steps_charged > account.plan.steps:
             found.append("more steps charged than planned")
         return found
@@ -287,8 +290,8 @@ def stop_after(steps: int) -> Fault:
 
         real = Trainer.make_step
 
-        def counted(self: Trainer) -> Any:
-            report = real(self)
+        def counted(self: Trainer, asker: Any) -> Any:
+            report = real(self, asker)
             if report.step == steps:
                 os.kill(os.getpid(), signal.SIGTERM)
             return report
@@ -296,6 +299,11 @@ def stop_after(steps: int) -> Fault:
         Trainer.make_step = counted  # type: ignore[method-assign]
 
     return install
+
+
+def end_is_written(folder: Path) -> bool:
+    """Is the release of a run written aside, so that its checkpoints may be gone?"""
+    return (folder / "private" / "release").is_dir()
 
 
 def step_of(folder: Path) -> int:

@@ -94,7 +94,9 @@ class DPFormer:
         for user in users:
             if str(user) not in place:
                 raise DPFormerError(f"user {user!r} is not in the log; give histories=[[...], ...] for new people")
-        best, values = released.rank([sequences[place[str(user)]].tolist() for user in users], k, seen)
+        numbers = self._dataset.numbers_in(released.catalogue)
+        histories = [[n for n in numbers[sequences[place[str(user)]]].tolist() if n] for user in users]
+        best, values = released.rank(histories, k, seen)
         frame = released.frame(best, values)
         names = pl.Series("user_id", [users[n] for n in frame["history"]])
         return frame.drop("history").insert_column(0, names)
@@ -103,8 +105,9 @@ class DPFormer:
         """Full ranking on the held-out item of the log. The figures are not private."""
         if self._dataset is None:
             raise DPFormerError("a loaded model has no data to be evaluated on: use `dpformer evaluate RUN DATA`")
-        held = held_out(self._dataset.sequences, item)
-        return evaluate(self._fitted(), held, len(self._dataset.catalogue), max_length=self.recipe.window)
+        released = self._fitted()
+        held = held_out(self._dataset.sequences, item).renumbered(self._dataset.numbers_in(released.catalogue))
+        return evaluate(released, held, len(released.catalogue), max_length=self.recipe.window)
 
     @property
     def privacy(self) -> PrivacyStatement:

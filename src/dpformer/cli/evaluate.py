@@ -20,8 +20,6 @@ def evaluate(
     as_json: Annotated[bool, typer.Option("--json", help="Figures as JSON on stdout.")] = False,
 ) -> None:
     """Rank all items for all users and write metrics.json. Figures are computed on people's data: they are not private."""
-    import polars as pl
-
     from dpformer.cli.output import print_json, stderr, stdout
     from dpformer.data import load
     from dpformer.errors import DPFormerError
@@ -31,6 +29,7 @@ def evaluate(
     from dpformer.training.folder import LOCAL
     from dpformer.training.released import load_model
 
+    model = load_model(run)
     if data is None:
         if not (run / LOCAL).exists():
             raise DPFormerError(f"{run}: does not tell where its data is; say: dpformer evaluate {run} DATA")
@@ -38,10 +37,18 @@ def evaluate(
         if not isinstance(local, dict) or not isinstance(local.get("data"), str):
             raise DPFormerError(f"{run / LOCAL}: is damaged; say where the data is: dpformer evaluate {run} DATA")
         data = Path(local["data"])
-    model, dataset = load_model(run), load(data)
-    if not model.catalogue["item_id"].cast(pl.String).equals(dataset.catalogue["item_id"].cast(pl.String)):
+    dataset = load(data)
+    numbers = dataset.numbers_in(model.catalogue)
+    missing = int((numbers[1:] == 0).sum())
+    if missing == len(dataset.catalogue):
         raise DPFormerError(
-            f"{data}: has another catalogue than the model in {run}; evaluate on the data it was made for"
+            f"{data}: has no item in common with the model in {run}; evaluate on the data it was made for"
+        )
+    if missing:
+        stderr.print(
+            f"{missing:,} of {len(dataset.catalogue):,} items of {data} are not in the model's catalogue: they are left out of "
+            "histories, and missed where they are the item held out",
+            soft_wrap=True,
         )
     seen = {"validation": (), "test": ("validation",), "nothing": ("validation", "test")}[model.recipe.hold_out]
     if item in seen:
@@ -54,9 +61,8 @@ def evaluate(
             )
         )
     with stderr.status("ranking all items for all users ..."):
-        found = evaluate_model(
-            model, held_out(dataset.sequences, item), len(dataset.catalogue), max_length=model.recipe.window
-        )
+        held = held_out(dataset.sequences, item).renumbered(numbers)
+        found = evaluate_model(model, held, len(model.catalogue), max_length=model.recipe.window)
     figures: dict[str, Any] = found.figures()
     path = run / "metrics.json"
     known = read_json(path) if path.exists() else {"not_private": True}

@@ -22,7 +22,7 @@ def report(
 
     with stderr.status("drawing ..."):
         made = make_report(runs, history or [])
-    write_file(output, made.html.encode())
+    write_file(output, made.html.encode(), 0o600)
     if as_json:
         print_json({"report": str(output), "runs": made.figures()})
         return

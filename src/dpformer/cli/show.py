@@ -1,7 +1,7 @@
 """`dpformer show`: what a run is, what it has spent, what it promises."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -15,26 +15,28 @@ def show(
 
     from dpformer.cli.output import print_json, stdout
     from dpformer.privacy import epsilon, read_ledger
-    from dpformer.training.files import read_json
-    from dpformer.training.folder import CONFIG, MODEL, check_files, read_recipe
+    from dpformer.training.finish import refuse_unfinished
+    from dpformer.training.folder import check_files, read_config, read_recipe
     from dpformer.training.released import read_statement
 
+    config = read_config(run)
+    if config.get("version") == 1:
+        _show_old(run, config, as_json)
+        return
     recipe = read_recipe(run)
-    if finished := (run / MODEL).is_file():
-        check_files(run)
-    config = read_json(run / CONFIG)
-    found = {"run": str(run), "finished": finished, "items": config.get("items", 0), "recipe": config["recipe"]}
+    refuse_unfinished(run)
+    check_files(run)
+    found: dict[str, Any] = {"run": str(run), "finished": True, "items": config["items"], "recipe": config["recipe"]}
     if (run / "ledger.jsonl").exists():
         account = read_ledger(run)
         charged = epsilon(account.spent(), account.plan.delta).epsilon if account.entries else 0.0
         found["spent"] = {"epsilon": charged, "of": account.plan.epsilon, "delta": account.plan.delta}
         found["steps"] = {"charged": account.steps_charged, "planned": account.plan.steps}
-    statement = read_statement(run) if finished else None
+    statement = read_statement(run)
     if as_json:
-        print_json(found | ({"privacy": json.loads(statement.to_json())} if statement else {}))
+        print_json(found | {"privacy": json.loads(statement.to_json())})
         return
-    state = "finished" if finished else f"unfinished: go on with `dpformer resume {run}`"
-    stdout.print(f"{run}: {recipe.model} over {found['items']:,} items, {state}", markup=False, soft_wrap=True)
+    stdout.print(f"{run}: {recipe.model} over {found['items']:,} items, finished", markup=False, soft_wrap=True)
     if "spent" in found:
         spent, steps = found["spent"], found["steps"]
         stdout.print(
@@ -42,5 +44,17 @@ def show(
             f"at delta {spent['delta']:g}",
             soft_wrap=True,
         )
-    if statement is not None:
-        stdout.print(statement.text(), markup=False, soft_wrap=True)
+    stdout.print(statement.text(), markup=False, soft_wrap=True)
+
+
+def _show_old(run: Path, config: dict[str, Any], as_json: bool) -> None:
+    """A folder of format 1, which nothing else opens."""
+    from dpformer.cli.output import print_json, stdout
+    from dpformer.training.folder import OLD_FORMAT
+
+    if as_json:
+        print_json({"run": str(run), "version": 1, "insecure": OLD_FORMAT, "recipe": config.get("recipe")})
+        return
+    stdout.print(f"INSECURE: {run} {OLD_FORMAT}.", markup=False, soft_wrap=True)
+    for name, value in (config.get("recipe") or {}).items():
+        stdout.print(f"{name}: {value}", markup=False, soft_wrap=True)

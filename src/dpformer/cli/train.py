@@ -48,8 +48,15 @@ def fit(
         list[str] | None,
         typer.Option("--set", help="Any setting, as name=value; repeat for more. See docs/training.md."),
     ] = None,
-    noise: Annotated[str | None, typer.Option(help="system, crypto or seeded.")] = None,
-    seed: Annotated[int | None, typer.Option(help="With --noise seeded: research only, marked insecure.")] = None,
+    population: Annotated[
+        int | None,
+        typer.Option(help="A public number of users for rate and delta; the number in the data by default."),
+    ] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(help="Noise from a known seed, which anybody can subtract: research only, marked insecure."),
+    ] = None,
+    noise: Annotated[str | None, typer.Option(hidden=True)] = None,
     split_items: Annotated[bool, typer.Option("--split-items", hidden=True)] = False,
     timeout: Timeout = 1800,
     tensorboard: Board = None,
@@ -65,7 +72,7 @@ def fit(
 
     if split_items:
         raise _no_split_items()
-    flags = {"epsilon": epsilon, "delta": delta, "model": model, "noise": noise, "seed": seed}
+    flags = {"epsilon": epsilon, "delta": delta, "model": model, "population": population, "seed": seed, "noise": noise}
     options = {key: value for key, value in flags.items() if value is not None} | _settings(setting or [])
     with _joined(timeout) as ranks:
         if not ranks.first:
@@ -73,7 +80,7 @@ def fit(
             return
         with ranks.leading():
             recipe, trackers = make_recipe(preset, config, **options), _trackers(tensorboard)
-        if finished(run, ranks):
+        if finished(run, ranks, resuming=False):
             _show_finished(run, as_json)
             return
         if ranks.size > 1 and not has_steps(recipe) and not quiet:
@@ -164,10 +171,9 @@ def _say_alone(processes: int) -> None:
 
 
 def _way_on(run: Path, processes: int) -> str:
-    """How to go on with a run that needs as many processes as it had."""
-    if processes == 1:
-        return f"with: dpformer resume {run}"
-    return f"with as many processes ({processes}): torchrun ... -m dpformer resume {run}"
+    """How to go on with a run of so many processes."""
+    more = ", or under torchrun with any number of processes" if processes > 1 else ""
+    return f"with: dpformer resume {run}{more}"
 
 
 @contextmanager
@@ -237,19 +243,18 @@ def _train(run: AnyRun, trackers: list[Tracker], quiet: bool, as_json: bool) -> 
     finally:
         run.close()
     if not done:
-        way = _way_on(run.folder, 1)
-        more = ", or under torchrun with any number of processes" if run.ranks.size > 1 else ""
-        stderr.print(f"stopped and saved after step {run.step}; go on {way}{more}", soft_wrap=True)
+        way = _way_on(run.folder, run.ranks.size)
+        stderr.print(f"stopped and saved after step {run.step}; go on {way}", soft_wrap=True)
         sys.exit(130)
     _show(run.folder, run.statement(), as_json)
 
 
 def _show_finished(folder: Path, as_json: bool) -> None:
-    """After a restart by torchrun that came when all was done."""
+    """After a crash or a restart that came when all was done but for the last files."""
     from dpformer.cli.output import stderr
     from dpformer.training.released import read_statement
 
-    stderr.print(f"{folder}: was finished before torchrun restarted; its model is released", soft_wrap=True)
+    stderr.print(f"{folder}: is finished; its model is released", soft_wrap=True)
     _show(folder, read_statement(folder), as_json)
 
 
@@ -259,7 +264,8 @@ def _show(folder: Path, statement: PrivacyStatement, as_json: bool) -> None:
     if as_json:
         import json
 
-        print_json({"run": str(folder), "steps": statement.steps.planned, "privacy": json.loads(statement.to_json())})
+        steps = statement.steps.planned if statement.steps else 0
+        print_json({"run": str(folder), "steps": steps, "privacy": json.loads(statement.to_json())})
         return
     stdout.print(statement.text(), markup=False, soft_wrap=True)
     stderr.print(f"released in {folder}: evaluate it with `dpformer evaluate {folder}`", soft_wrap=True)

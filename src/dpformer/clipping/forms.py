@@ -26,24 +26,30 @@ from dpformer.errors import ClippingError
 
 # Numbers whose squares are added up in their own type, at most.
 SQUARES = 1024
+# Samples, or tiles of them, whose gradients are added up in their own type, at most; longer sums are made of blocks, in float64.
+BLOCK = 64
 
 
 @dataclass
 class Outer:
-    """`G_i = sum_t rows[i,t] (x) cols[i,t]`; rows `[B, T, R]`, cols `[B, T, C]`; sizes: their norms by sample, if known."""
+    """`G_i = sum_t rows[i,t] (x) cols[i,t]`; rows `[B, T, R]`, cols `[B, T, C]`; sizes: their norms `[B, T]`, if known."""
 
     rows: Tensor
     cols: Tensor
     sizes: tuple[Tensor, Tensor] | None = None
 
     def bound(self) -> Tensor:
-        """`sqrt(sum_t |rows_t|^2 sum_t |cols_t|^2)` `[B]`: no less than `sum_t |rows_t| |cols_t|`, the sizes of all terms."""
+        """`sum_t |rows_t| |cols_t|` `[B]`, the sizes of all terms. Padding adds nothing: its rows are 0.
+
+        A product of two norms over all times would do as a bound, and would not do here: it grows with the padding, so a sample's
+        factor would depend on the longest sample beside it.
+        """
         rows, cols = self.factors()
-        return rows.double() * cols
+        return (rows.double() * cols).sum(1)
 
     def factors(self) -> tuple[Tensor, Tensor]:
-        """The sizes of each sample's rows, all together, and of its cols; `[B]` each."""
-        return self.sizes or (sizes(self.rows.flatten(1)), sizes(self.cols.flatten(1)))
+        """The sizes of each sample's rows and cols, `[B, T]` each."""
+        return self.sizes or (sizes(self.rows), sizes(self.cols))
 
     def hidden(self) -> Tensor:
         """The size, `[B]`, of the terms whose inner products are too small for their type, though the terms may not be."""
@@ -103,7 +109,7 @@ class Sparse:
 
     def add_weighted(self, weights: Tensor, out: Tensor) -> None:
         """Add `sum_i weights[i] G_i` to `out` `[R, C]`."""
-        out.index_add_(0, self.index.flatten(), (self.values * weights[:, None, None]).flatten(0, 1))
+        add_to_rows(out, self.index.flatten(), (self.values * weights[:, None, None]).flatten(0, 1))
 
     def forget(self, samples: Tensor) -> None:
         """Make the gradient of the marked samples (`[B]`, bool) zero, whatever it was."""
@@ -138,7 +144,7 @@ class Dense:
 
     def add_weighted(self, weights: Tensor, out: Tensor) -> None:
         """Add `sum_i weights[i] G_i` to `out` `[R, C]`."""
-        out.view(-1).addmv_(self.gradient.flatten(1).T, weights)
+        add_weighted_rows(out.view(-1), self.gradient.flatten(1), weights)
 
     def forget(self, samples: Tensor) -> None:
         """Make the gradient of the marked samples (`[B]`, bool) zero, whatever it was."""
@@ -197,7 +203,7 @@ class Summed:
 
     def add_weighted(self, weights: Tensor, out: Tensor) -> None:
         """Add `sum_i weights[i] G_i` to `out` `[R, C]`."""
-        out.index_add_(0, self.row, self.values * weights[self.sample, None])
+        add_to_rows(out, self.row, self.values * weights[self.sample, None])
 
     def forget(self, samples: Tensor) -> None:
         """Make the gradient of the marked samples (`[B]`, bool) zero, whatever it was."""
@@ -268,6 +274,26 @@ def _piece(count: int) -> int:
 
 def _cat(tensors: Iterable[Tensor]) -> Tensor:
     return torch.cat(list(tensors), dim=1)
+
+
+def add_to_rows(out: Tensor, rows: Tensor, values: Tensor) -> None:
+    """`out[rows[k]] += values[k]`, added up in float64 first: a row that many samples share is a long sum, and rounding in it
+    would grow with its length when samples agree.
+    """
+    distinct, place = rows.unique(return_inverse=True)
+    sums = torch.zeros(len(distinct), values.shape[1], dtype=torch.float64, device=values.device)
+    out.index_add_(0, distinct, sums.index_add_(0, place, values.double()).to(out.dtype))
+
+
+def add_weighted_rows(out: Tensor, rows: Tensor, weights: Tensor) -> None:
+    """`out += sum_i weights[i] rows[i]` for out `[N]`, rows `[B, N]`; blocks of a long sum are added up in float64."""
+    if len(rows) <= BLOCK:
+        out.addmv_(rows.T, weights)
+        return
+    total = torch.zeros(out.shape, dtype=torch.float64, device=out.device)
+    for block, own in zip(rows.split(BLOCK), weights.split(BLOCK), strict=True):
+        total += block.T @ own
+    out += total
 
 
 def sizes(x: Tensor) -> Tensor:

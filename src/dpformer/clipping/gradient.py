@@ -22,6 +22,7 @@ from dpformer.clipping.forms import (
     Sparse,
     Summed,
     add_up,
+    add_weighted_rows,
     inner,
     merge,
     norms_of_pieces,
@@ -199,7 +200,7 @@ class FormedGradients:
         weights = weights.to(self.formed[0][1].gradients.dtype)
         for p, one in self.formed:
             assert p.grad is not None
-            p.grad.view(-1).addmv_(one.gradients.T, weights)
+            add_weighted_rows(p.grad.view(-1), one.gradients, weights)
 
     def forget(self, samples: Tensor) -> None:
         """As `ParameterGradient.forget`."""
@@ -241,8 +242,7 @@ class OuterGradients:
 
 def _bound(factors: list[tuple[Tensor, Tensor]]) -> Tensor:
     """The sum of the squared bounds of linear uses `[B]`, from `Outer.factors` of each."""
-    rows, cols = (torch.stack(sizes).double() for sizes in zip(*factors, strict=True))
-    return (rows * cols).square().sum(0)
+    return torch.stack([(rows.double() * cols).sum(1) for rows, cols in factors]).square().sum(0)
 
 
 class DenseGradients:
@@ -259,7 +259,8 @@ class DenseGradients:
 
     def add_weighted_sum(self, weights: Tensor) -> None:
         """As `ParameterGradient.add_weighted_sum`."""
-        total = torch.mv(self.gradient.T, weights.to(self.gradient.dtype))
+        total = self.gradient.new_zeros(self.gradient.shape[1])
+        add_weighted_rows(total, self.gradient, weights.to(self.gradient.dtype))
         assert all(p.grad is not None for p in self.parameters)
         sums = [p.grad.view(-1) for p in self.parameters if p.grad is not None]
         torch._foreach_add_(sums, total.split([p.numel() for p in self.parameters]))

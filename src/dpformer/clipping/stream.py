@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from dpformer.clipping.forms import Form, Outer, Sparse, inner, squared_norms
+from dpformer.clipping.forms import BLOCK, Form, Outer, Sparse, inner, squared_norms
 from dpformer.clipping.gradient import ParameterGradient, Route
 from dpformer.clipping.head import Group, HeadPass, Tile, by_pairs
 
@@ -90,9 +90,10 @@ class StreamedGradient:
                 pass_.gram(tile) if self._by_gram(group) else pass_.formed(tile)
         squared[order] = pass_.squared
         if weigh is not None and pass_.total is not None:
+            whole = pass_.close_block()
             self.head.release()
             assert self.parameter.grad is not None
-            self.parameter.grad.add_(pass_.total.T)
+            self.parameter.grad.add_(whole.T)
             if all_formed:
                 return squared, bound
             # The other uses' forms are added here, but for those that went into a formed gradient.
@@ -135,6 +136,26 @@ class _Pass:
         if len(self.forms) == 1 and isinstance(form := self.forms[0], Sparse):
             self.sparse = form if self.head.ordered else Sparse(form.index[order], form.values[order])
         self.total = self._take("sum", 1)[0].zero_() if weigh is not None else None
+        self._whole: Tensor | None = None
+        self._added = 0
+
+    def close_block(self) -> Tensor:
+        """Add what is in `total` to the sum of all blocks, float64, and begin another; returns that sum, `[d, M]`."""
+        assert self.total is not None
+        if self._whole is None:
+            M, d = self.shape
+            double = torch.empty(0, dtype=torch.float64, device=self.total.device)
+            self._whole = self.head.workspace.take("sum of blocks", d, M, double).copy_(self.total)
+        else:
+            self._whole.add_(self.total)
+        self.total.zero_()
+        self._added = 0
+        return self._whole
+
+    def _count(self, added: int) -> None:
+        self._added += added
+        if self._added >= BLOCK:
+            self.close_block()
 
     def gram(self, tile: Tile) -> None:
         """Samples by their pairs of tokens."""
@@ -150,6 +171,7 @@ class _Pass:
             H = own.cols * weights.to(own.cols.dtype)[:, None, None]
             self.total.addmm_(H.flatten(0, 1).T, own.rows.flatten(0, 1))
             self.pending[part] = weights
+            self._count(1)
 
     def formed(self, tile: Tile) -> None:
         """Samples by their gradients themselves, a few at a time."""
@@ -191,7 +213,11 @@ class _Pass:
         if weights is not None and self.total is not None:
             if not finite:
                 buffer.masked_fill_(~squared.isfinite()[:, None, None], 0)
-            self.total.view(-1).addmv_(buffer.flatten(1).T, weights.to(buffer.dtype))
+            weights = weights.to(buffer.dtype)
+            for k in range(0, len(buffer), BLOCK):
+                block = slice(k, k + BLOCK)
+                self.total.view(-1).addmv_(buffer[block].flatten(1).T, weights[block])
+                self._count(len(buffer[block]))
 
     def _settle(self, part: slice, squared: Tensor) -> tuple[Tensor | None, bool]:
         """Note squared norms `[b]`; returns the weights in the sum, `[b]`, 0 for what is not finite, and whether all are."""

@@ -1,6 +1,6 @@
 """From any log to sequences, and from sequences to batches. See docs/data.md."""
 
-from dpformer.data.batches import MicroBatch, PoissonSampler, collate, cut, deal, micro_batches
+from dpformer.data.batches import MicroBatch, collate, cut, micro_batches
 from dpformer.data.dataset import Dataset
 from dpformer.data.demo import demo_frame
 from dpformer.data.filters import Filter
@@ -16,12 +16,10 @@ __all__ = [
     "Dataset",
     "Filter",
     "MicroBatch",
-    "PoissonSampler",
     "Sequences",
     "Split",
     "collate",
     "cut",
-    "deal",
     "demo_frame",
     "item_counts",
     "load",

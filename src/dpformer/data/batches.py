@@ -1,13 +1,8 @@
-"""Batches as the privacy analysis has them: every user is in with the same probability, independently.
-
-One user is one record, whatever the length. A batch has a random size and may be empty; an empty one is a step with
-noise alone, so it is yielded like any other. Cutting a batch into micro-batches is a matter of memory and speed only:
-each sampled user is in exactly one of them.
-"""
+"""Cut the people of one group of a batch into micro-batches: a matter of memory and speed only. One person is one record."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,44 +11,6 @@ from dpformer.errors import DataError
 
 if TYPE_CHECKING:
     import torch
-
-
-class PoissonSampler:
-    """Draws batches of users: user n is in with probability `rate`, independently of all others and of other draws.
-
-    The rate is public and fixed in advance. Without a seed the draws start from the operating system's entropy, which
-    a real run needs: amplification by sampling holds only while nobody knows who was drawn. A seed is for experiments.
-    """
-
-    def __init__(self, users: int, rate: float, seed: int | None = None) -> None:
-        if users < 1:
-            raise DataError(f"a sampler needs at least one user, not {users}")
-        if not 0 < rate <= 1:
-            raise DataError(f"the sampling rate is a probability above 0, not {rate}")
-        self.users = users
-        self.rate = rate
-        self.seeded = seed is not None
-        self._bits = np.random.PCG64(np.random.SeedSequence(seed))
-        self._random = np.random.Generator(self._bits)
-
-    def draw(self) -> np.ndarray:
-        """The places of the users in the next batch, int64 [batch], ascending; may be empty.
-
-        A uniform multiple of 2^-53 in [0, 1) is below the rate with probability ceil(rate 2^53) / 2^53.
-        """
-        return np.flatnonzero(self._random.random(self.users) < self.rate)
-
-    def state(self) -> dict[str, Any]:
-        """Where the draws stand, ready for JSON. It tells who is drawn next: keep it as private as the data."""
-        return {"users": self.users, "rate": self.rate, "seeded": self.seeded, "bits": self._bits.state}
-
-    @classmethod
-    def restored(cls, state: dict[str, Any]) -> "PoissonSampler":
-        """A sampler that goes on where `state` was taken."""
-        sampler = cls(state["users"], state["rate"])
-        sampler.seeded = state["seeded"]
-        sampler._bits.state = state["bits"]
-        return sampler
 
 
 @dataclass(frozen=True)
@@ -99,21 +56,6 @@ def cut(
         parts.append(users[start : start + rows])
         start += rows
     return parts
-
-
-def deal(users: np.ndarray, lengths: np.ndarray, parts: int) -> list[np.ndarray]:
-    """Deal a batch to `parts` workers so that each has about as many tokens, and about as many users of any length.
-
-    users: int64 [batch]; lengths: int64 [batch], theirs. Longest first, forth and back: 0, 1, 2, 2, 1, 0, 0, ... Every user is in
-    exactly one part. In tokens two parts differ by no more than the longest user has. Parts may be empty.
-
-    >>> [part.tolist() for part in deal(np.arange(5), np.array([9, 8, 7, 6, 5]), 2)]
-    [[0, 3, 4], [1, 2]]
-    """
-    order = np.argsort(-lengths, kind="stable")
-    turn = np.arange(len(users)) % (2 * parts)
-    part = np.minimum(turn, 2 * parts - 1 - turn)
-    return [users[order[part == k]] for k in range(parts)]
 
 
 def collate(sequences: Sequences, users: np.ndarray, max_length: int) -> MicroBatch:

@@ -25,6 +25,10 @@ class HeldOut:
     evaluated: np.ndarray
     targets: np.ndarray
 
+    def renumbered(self, numbers: np.ndarray) -> "HeldOut":
+        """The same in another catalogue: item i is `numbers[i]` there. A target without a number there is 0, and is missed."""
+        return HeldOut(self.item, self.histories.renumbered(numbers), self.evaluated, numbers[self.targets])
+
 
 def held_out(sequences: Sequences, item: str = "test") -> HeldOut:
     """Hold out everybody's last item ("test"), or their second to last and the last with it ("validation")."""

@@ -2,7 +2,7 @@
 
 The correction takes `left_i right_j` off the logit of query i and key j. In training the attention matrix is made some rows at a
 time, and kept for the gradient: quicker than `scaled_dot_product_attention`, which makes it again; and penalty and
-variance of the output are passes over what is in the processor's cache anyway. Elsewhere (on a GPU, under dropout or autocast,
+variance of the output are passes over what is in the processor's cache anyway. Elsewhere (on a GPU, under autocast,
 for very long sequences, where a graph is drawn, and without gradients) that kernel does it. It knows nothing of a penalty, but
 a penalty is an inner product too. With
 
@@ -29,29 +29,28 @@ MATRIX, ROWS = 2**19, 64
 LONGEST = 512
 
 
-def attend(qkv: Tensor, dropout: float = 0.0, bias: Tensor | None = None) -> Tensor:
+def attend(qkv: Tensor, bias: Tensor | None = None) -> Tensor:
     """Causal attention `[B, heads, L, d]` of queries, keys and values `[B, heads, 3, L, d]`.
 
     bias: fixed and added to the logits, `[L, L]`, -inf for keys after the query (see `recency_bias`).
     """
-    if dropout == 0 and _by_rows(qkv):
+    if _by_rows(qkv):
         return _attend_rows(qkv, bias)[0]
     q, k, v = qkv.unbind(2)
-    return kernel(q, k, v, dropout, bias)
+    return kernel(q, k, v, bias)
 
 
-def kernel(q: Tensor, k: Tensor, v: Tensor, dropout: float = 0.0, bias: Tensor | None = None) -> Tensor:
+def kernel(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> Tensor:
     """`attend` by torch's own; q and k `[B, heads, L, d]` may have one more coordinate, a penalty: see `with_penalty`."""
     mask = {"is_causal": True} if bias is None else {"attn_mask": bias}
     d = v.shape[-1]
     if q.shape[-1] == d:
-        return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, **mask)
+        return F.scaled_dot_product_attention(q, k, v, **mask)
     # The quick kernels want values as wide as keys.
     out = F.scaled_dot_product_attention(
         q,
         k,
         F.pad(v, (0, 1)),
-        dropout_p=dropout,
         scale=1 / math.sqrt(d),
         **mask,
     )
@@ -63,7 +62,6 @@ def attend_corrected(
     var_key: Tensor,
     var_value: Tensor | None,
     cap: float | None,
-    dropout: float = 0.0,
     bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """`attend` with the correction for keys of variance `var_key` `[B, heads, L]`; see `error.penalty` for the cap.
@@ -71,10 +69,10 @@ def attend_corrected(
     Returns the output and, from `var_value` `[B, heads, L]`, its variance `[B, heads, L]`. The gradient goes through q into the
     penalty too; through variances it does not.
     """
-    if dropout > 0 or not _by_rows(qkv):
+    if not _by_rows(qkv):
         q, k, v = qkv.unbind(2)
         q, k = with_penalty(q, k, error.penalty(q, var_key, cap))
-        out = kernel(q, k, v, dropout, bias)
+        out = kernel(q, k, v, bias)
         with error.aside():
             return out, None if var_value is None else output_error(q, k, var_value, bias, v.shape[-1])
     return _attend_rows(qkv, bias, var_key, var_value, cap)

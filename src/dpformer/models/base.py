@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.dropout import _DropoutNd
 
 
 class SequenceModel(nn.Module):
@@ -43,12 +42,6 @@ class SequenceModel(nn.Module):
         whole = nn.Embedding(count, d, padding_idx)
         nn.init.normal_(whole.weight, std=0.02)
         return whole
-
-    @property
-    def random(self) -> bool:
-        """Does a forward pass of training draw random numbers?"""
-        rates = [getattr(m, "p" if isinstance(m, _DropoutNd) else "dropout", 0.0) for m in self.modules()]
-        return any(isinstance(rate, (int, float)) and rate > 0 for rate in rates)
 
     @property
     def table(self) -> Tensor:

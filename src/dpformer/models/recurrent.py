@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dpformer.models.base import SequenceModel
+from dpformer.models.dropout import Dropout
 
 
 class _Recurrent(nn.Module):
@@ -85,12 +86,11 @@ class _Recommender(SequenceModel):
     ) -> None:
         super().__init__(items, d, tied, vocabulary, max_length)
         self.recurrent = self.layer(d, d)
-        self.dropout = dropout
+        self.dropout = Dropout(dropout)
 
     def forward(self, s: Tensor) -> Tensor:
         """Hidden states `[B, L, d]` of item ids `[B, L]`."""
-        x = F.dropout(self.embedding(s), self.dropout, self.training)
-        return F.dropout(self.recurrent(x), self.dropout, self.training)
+        return self.dropout(self.recurrent(self.dropout(self.embedding(s))))
 
 
 class GRURecommender(_Recommender):

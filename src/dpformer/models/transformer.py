@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from dpformer.models import attention, error
 from dpformer.models.base import SequenceModel
+from dpformer.models.dropout import Dropout
 
 Correction = Literal["logits", "literal", "none"]
 
@@ -71,7 +72,7 @@ class Transformer(SequenceModel):
         self.register_buffer("bias", bias, persistent=False)
         self.blocks = nn.ModuleList(Block(d, heads, feed_forward or d, dropout, norm, identity) for _ in range(blocks))
         self.norm = nn.LayerNorm(d) if norm == "pre" else nn.Identity()
-        self.dropout = dropout
+        self.dropout = Dropout(dropout)
         self.reattention = reattention
         self.tracked: bool | None = None  # the answer of `tracks_errors`, given once for a graph that is exported
         # Variances of item embeddings, position embeddings and block parameters; all zero until set.
@@ -135,7 +136,7 @@ class Transformer(SequenceModel):
                 f"sequences of {L} items are longer than max_length = {self.max_length}; give the last ones"
             )
         x = self.embedding(s) if self.positions is None else self.embedding(s) + self.positions[:L]
-        x = _drop(x, self.dropout, self.training)
+        x = self.dropout(x)
         r = self.reattention
         tracked = self.tracks_errors() if self.tracked is None else self.tracked
         var = self.var_items[s] if tracked else None
@@ -165,7 +166,8 @@ class Block(nn.Module):
         super().__init__()
         if d % heads:
             raise ValueError(f"d = {d} is not a multiple of heads = {heads}")
-        self.heads, self.dropout, self.pre = heads, dropout, norm == "pre"
+        self.heads, self.pre = heads, norm == "pre"
+        self.dropout = Dropout(dropout)
         self.norm1, self.norm2 = nn.LayerNorm(d), nn.LayerNorm(d)
         q, k, v, self.o = (nn.Linear(d, d) for _ in range(4))
         self.up, self.down = nn.Linear(d, feed_forward), nn.Linear(feed_forward, d)
@@ -186,14 +188,14 @@ class Block(nn.Module):
         x, var = state.x, state.var
         h = self.norm1(x) if self.pre else x
         mixed, var_mixed = self._attend(h, _normed(self.norm1, x, var) if self.pre else var, r, var_w, bias, last)
-        x, var = x + _drop(mixed, self.dropout, self.training), _sum(var, var_mixed)
+        x, var = x + self.dropout(mixed), _sum(var, var_mixed)
         if not self.pre:
             x, var = self.norm1(x), _normed(self.norm1, x, var)
         h = self.norm2(x) if self.pre else x
         if last:
             var = None
         fed, var_fed = self._feed(h, _normed(self.norm2, x, var) if self.pre else var, var_w)
-        x, var = x + _drop(fed, self.dropout, self.training), _sum(var, var_fed)
+        x, var = x + self.dropout(fed), _sum(var, var_fed)
         return State(x, var) if self.pre else State(self.norm2(x), _normed(self.norm2, x, var))
 
     @torch.no_grad()
@@ -211,20 +213,19 @@ class Block(nn.Module):
         self, h: Tensor, var: Tensor | None, r: ReAttention | None, var_w: Tensor, bias: Tensor | None, last: bool
     ) -> tuple[Tensor, Tensor | None]:
         qkv = self._split(self.qkv(h))
-        dropout = self.dropout if self.training else 0.0
         if var is None or r is None:
-            return self.o(self._join(attention.attend(qkv, dropout, bias))), None
+            return self.o(self._join(attention.attend(qkv, bias))), None
         with error.aside():
             var_k, var_values = self._propagate(h, var, var_w)
         var_v = None if last else var_values
         if r.correction == "logits":
-            out, var_out = attention.attend_corrected(qkv, var_k, var_v, r.cap, dropout, bias)
+            out, var_out = attention.attend_corrected(qkv, var_k, var_v, r.cap, bias)
         else:
             q, k, v = qkv.unbind(2)
             if r.correction == "literal":
                 out = attention.literal_attend(q, k, v, var_k, r.cap, bias)
             else:
-                out = attention.attend(qkv, dropout, bias)
+                out = attention.attend(qkv, bias)
             with error.aside():
                 var_out = None if var_v is None else attention.output_error(q, k, var_v, bias, v.shape[-1])
         joined = self._join(out)
@@ -272,10 +273,6 @@ def _joined(*layers: nn.Linear) -> nn.Linear:
 def _check(name: str, value: str, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
         raise ValueError(f"{name} = {value!r} is not one of {', '.join(allowed)}")
-
-
-def _drop(x: Tensor, rate: float, training: bool) -> Tensor:
-    return F.dropout(x, rate, training) if rate > 0 else x  # a call that does nothing would be recorded all the same
 
 
 def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:

@@ -23,6 +23,9 @@ from dp_accounting.rdp import RdpAccountant
 
 from dpformer.privacy.mechanisms import Mechanism, check_delta, event
 
+NEIGHBOURS = dp_accounting.NeighboringRelation.REPLACE_SPECIAL
+"""The number of users stays, and one user's events are replaced by none."""
+
 SMALLEST_PLD_DELTA = 1e-11
 """Below this, PLD's truncated tails (1e-15 at each composition) are no longer small beside delta."""
 
@@ -50,7 +53,7 @@ class Epsilon:
 
 
 def epsilon(mechanisms: Iterable[Mechanism], delta: float) -> Epsilon:
-    """The (epsilon, delta) guarantee of all the mechanisms together, for adding or removing one user."""
+    """The (epsilon, delta) guarantee of all the mechanisms together, between neighbours (see `mechanisms`)."""
     check_delta(delta)
     return _epsilon(tuple(mechanisms), delta)
 
@@ -82,14 +85,14 @@ def _epsilon(mechanisms: tuple[Mechanism, ...], delta: float) -> Epsilon:
 
 def pld_epsilon(what: dp_accounting.DpEvent, delta: float, interval: float) -> float:
     """Epsilon by PLD on a grid of this interval. Never below the truth; above it by O(interval^2)."""
-    accountant = PLDAccountant(value_discretization_interval=interval)
+    accountant = PLDAccountant(NEIGHBOURS, value_discretization_interval=interval)
     return float(accountant.compose(what).get_epsilon(delta))
 
 
 def rdp_epsilon(what: dp_accounting.DpEvent, delta: float) -> float:
     """Epsilon by RDP over dp_accounting's default orders. Never below the truth; infinite where no order works."""
     with _quiet():
-        return float(RdpAccountant().compose(what).get_epsilon(delta))
+        return float(RdpAccountant(neighboring_relation=NEIGHBOURS).compose(what).get_epsilon(delta))
 
 
 def coarse_interval(scale: float) -> float:
@@ -112,7 +115,7 @@ def settled(function: Callable[[float], float], scale: float) -> float:
 
 def pld_deltas(what: dp_accounting.DpEvent, epsilons: Iterable[float], interval: float) -> list[float]:
     """The whole curve delta(epsilon) by PLD. Never below the truth."""
-    accountant = PLDAccountant(value_discretization_interval=interval).compose(what)
+    accountant = PLDAccountant(NEIGHBOURS, value_discretization_interval=interval).compose(what)
     return [float(accountant.get_delta(value)) for value in epsilons]
 
 

@@ -1,16 +1,12 @@
 """What was spent, written down before it can be seen.
 
-The ledger of a run is a hash chain (see `chain`): a header with the plan, then one line for each release or step,
-synced
-*before* its noisy sum exists. So after any crash the ledger says at least what was released.
+The ledger of a run is a hash chain (see `chain`): a header with the plan, then one line for each answer, synced *before* its
+noisy sum exists. So after any crash the ledger says at least what was released.
 
-A step is named by two hashes (see `fingerprint`): of the state of the noise source before it, and of all else that
-determines its sum (weights, batch, settings, data). Replaying a step from a checkpoint, with both the same, is the same
-release and is not charged again. With fresh noise it is charged again. The same noise for another sum is refused: the
-difference of two such sums would show the data without noise.
+A line holds the name of the query and a tag: a keyed hash of the sum before noise (see `keys`). Asking again at the same place
+is a replay: with the same tag it is the same answer and is not charged again, with another it is refused.
 """
 
-import hashlib
 import secrets
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -19,21 +15,19 @@ from types import TracebackType
 from typing import Any
 
 from dpformer.errors import PrivacyError
-from dpformer.privacy.chain import Chain, Line, Position, canonical, create_chain, open_chain, read_chain
+from dpformer.privacy.chain import Chain, Line, Position, create_chain, open_chain, read_chain
 from dpformer.privacy.mechanisms import GaussianRelease, Mechanism
-from dpformer.privacy.plan import PrivacyPlan
+from dpformer.privacy.plan import GRADIENTS, PrivacyPlan
 
-_VERSION = 1
+_VERSION = 2
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One charge: a step (by number) or a one-shot release (by name), with hashes that tell replays from redoings."""
+    """One charge: the name of the query, and the tag that tells a replay from another sum."""
 
-    kind: str
-    what: int | str
-    noise: str
-    inputs: str
+    name: str
+    tag: str
 
 
 @dataclass(frozen=True)
@@ -47,13 +41,13 @@ class Account:
 
     @property
     def steps_charged(self) -> int:
-        """How many steps have been charged, steps redone with fresh noise included."""
-        return sum(entry.kind == "step" for entry in self.entries)
+        """How many steps have been charged."""
+        return sum(entry.name == GRADIENTS for entry in self.entries)
 
     @property
     def released(self) -> frozenset[str]:
-        """The names of the one-shot releases that have been charged."""
-        return frozenset(str(entry.what) for entry in self.entries if entry.kind == "release")
+        """The names of the one-shot answers that have been charged."""
+        return frozenset(entry.name for entry in self.entries if entry.name != GRADIENTS)
 
     def spent(self) -> tuple[Mechanism, ...]:
         """What has been charged, for an accountant."""
@@ -68,8 +62,6 @@ class Ledger:
         self.run_id, self.plan = run_id, plan
         self._chain = chain
         self._entries = entries
-        self._by_noise = {entry.noise: entry for entry in entries}
-        self._count = {kind: sum(entry.kind == kind for entry in entries) for kind in ("step", "release")}
 
     def account(self) -> Account:
         """What this ledger says now."""
@@ -79,43 +71,29 @@ class Ledger:
         """How far this ledger has come: to be kept in a checkpoint, and given to `open_ledger` with it."""
         return self._chain.position
 
-    def authorise_step(self, step: int, noise: str, inputs: str) -> bool:
-        """Charge a step before its noisy sum is made. True if charged, False if it replays a release already charged.
+    def charge(self, place: int, name: str, tag: str) -> bool:
+        """Charge the answer number `place` (0 is the first) before its noise exists. False for a replay, which is free.
 
-        Raises `PrivacyError`, and then nothing may be released, if the budget is spent, the noise was used for another
-        sum, or the line cannot be synced. `noise` and `inputs` come from `fingerprint`.
+        Raises `PrivacyError`, and then nothing may be released, if the plan has another answer here, the place was charged
+        for another sum, or the line cannot be synced.
         """
-        if not 1 <= step <= self.plan.steps:
-            raise PrivacyError(f"step {step} is not between 1 and the plan's {self.plan.steps}")
-        return self._authorise(Entry("step", step, noise, inputs))
-
-    def authorise_release(self, name: str, noise: str, inputs: str) -> bool:
-        """Charge a one-shot release of the plan before its noisy sum is made; as `authorise_step`."""
-        names = [release.name for release in self.plan.releases]
-        if name not in names:
-            raise PrivacyError(f"release {name!r} is not in the plan, which has {names}; plan it with a share")
-        return self._authorise(Entry("release", name, noise, inputs))
-
-    def _authorise(self, entry: Entry) -> bool:
-        earlier = self._by_noise.get(entry.noise)
-        if earlier == entry:
-            return False
-        if earlier is not None:
+        if self.plan.planned(place).name != name:
+            raise PrivacyError(f"answer {place} of the plan is {self.plan.planned(place).name!r}, not {name!r}")
+        entry = Entry(name, tag)
+        if place < len(self._entries):
+            if self._entries[place] == entry:
+                return False
             raise PrivacyError(
-                f"the noise of {earlier.kind} {earlier.what} would be used again for a different sum ({entry.kind} "
-                f"{entry.what}), and the difference of the two has no noise; continue with a fresh noise source"
+                f"answer {place} ({name}) was charged for another sum than the one made now, so it is refused: two answers would "
+                "have been released, and one charged. Resume with the same data, dpformer, torch, number of threads and kind of "
+                "processor; else fit again in another folder (what was spent stays spent)"
             )
-        if entry.kind == "step" and self._count["step"] >= self.plan.steps:
+        if place > len(self._entries):
             raise PrivacyError(
-                f"the budget is spent: {self._count['step']} of {self.plan.steps} steps are charged (steps redone with "
-                "fresh noise count again); release the model as it is, or plan a larger budget in a new run"
+                f"answer {place} ({name}) comes before answer {len(self._entries)}; ask in the plan's order"
             )
-        if entry.kind == "release" and any((e.kind, e.what) == ("release", entry.what) for e in self._entries):
-            raise PrivacyError(f"release {entry.what!r} was made before, and its budget is spent; use what it gave")
         self._chain.append(asdict(entry))
         self._entries.append(entry)
-        self._by_noise[entry.noise] = entry
-        self._count[entry.kind] += 1
         return True
 
     def close(self) -> None:
@@ -129,20 +107,6 @@ class Ledger:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def fingerprint(*parts: bytes | str | Mapping[str, Any]) -> str:
-    """A SHA-256 over parts (bytes, text, JSON-ready mappings), to name a noise state or what else determines a sum.
-
-    Each part goes in with its length, so that no two lists of parts run into one another. A noise state has 192 unknown
-    bits or more, so its hash in the ledger tells nothing about it. Anything private must be hashed together with one: a
-    bare hash of the data would let anybody confirm a guess of it, and ledgers are released.
-    """
-    digest = hashlib.sha256()
-    for part in parts:
-        data = part if isinstance(part, bytes) else part.encode() if isinstance(part, str) else canonical(part)
-        digest.update(len(data).to_bytes(8, "little") + data)
-    return digest.hexdigest()
 
 
 def create_ledger(folder: Path | str, plan: PrivacyPlan) -> Ledger:
@@ -175,16 +139,20 @@ def read_ledger(folder: Path | str, known: Position | None = None, run_id: str |
 def _parse(folder: Path, lines: list[Line], run_id: str | None) -> tuple[str, PrivacyPlan, list[Entry]]:
     header = lines[0]
     if header.get("ledger") != _VERSION:
-        raise PrivacyError(
-            f"the ledger in {folder} is of format {header.get('ledger')!r}, not {_VERSION}; update dpformer"
-        )
+        cure = "its noise leaks, so fit again" if header.get("ledger") == 1 else "update dpformer"
+        raise PrivacyError(f"the ledger in {folder} is of format {header.get('ledger')!r}, not {_VERSION}; {cure}")
     try:
         found, plan = str(header["run_id"]), plan_from_json(header["plan"])
-        entries = [Entry(line["kind"], line["what"], line["noise"], line["inputs"]) for line in lines[1:]]
+        entries = [Entry(line["name"], line["tag"]) for line in lines[1:]]
     except (KeyError, TypeError, AttributeError) as problem:
         raise PrivacyError(
             f"the ledger in {folder} lacks {problem}: dpformer did not write it; do not trust it"
         ) from None
+    for place, entry in enumerate(entries):
+        if plan.planned(place).name != entry.name:
+            raise PrivacyError(
+                f"the ledger in {folder} charges {entry.name!r} at place {place}, which the plan does not have"
+            )
     if run_id is not None and found != run_id:
         raise PrivacyError(f"the ledger in {folder} belongs to run {found}, not to {run_id}: it was copied")
     return found, plan, entries

@@ -1,6 +1,7 @@
 """What ran, described so that an accountant can count it: mechanisms as `dp_accounting` events.
 
-The unit is one user and neighbours differ by adding or removing one user. Every mechanism here adds Gaussian noise of
+The unit is one user. Neighbours: the number of users stays, and one user's events are replaced by none. Every mechanism here adds
+Gaussian noise of
 standard deviation `noise_multiplier * C` to a sum in which each user's contribution has L2 norm at most C; the noise
 multiplier (the paper's sigma) is all that an accountant needs to know of the pair.
 
@@ -24,9 +25,6 @@ from dataclasses import dataclass
 import dp_accounting
 
 from dpformer.errors import PrivacyError
-
-SCALE = 1 - 1e-6
-"""Contributions are scaled by this before they are summed, so that rounding cannot lift a norm above its bound."""
 
 
 @dataclass(frozen=True)

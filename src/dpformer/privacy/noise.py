@@ -1,187 +1,161 @@
-"""Gaussian noise, drawn in one place, by name, from one of three sources.
+"""Exact noise: whole numbers with the law of a rounded ideal Gaussian, and Poisson draws, from a stream cipher.
 
-| mode | bits from | seeded by | for |
-|---|---|---|---|
-| `system` | SFC64 | 192 bits of OS entropy, fresh for each run | the default |
-| `crypto` | ChaCha20 | a 256-bit key of OS entropy, fresh for each run | an adversary who attacks the generator |
-| `seeded` | SFC64 | a seed that you give | research: whoever knows the seed can subtract the noise: `insecure` |
+K = floor(s Z + 1/2), Z ~ N(0, 1), with exactly this law (given ideal bits of ChaCha20). For a whole number Q,
 
-`system` is unpredictable at the start, but SFC64 is not a cipher, and its floating-point Gaussians have gaps in their
-low bits that an attack with exact outputs might use (Mironov 2012). `crypto` closes both: a stream cipher, Box-Muller
-in float64, and each value the scaled sum of four Gaussians, (z_1 + z_2 + z_3 + z_4) / 2, which makes such an attack
-solve for four values at once (Holohan and Braghin 2021); the sum with the gradient is taken in float64 too, and
-rounded once.
+    Q + K = floor(Q + s Z + 1/2),
 
-torch's own CPU generator is not used: it keeps only 32 bits of its seed, few enough to try all of them.
+so Q + K is a function of Q + s Z alone: post-processing of the ideal Gaussian mechanism. Whatever holds for that one
+(closed form, PLD, Poisson sampling, adaptive composition) holds for Q + K. Floating-point noise has no such property:
+its low bits tell which sums are possible (Mironov 2012).
 
-Noise is drawn on the CPU, so a run does not depend on the device, and moved to where the gradient is. The state of a
-source can be saved, so that a resumed run repeats the same draws. It is a secret: whoever has it can subtract the
-noise.
+How the law is met exactly (interval refining; Haney et al. 2022): two 64-bit words go through Box-Muller in float64,
+with a bound on everything that rounding and the bits not drawn can change. Where a rounding boundary lies within the
+bound (some values in a million) the value is computed again from 256 further bits in 400-bit arithmetic. So the integers
+do not depend on the processor or on the version of a library.
 """
 
-import abc
+import functools
 import math
-import secrets
-from collections.abc import Iterable, Mapping
-from typing import Any
+import os
+from concurrent.futures import ThreadPoolExecutor
 
+import mpmath
 import numpy as np
 import torch
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
 from dpformer.errors import PrivacyError
 
-MODES = ("system", "crypto", "seeded")
+# Pairs of values at a time: five float64 arrays of this length stay in a core's cache.
+_CHUNK = 1 << 14
+# What float64 can change in r cos(t) and r sin(t), with a factor of about 4 to spare. The radius r = sqrt(-2 log u): u has
+# an absolute error below 2^-53 + 2^-64 (the conversion of the word, the sum with 1/2, the bits not drawn), so log u has
+# 2^-53 / u + 2 ulp, and r that divided by r: at most _LOG / (u r). The angle has a relative error of 3 x 2^-53, at most
+# pi times that absolutely; sin, cos, sqrt and the products add some ulp: together below _RELATIVE r.
+_LOG, _RELATIVE = 2.0**-51, 2.0**-47
+_SMALLEST_STD, _LARGEST_STD = 1.0, 2.0**40
+# Bits and precision of the second look.
+_MORE_BITS, _PRECISION = 256, 400
+
+# Streams of one key: the Gaussians' words, their further bits, Poisson draws, dropout masks.
+_WORDS, _REFINED, _POISSON = 0, 1, 2
 
 
-class NoiseSource(abc.ABC):
-    """Gaussian noise with a state. Make one with `noise_source`."""
-
-    mode: str
-    insecure: bool
-    dtype: type[np.floating[Any]]
-
-    @abc.abstractmethod
-    def normal(self, count: int) -> np.ndarray:
-        """`count` independent standard Gaussian values, of the source's dtype."""
-
-    @abc.abstractmethod
-    def state(self) -> dict[str, Any]:
-        """All that is needed to repeat the coming draws, JSON-ready. Secret: keep it readable by the owner only."""
-
-    @abc.abstractmethod
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state of the same mode."""
-
-    def gaussian(self, shape: tuple[int, ...], std: float) -> np.ndarray:
-        """Independent N(0, std^2) values for a release of this shape, float64."""
-        if not (np.isfinite(std) and std > 0):
-            raise PrivacyError(f"noise std {std:g} is not above 0; a release without noise is not private")
-        return std * self.normal(math.prod(shape)).astype(np.float64).reshape(shape)
-
-    def add_noise_(self, gradients: Iterable[tuple[str, torch.Tensor]], std: float) -> None:
-        """Add N(0, std^2) to every entry of every gradient, in place, in the order of their names.
-
-        Each parameter must come once. A sum that is not finite is refused before anything is drawn: it is the sign of a
-        broken clip, and noise would not hide it.
-        """
-        if not (np.isfinite(std) and std > 0):
-            raise PrivacyError(f"noise std {std:g} is not above 0; a run without noise must say so, with epsilon inf")
-        named = sorted(gradients, key=lambda pair: pair[0])
-        places = [gradient.data_ptr() for _, gradient in named if gradient.numel()]
-        if len({name for name, _ in named}) < len(named) or len(set(places)) < len(places):
-            raise PrivacyError("a parameter is listed twice; give every parameter to add_noise_ once")
-        for name, gradient in named:
-            if not bool(torch.isfinite(gradient).all()):
-                raise PrivacyError(f"the clipped sum of parameter {name!r} is not finite; nothing was released")
-        for _, gradient in named:
-            self._add(gradient, std)
-
-    def _add(self, gradient: torch.Tensor, std: float) -> None:
-        drawn = torch.from_numpy(self.normal(gradient.numel())).mul_(std).reshape(gradient.shape)
-        # float64 noise is added in float64 and rounded once; some devices have none, so there the sum is on the CPU.
-        if self.dtype is np.float64:
-            gradient.copy_((gradient.to("cpu", torch.float64) + drawn).to(gradient.dtype))
-        else:
-            gradient.add_(drawn.to(gradient.device, gradient.dtype))
+def random_words(key: bytes, count: int, stream: int, block: int = 0) -> np.ndarray:
+    """uint64 [count] of ChaCha20 under `key`: a stream of its own for each `stream`, from its 64-byte block `block` on."""
+    nonce = block.to_bytes(4, "little") + stream.to_bytes(12, "little")
+    encryptor = Cipher(algorithms.ChaCha20(key, nonce), mode=None).encryptor()
+    return np.frombuffer(encryptor.update(bytes(8 * count)), dtype="<u8")
 
 
-class GeneratorNoise(NoiseSource):
-    """numpy's SFC64, from OS entropy or from a given seed."""
-
-    dtype = np.float32
-
-    def __init__(self, seed: int | None = None) -> None:
-        self.mode = "system" if seed is None else "seeded"
-        self.insecure = seed is not None
-        # SeedSequence keeps 32 bits for each word of its pool; SFC64 takes 192 bits from it.
-        entropy = np.random.SeedSequence(secrets.randbits(256) if seed is None else seed, pool_size=8)
-        self._generator = np.random.Generator(np.random.SFC64(entropy))
-
-    def normal(self, count: int) -> np.ndarray:
-        """Standard Gaussians in float32, by the ziggurat."""
-        return self._generator.standard_normal(count, dtype=np.float32)
-
-    def state(self) -> dict[str, Any]:
-        """The generator's words, as hexadecimal text."""
-        inner: Any = self._generator.bit_generator.state
-        words = [f"{int(word):x}" for word in inner["state"]["state"]]
-        return {"mode": self.mode, "words": words, "half": [int(inner["has_uint32"]), int(inner["uinteger"])]}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from `state`."""
-        _check_mode(self, state)
-        words = np.array([int(word, 16) for word in state["words"]], dtype=np.uint64)
-        has, held = state["half"]
-        self._generator.bit_generator.state = {
-            "bit_generator": "SFC64",
-            "state": {"state": words},
-            "has_uint32": has,
-            "uinteger": held,
-        }
+def rounded_gaussian(key: bytes, shape: tuple[int, ...], std: float) -> np.ndarray:
+    """int64 `shape`: independent floor(std Z + 1/2), Z ~ N(0, 1), exactly. `std` counts grid steps, 1 to 2^40."""
+    if not _SMALLEST_STD <= std <= _LARGEST_STD:
+        raise PrivacyError(
+            f"noise of {std:g} grid steps is not between 1 and 2^40; nothing was released. Raise the noise multiplier, or "
+            "lower epsilon"
+        )
+    if torch.get_num_threads() == 1:
+        return _draw(key, shape, std)
+    return _thread(os.getpid()).submit(_draw, key, shape, std).result()
 
 
-class CryptoNoise(NoiseSource):
-    """ChaCha20 through Box-Muller in float64, four Gaussians to a value."""
+@functools.cache
+def _thread(process: int) -> ThreadPoolExecutor:
+    """A thread in which torch has one thread: several that share operations this small wait for each other most of the time.
 
-    dtype = np.float64
-    mode = "crypto"
-    insecure = False
-
-    def __init__(self) -> None:
-        try:
-            from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
-        except ImportError as missing:
-            raise PrivacyError(
-                "noise mode 'crypto' needs the package cryptography: pip install 'dpformer[crypto]'"
-            ) from missing
-        self._cipher = lambda key, nonce: Cipher(algorithms.ChaCha20(key, nonce), mode=None).encryptor()
-        self._key = secrets.token_bytes(32)
-        self._draws = 0
-
-    def _uniform(self, count: int) -> np.ndarray:
-        """Multiples of 2^-53 in (0, 1]. Every draw has a nonce of its own: 4 bytes of block counter, 12 of number."""
-        nonce = bytes(4) + self._draws.to_bytes(12, "little")
-        self._draws += 1
-        words = np.frombuffer(self._cipher(self._key, nonce).update(bytes(8 * count)), dtype="<u8")
-        return ((words >> np.uint64(11)) + np.uint64(1)) * 2.0**-53
-
-    def normal(self, count: int) -> np.ndarray:
-        """Standard Gaussians in float64, each the sum of four from four different Box-Muller pairs, halved.
-
-        The two halves of one pair must not meet in a sum: R cos t + R sin t = sqrt(2) R cos(t - pi/4) would be a single
-        Box-Muller value again.
-        """
-        half = (count + 1) // 2
-        result = np.zeros((2, half))
-        for _ in range(4):
-            radius, angle = self._uniform(2 * half).reshape(2, half)
-            radius = np.sqrt(-2 * np.log(radius))
-            angle *= 2 * np.pi
-            result[0] += radius * np.cos(angle)
-            result[1] += radius * np.sin(angle)
-        return (result.reshape(-1)[:count]) * 0.5
-
-    def state(self) -> dict[str, Any]:
-        """The key, as hexadecimal text, and the number of draws."""
-        return {"mode": self.mode, "key": self._key.hex(), "draws": self._draws}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from `state`."""
-        _check_mode(self, state)
-        self._key, self._draws = bytes.fromhex(state["key"]), int(state["draws"])
+    process: the one that asks; a fork has none of its parent's threads.
+    """
+    return ThreadPoolExecutor(1, "dpformer-noise", torch.set_num_threads, (1,))
 
 
-def noise_source(mode: str = "system", seed: int | None = None) -> NoiseSource:
-    """A source of noise: "system" (default), "crypto", or "seeded", which needs a seed and marks the run insecure."""
-    if mode not in MODES:
-        raise PrivacyError(f"noise mode {mode!r} is not one of {', '.join(MODES)}")
-    if (mode == "seeded") != (seed is not None):
-        raise PrivacyError("a seed goes with noise mode 'seeded', and only with it: a known seed undoes the noise")
-    if mode == "crypto":
-        return CryptoNoise()
-    return GeneratorNoise(seed)
+def _draw(key: bytes, shape: tuple[int, ...], std: float) -> np.ndarray:
+    count = math.prod(shape)
+    pairs = (count + 1) // 2
+    result = torch.empty(2 * pairs, dtype=torch.int64)
+    size = min(_CHUNK, pairs)
+    stream = Cipher(algorithms.ChaCha20(key, bytes(4) + _WORDS.to_bytes(12, "little")), mode=None).encryptor()
+    zeros, raw = bytes(16 * size), bytearray(16 * size + 64)
+    words = torch.from_numpy(np.frombuffer(raw, dtype="<i8", count=2 * size)) if size else result
+    buffers, certain = torch.empty(5, size, dtype=torch.float64), torch.empty(size, dtype=torch.bool)
+    for start in range(0, pairs, max(size, 1)):
+        n = min(size, pairs - start)
+        stream.update_into(zeros[: 16 * n], raw)
+        # A chunk's words: first those of the radius, then those of the angle.
+        out = result[2 * start : 2 * (start + n)]
+        _round_pairs(key, words[:n], words[n : 2 * n], start, std, buffers[:, :n], certain[:n], out)
+    return result[:count].numpy().reshape(shape)
 
 
-def _check_mode(source: NoiseSource, state: Mapping[str, Any]) -> None:
-    if state.get("mode") != source.mode:
-        raise PrivacyError(f"the saved noise state is of mode {state.get('mode')!r}, the run's is {source.mode!r}")
+def _round_pairs(
+    key: bytes,
+    radius_words: torch.Tensor,
+    angle_words: torch.Tensor,
+    start: int,
+    std: float,
+    buffers: torch.Tensor,
+    certain: torch.Tensor,
+    out: torch.Tensor,
+) -> None:
+    """The rounded pairs of some words, the cosines first. start: the place of the first pair in the whole draw."""
+    n = len(radius_words)
+    u, radius, value, whole, room = buffers
+    # u = (word + 2^63) / 2^64 in [0, 1): the word is signed.
+    u.copy_(radius_words).mul_(2.0**-64).add_(0.5)
+    # abs, not a negative factor: where u is 1 in float64 that would make -0, and the room below positive.
+    torch.log(u, out=radius).abs_().mul_(2.0).sqrt_()
+    # room: how far from a whole number a value may be to be certain, 1/2 - std (LOG / (u r) + RELATIVE r).
+    torch.mul(u, radius, out=room).reciprocal_().mul_(-std * _LOG).add_(radius, alpha=-std * _RELATIVE).add_(0.5)
+    radius.mul_(std)
+    u.copy_(angle_words).mul_(math.pi * 2.0**-63)  # the angle, in [-pi, pi)
+    for half, function in enumerate((torch.cos, torch.sin)):
+        function(u, out=value).mul_(radius)
+        torch.round(value, out=whole)
+        out[half * n : (half + 1) * n].copy_(whole)
+        torch.lt(value.sub_(whole).abs_(), room, out=certain)  # false for NaN too
+        if not bool(certain.all()):
+            for k in torch.nonzero(~certain).flatten().tolist():
+                out[half * n + k] = refined(key, int(radius_words[k]), int(angle_words[k]), start + k, bool(half), std)
+
+
+def refined(key: bytes, radius_word: int, angle_word: int, pair: int, sine: bool, std: float) -> int:
+    """The same value from 64 + 256 bits in 400-bit arithmetic."""
+    more = random_words(key, 8, _REFINED, block=pair)  # one 64-byte block for each pair
+    radius_bits, angle_bits = (
+        sum(int(word) << (64 * j) for j, word in enumerate(more[start : start + 4])) for start in (0, 4)
+    )
+    with mpmath.workprec(_PRECISION):
+        u = mpmath.ldexp(((radius_word + 2**63) << _MORE_BITS) + radius_bits, -64 - _MORE_BITS)
+        if u == 0:
+            raise PrivacyError("320 zero bits in a row: the cipher is broken; nothing was released")
+        angle = mpmath.ldexp((angle_word << _MORE_BITS) + angle_bits, -63 - _MORE_BITS) * mpmath.pi
+        value = mpmath.mpf(std) * mpmath.sqrt(-2 * mpmath.log(u)) * (mpmath.sin(angle) if sine else mpmath.cos(angle))
+        whole = mpmath.floor(value + 0.5)
+        above = value + mpmath.mpf(0.5) - whole
+        if min(above, 1 - above) < mpmath.ldexp(1, -150):
+            raise PrivacyError("a value is undecided after 320 bits: the cipher is broken; nothing was released")
+        return int(whole)
+
+
+def poisson_draw(key: bytes, users: int, rate: float) -> np.ndarray:
+    """Places of the users drawn, int64, ascending: user i if the i-th 64-bit word is below floor(rate 2^64).
+
+    So each user is drawn independently with probability floor(rate 2^64) / 2^64, never above the rate.
+    """
+    if not 0 < rate <= 1:
+        raise PrivacyError(f"sampling rate {rate:g} is not in (0, 1]")
+    if rate == 1:
+        return np.arange(users)
+    bound = np.uint64(math.floor(math.ldexp(rate, 64)))
+    return np.flatnonzero(random_words(key, users, _POISSON) < bound)
+
+
+def kept_by_dropout(key: bytes, user: int, call: int, count: int, rate: float) -> np.ndarray:
+    """bool [count]: which values one user keeps in one call of dropout. A function of key, user and call alone.
+
+    A longer mask begins with the shorter one, so padding does not matter. 16 bits each: a value is dropped with probability
+    floor(rate 2^16) / 2^16.
+    """
+    nonce = bytes(4) + call.to_bytes(4, "little") + (user + 1).to_bytes(8, "little")
+    encryptor = Cipher(algorithms.ChaCha20(key, nonce), mode=None).encryptor()
+    return np.frombuffer(encryptor.update(bytes(2 * count)), dtype="<u2") >= math.floor(rate * 65536)

@@ -7,7 +7,7 @@ is divided, how many steps there are, and what has been spent after each.
 import functools
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dpformer.errors import PrivacyError
 from dpformer.privacy.accounting import Epsilon, epsilon
@@ -25,12 +25,29 @@ from dpformer.privacy.mechanisms import (
 
 # Composing more takes minutes, and its rounding makes epsilon look larger than it is.
 MOST_STEPS = 1_000_000
+# The name of the query that a step asks.
+GRADIENTS = "gradients"
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One answer of a plan: the name of its query, its noise multiplier, and the rate with which each person is drawn."""
+
+    name: str
+    noise_multiplier: float
+    rate: float
 
 
 def check_users(users: int) -> None:
     """Refuse fewer than two users: delta, which must be below 1/users, could not be read."""
     if users < 2:
         raise PrivacyError(f"users {users} is not at least 2: nobody hides in a crowd of one")
+
+
+def check_threshold(threshold_delta: float, delta: float) -> None:
+    """Refuse a threshold that leaves nothing of delta for the noise."""
+    if not 0 <= threshold_delta < delta:
+        raise PrivacyError(f"the threshold delta, {threshold_delta:g}, is not below delta, {delta:g}")
 
 
 def steps_of(epochs: float, users: int, batch_size: int) -> int:
@@ -48,12 +65,14 @@ class PrivacyPlan:
     Guarantee: if every user's contribution to a release or a step has norm at most C, each release named here is made
     at most once, at most `steps` steps are made, each over a batch into which every user is drawn independently with
     probability `rate` (over all users when the rate is 1), and each sum gets Gaussian noise of standard deviation
-    noise_multiplier * C, then all that is released is (epsilon, delta)-DP for adding or removing one user.
+    noise_multiplier * C, then all that is released is (epsilon, delta)-DP between neighbours: one user's events are
+    replaced by none.
 
     users: how many there are; assumed public.
     batch_size: the *expected* batch, by which a noisy sum is divided. Never the realised one.
     noise_multiplier: of the steps; 0 when there are no steps, or epsilon is infinite (not private).
     releases: one-shot Gaussian releases that are paid from the same budget.
+    threshold_delta: the part of delta that a threshold on the first release takes (a private catalogue); the rest is the noise's.
     """
 
     users: int
@@ -63,6 +82,7 @@ class PrivacyPlan:
     delta: float
     noise_multiplier: float
     releases: tuple[GaussianRelease, ...] = ()
+    threshold_delta: float = 0.0
 
     def __post_init__(self) -> None:
         check_users(self.users)
@@ -73,9 +93,10 @@ class PrivacyPlan:
             )
         check_epsilon(self.epsilon)
         check_delta(self.delta, self.users)
+        check_threshold(self.threshold_delta, self.delta)
         names = [release.name for release in self.releases]
-        if len(set(names)) < len(names):
-            raise PrivacyError(f"two releases have the same name in {names}")
+        if len({*names, GRADIENTS}) < len(names) + 1:
+            raise PrivacyError(f"two releases have the same name in {names}, or one has the steps' name, {GRADIENTS!r}")
         if not self.steps and not self.releases:
             raise PrivacyError("no steps and no releases: nothing would be learned; give epochs or steps above 0")
         if self.private and (spent := self.total.epsilon) > self.epsilon * (1 + 1e-9):
@@ -99,9 +120,17 @@ class PrivacyPlan:
         """How batches are made: "poisson", or "full" for all users at each step, without a sampling assumption."""
         return "full" if self.batch_size == self.users else "poisson"
 
-    def noise_std(self, max_norm: float) -> float:
-        """Standard deviation of the noise for the *sum* of gradients that are clipped to `max_norm`."""
-        return self.noise_multiplier * max_norm
+    def planned(self, place: int) -> Planned:
+        """The answer number `place` (0 is the first): the releases in their order, then the steps."""
+        if 0 <= place < len(self.releases):
+            release = self.releases[place]
+            return Planned(release.name, release.noise_multiplier, 1.0)
+        if not 0 <= place < len(self.releases) + self.steps:
+            raise PrivacyError(
+                f"the budget is spent: the plan has {len(self.releases)} releases and {self.steps} steps, and answer {place} "
+                "is not among them; release the model as it is, or plan a larger budget in a new run"
+            )
+        return Planned(GRADIENTS, self.noise_multiplier, self.rate)
 
     def mechanisms(self, steps: int | None = None) -> tuple[Mechanism, ...]:
         """What has run after so many steps, the releases included; after all of them by default."""
@@ -121,7 +150,7 @@ class PrivacyPlan:
 
     def epsilon_after(self, steps: int) -> Epsilon:
         """What has been spent after so many steps, the releases included."""
-        return epsilon(self.mechanisms(steps), self.delta)
+        return beside_threshold(self.mechanisms(steps), self.delta, self.threshold_delta)
 
     @functools.cached_property
     def total(self) -> Epsilon:
@@ -138,7 +167,11 @@ class PrivacyPlan:
     @property
     def signal_cap(self) -> float:
         """N / sigma_1: what full batches reach with this budget, for any T. Poisson was never seen above it."""
-        return math.inf if not self.private else self.users / gaussian_multiplier(self.epsilon, self.delta)
+        return (
+            math.inf
+            if not self.private
+            else self.users / gaussian_multiplier(self.epsilon, self.delta - self.threshold_delta)
+        )
 
 
 def make_plan(
@@ -149,12 +182,13 @@ def make_plan(
     epochs: float | None = None,
     steps: int | None = None,
     shares: Mapping[str, float] | None = None,
+    threshold_delta: float = 0.0,
 ) -> PrivacyPlan:
     """Find the noise that a budget asks for.
 
     `batch_size` is the expected batch, all users by default (full batch). Training lasts `epochs` or `steps`. `shares`
     are the parts of the budget for one-shot releases (see `calibration`); the steps get the rest. Without steps the
-    shares are taken of the whole budget, and must sum to 1.
+    shares are taken of the whole budget, and must sum to 1. `threshold_delta`: see `PrivacyPlan`.
     """
     shares = dict(shares or {})
     batch_size = users if batch_size is None else batch_size
@@ -183,9 +217,18 @@ def make_plan(
         )
     if steps == 0 and abs(sum(shares.values()) - 1) > 1e-9:
         raise PrivacyError(f"without steps the shares must sum to 1, not {sum(shares.values()):g}")
-    sigma = step_multiplier(epsilon, delta, batch_size / users, steps, shares) if steps else 0.0
-    releases = split_releases(gaussian_multiplier(epsilon, delta) * (1 + 1e-6), shares)
-    return PrivacyPlan(users, batch_size, steps, epsilon, delta, sigma, releases)
+    check_threshold(threshold_delta, delta)
+    noise_delta, noise_epsilon = delta - threshold_delta, epsilon + math.log1p(-threshold_delta)
+    sigma = step_multiplier(noise_epsilon, noise_delta, batch_size / users, steps, shares) if steps else 0.0
+    releases = split_releases(gaussian_multiplier(noise_epsilon, noise_delta) * (1 + 1e-6), shares)
+    return PrivacyPlan(users, batch_size, steps, epsilon, delta, sigma, releases, threshold_delta)
+
+
+def beside_threshold(mechanisms: tuple[Mechanism, ...], delta: float, threshold_delta: float) -> Epsilon:
+    """Epsilon of mechanisms and a threshold together; see `selection` for what the threshold adds."""
+    spent = epsilon(mechanisms, delta - threshold_delta)
+    more = -math.log1p(-threshold_delta)
+    return replace(spent, epsilon=spent.epsilon + more, delta=delta) if threshold_delta else spent
 
 
 @functools.cache

@@ -42,18 +42,34 @@ class AttackBound:
     def sentence(self) -> str:
         """The bound in plain words."""
         return (
-            f"An attacker who knows everybody else's data and accuses {self.false_positive_rate:.0%} of the people who "
-            f"did not take part finds at most {self.true_positive_rate:.1%} of those who did; guessing whether one "
-            f"person took part succeeds at most {(1 + self.advantage) / 2:.1%} of the time (a coin: 50%)."
+            "An attacker who knows everybody else's data and wrongly flags "
+            f"{self.false_positive_rate:.0%} of non-members can correctly identify at most "
+            f"{percent_up(self.true_positive_rate)} of members; guessing whether one person took part succeeds at most "
+            f"{percent_up((1 + self.advantage) / 2)} of the time (a coin: 50%)."
         )
 
 
-def attack_bound(mechanisms: Iterable[Mechanism], delta: float, false_positive_rate: float = 0.01) -> AttackBound:
-    """The best that any membership attack can do against everything that these mechanisms release."""
+def percent_up(share: float) -> str:
+    """A share in percent with one digit, rounded up: it is an upper bound.
+
+    >>> percent_up(0.25441), percent_up(0.254), percent_up(1.0)
+    ('25.5%', '25.4%', '100.0%')
+    """
+    return f"{math.ceil(round(share * 1000, 9)) / 10:.1f}%"
+
+
+def attack_bound(
+    mechanisms: Iterable[Mechanism], delta: float, false_positive_rate: float = 0.01, beside: float = 0.0
+) -> AttackBound:
+    """The best that any membership attack can do against everything that these mechanisms release.
+
+    beside: the delta of a threshold that is released with them; see `selection`.
+    """
     mechanisms = tuple(mechanisms)
     # The curve belongs to the mechanisms; delta only says how far it is followed, and PLD cannot follow it to the end.
     spent = epsilon(mechanisms, max(delta, PLD_DELTA))
-    return bound_from(*delta_curve(mechanisms, spent), false_positive_rate)
+    epsilons, deltas = delta_curve(mechanisms, spent)
+    return bound_from(epsilons - math.log1p(-beside), np.minimum(deltas + beside, 1.0), false_positive_rate)
 
 
 def bound_from(epsilons: np.ndarray, deltas: np.ndarray, false_positive_rate: float = 0.01) -> AttackBound:

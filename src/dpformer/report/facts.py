@@ -214,7 +214,7 @@ def _losses(path: Path) -> list[tuple[float, float]]:
 
 
 def _spent(folder: Path, model: Released) -> list[tuple[float, float]]:
-    if not model.statement.private or not model.statement.steps.planned:
+    if not model.statement.private or model.statement.steps is None:
         return []
     plan = read_ledger(folder).plan
     before = plan.epsilon_after(0).epsilon if plan.releases else 0.0

@@ -30,9 +30,9 @@ load_model("this folder").recommend([["item", "another item"]], k=10)
 
 ## Protocol
 
-Trained on each user's events but the last two. `dpformer evaluate` holds out the last one (test) or the second to last
-(validation), ranks all items for all users, without sampling, items of the history masked (and unmasked beside it), and
-counts ties against the model.
+Trained on {statement.data.trained_on}. `dpformer evaluate` holds out the last one (test) or the second to last
+(validation), if training did not see it, ranks all items for all users, without sampling, items of the history masked (and
+unmasked beside it), and counts ties against the model.
 
 ## Not private
 

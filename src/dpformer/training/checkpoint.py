@@ -76,15 +76,9 @@ class Checkpoints:
             )
         return found[-1]
 
-    def remove(self) -> None:
-        """Delete all private state: the run is over."""
-        try:
-            if self.folder.exists():
-                shutil.rmtree(self.folder)
-        except OSError as error:
-            raise DPFormerError(
-                f"{self.folder}: cannot be removed ({error.strerror}); it tells the noise of the run: delete it yourself"
-            ) from None
+    def any_left(self) -> bool:
+        """Is there any checkpoint, whole or half written? It holds the keys of the noise."""
+        return self.folder.is_dir() and any(NAME in path.name for path in self.folder.iterdir())
 
     def _all(self) -> list[Path]:
         return sorted(self.folder.glob(f"{NAME}*"))

@@ -30,6 +30,7 @@ PARAMETERS = 2**27
 # Seconds that a micro-batch may take; if it would take longer, one of about `FEW` tokens is timed in its place.
 SECONDS, FEW = 0.5, 256
 BYTES = 4  # of a number in float32
+GRID = 2.0**-26
 
 
 @dataclass(frozen=True)
@@ -57,29 +58,27 @@ def estimate(recipe: Recipe, items: int, users: int, length: int) -> Estimate:
         )
     with torch.random.fork_rng([]):
         model = recipe.build(timed_items)
-    for p in model.parameters():
-        p.grad = torch.zeros_like(p)
-    team = Team(Worker(model, PhantomClipping(model, recipe.max_norm, recipe.rule)))
-    rows = row_budget(items, recipe.token_budget)
-    workers = team.size(users * length, rows)
+    team = Team(Worker(model, PhantomClipping(model, recipe.max_norm, recipe.rule)), users * length)
+    rows, workers = row_budget(items, recipe.token_budget), team.size
     largest = min(recipe.token_budget // (length + 1), rows // min(length + 1, recipe.d), users) // workers
     timed, most = max(1, min(largest, FEW // length)), max(1, largest)
-    seconds = _seconds(team, workers, timed, length, timed_items)
+    seconds = _seconds(team, timed, length, timed_items)
     if seconds * most / timed <= SECONDS:
-        timed, seconds = most, _seconds(team, workers, most, length, timed_items)
+        timed, seconds = most, _seconds(team, most, length, timed_items)
     return Estimate(
         parameters,
         users * length,
         seconds * users / (timed * workers) * items / timed_items,
-        # Two moments and an average; and of items that were not timed, weights and gradient, their sum and a user's gradient too.
-        peak_bytes() + BYTES * (3 * parameters + 4 * missing),
+        # Two moments and an average; of items that were not timed also weights and gradient, their sum in float64, and a user's
+        # gradient.
+        peak_bytes() + BYTES * (3 * parameters + 6 * missing),
         timed * workers * length,
         timed_items,
         timed == most,
     )
 
 
-def _seconds(team: Team, workers: int, users: int, length: int, items: int) -> float:
+def _seconds(team: Team, users: int, length: int, items: int) -> float:
     """The faster of two passes after a first one, which also checks that samples are apart."""
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(1, items + 1, (users, length + 1), generator=generator)
@@ -87,7 +86,7 @@ def _seconds(team: Team, workers: int, users: int, length: int, items: int) -> f
     taken = []
     for _ in range(3):
         start = time.perf_counter()
-        team.add([[batch]] * workers)
+        team.sum([[[batch]]] * team.size, GRID, None)
         taken.append(time.perf_counter() - start)
     return min(taken[1:])
 

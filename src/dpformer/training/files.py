@@ -84,14 +84,14 @@ def read_json(path: Path) -> Any:
         raise DPFormerError(f"{path}: cannot be read ({error}); it is damaged: copy the folder again") from None
 
 
-def write_folder(path: Path, files: Iterable[tuple[str, bytes]]) -> None:
-    """A new folder of files, readable by its owner only, put in place when it is whole and synced."""
+def write_folder(path: Path, files: Iterable[tuple[str, bytes]], mode: int = 0o600) -> None:
+    """A new folder of files, open to its owner only, put in place when it is whole and synced. mode: of the files in it."""
     aside = path.with_name(f".{path.name}.partial")
     shutil.rmtree(aside, ignore_errors=True)
     try:
         aside.mkdir(mode=0o700)
         for name, data in files:
-            descriptor = os.open(aside / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            descriptor = os.open(aside / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
             with os.fdopen(descriptor, "wb") as file:
                 file.write(data)
                 file.flush()

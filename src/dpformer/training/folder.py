@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import os
 import platform
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +23,20 @@ from dpformer.data import Dataset, load
 from dpformer.data.hashing import sha256_of
 from dpformer.data.store import sequence_files
 from dpformer.errors import DPFormerError
-from dpformer.privacy import Ledger, Position, PrivacyPlan, PrivacyStatement, create_ledger, open_ledger, take_lock
+from dpformer.privacy import (
+    Keys,
+    Ledger,
+    Position,
+    PrivacyPlan,
+    PrivacyStatement,
+    create_ledger,
+    open_ledger,
+    take_lock,
+)
 from dpformer.training.card import model_card
 from dpformer.training.catalogue import pack_catalogue
 from dpformer.training.checkpoint import PRIVATE, Checkpoints
-from dpformer.training.files import read_json, sha256, write_file, write_json
+from dpformer.training.files import read_json, sha256, to_json, write_file, write_json
 from dpformer.training.recipe import Recipe
 from dpformer.training.sizes import column_hashes
 
@@ -76,11 +89,29 @@ def hold(folder: Path) -> RunLock:
     return RunLock(folder)
 
 
-def read_recipe(folder: Path) -> Recipe:
-    """The recipe of a run."""
+# Format 1 had floating-point noise; see docs/privacy.md.
+VERSION = 2
+OLD_FORMAT = (
+    "was made by an older version, whose floating-point noise leaks: a released model tells who was in the data, whatever its "
+    "statement says; do not publish it, and fit again"
+)
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """What config.json says, of any version."""
     config = read_json(folder / CONFIG)
     if not isinstance(config, dict) or config.get("format") != "dpformer-run":
         raise DPFormerError(f"{folder}: is not a run folder")
+    return config
+
+
+def read_recipe(folder: Path) -> Recipe:
+    """The recipe of a run."""
+    config = read_config(folder)
+    if config.get("version") == 1:
+        raise DPFormerError(f"{folder}: {OLD_FORMAT}")
+    if config.get("version") != VERSION:
+        raise DPFormerError(f"{folder}: is of format {config.get('version')!r}, not {VERSION}; update dpformer")
     try:
         return Recipe.model_validate(config["recipe"])
     except (KeyError, ValidationError) as error:
@@ -96,31 +127,60 @@ def item_count(folder: Path) -> int:
     return items
 
 
-def make_folder(
-    folder: Path, data: Path, dataset: Dataset, recipe: Recipe, plan: PrivacyPlan, job: str | None = None
-) -> Ledger | None:
-    """What every run folder has from the start: config, catalogue, ledger, and a private place. `job`: see `jobs`."""
-    config = {
-        "format": "dpformer-run",
-        "version": 1,
-        "dpformer": __version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "recipe": recipe.settings(),
-        "items": len(dataset.catalogue),
-    }
-    write_json(folder / CONFIG, config)
-    write_file(folder / ITEMS, pack_catalogue(dataset.catalogue))
+def make_folder(folder: Path, data: Path, recipe: Recipe, plan: PrivacyPlan, job: str | None = None) -> Ledger | None:
+    """What every run folder has from the start: config, ledger, and a private place. `job`: see `jobs`."""
+    write_file(folder / CONFIG, config_file(recipe))
     ledger = create_ledger(folder, plan) if plan.private else None
     with closed_on_error(ledger), explained(folder):
         Checkpoints(folder).make_folder()
         local = {"data": str(data.resolve())} | ({} if job is None else {"job": job})
         write_json(folder / LOCAL, local, mode=0o600)
-        known = {name: sha256(folder / name) for name in (CONFIG, ITEMS)}
-        source: dict[str, Any] = {"path": str(data.resolve()), "sha256": _hash(data), "files": known}
-        source |= {"columns": column_hashes(dataset.catalogue)}
-        write_json(folder / PRIVATE / "data.json", source, mode=0o600)
     return ledger
+
+
+def config_file(recipe: Recipe, items: int | None = None) -> bytes:
+    """config.json; with the number of items once the model is released."""
+    config: dict[str, Any] = {
+        "format": "dpformer-run",
+        "version": VERSION,
+        "dpformer": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "recipe": recipe.settings(),
+    }
+    return to_json(config if items is None else config | {"items": items})
+
+
+@dataclass(frozen=True)
+class Begun:
+    """What is fixed when a run begins, and kept in each of its checkpoints.
+
+    source: where the data is, and a salted hash to know it again by: a bare one would confirm a guess of the data.
+    config: the hash of config.json. seed: of the initial weights. threads: float32 sums are rounded in another order with more.
+    """
+
+    source: dict[str, str]
+    config: str
+    seed: int
+    threads: int
+
+    @classmethod
+    def new(cls, folder: Path, data: Path, seed: int | None) -> Begun:
+        """For a run that begins now in `folder`, whose config.json is written."""
+        salt = secrets.token_bytes(32)
+        source = {"path": str(data.resolve()), "salt": salt.hex(), "hash": _hash(data, salt)}
+        own = secrets.randbits(63) if seed is None else seed
+        return cls(source, sha256(folder / CONFIG), own, torch.get_num_threads())
+
+
+def begun_values(begun: Begun, keys: Keys, ledger: Ledger | None) -> dict[str, Any]:
+    """What every checkpoint has."""
+    return {"begun": asdict(begun), "keys": keys.state(), "ledger": None if ledger is None else place_of(ledger)}
+
+
+def save_begun(folder: Path, begun: Begun, keys: Keys, ledger: Ledger | None) -> None:
+    """The first checkpoint, before anything is asked: an interrupted run asks again with the same keys."""
+    Checkpoints(folder).save({"none": torch.zeros(0)}, begun_values(begun, keys, ledger))
 
 
 def place_of(ledger: Ledger) -> dict[str, Any]:
@@ -129,17 +189,20 @@ def place_of(ledger: Ledger) -> dict[str, Any]:
     return {"run_id": ledger.run_id, "entries": position.entries, "hash": position.hash}
 
 
-def write_release(
-    folder: Path, recipe: Recipe, statement: PrivacyStatement, items: int, tensors: dict[str, torch.Tensor]
-) -> None:
-    """The released model and its papers; the model last, so that a folder with a model is whole."""
-    write_file(folder / PRIVACY, statement.to_json().encode())
-    write_file(folder / CARD, model_card(recipe, statement, items).encode())
-    model = to_safetensors(tensors)
-    known: dict[str, Any] = {name: sha256(folder / name) for name in (CONFIG, PRIVACY)}
-    known |= {MODEL: sha256(model), ITEMS: _read_source(folder)["columns"]}
-    write_json(folder / FILES, known)
-    write_file(folder / MODEL, model)
+def release_files(
+    recipe: Recipe, statement: PrivacyStatement, catalogue: pl.DataFrame, tensors: dict[str, torch.Tensor]
+) -> Iterator[tuple[str, bytes]]:
+    """The files of a released model."""
+    files = {
+        CONFIG: config_file(recipe, len(catalogue)),
+        PRIVACY: statement.to_json().encode(),
+        CARD: model_card(recipe, statement, len(catalogue)).encode(),
+        MODEL: to_safetensors(tensors),
+    }
+    hashes: dict[str, Any] = {name: sha256(files[name]) for name in (CONFIG, PRIVACY, MODEL)}
+    yield from files.items()
+    yield ITEMS, pack_catalogue(catalogue)
+    yield FILES, to_json(hashes | {ITEMS: column_hashes(catalogue)})
 
 
 def reopen(
@@ -147,20 +210,23 @@ def reopen(
 ) -> tuple[Dataset, Ledger | None, dict[str, torch.Tensor], dict[str, Any]]:
     """What an unfinished run left: its data, its ledger, and the tensors and values of its last checkpoint."""
     checkpoints = Checkpoints(folder)
-    if (folder / MODEL).exists():
-        checkpoints.remove()  # a crash may have come between the two
+    if (folder / MODEL).exists() and not checkpoints.any_left():
         raise DPFormerError(f"{folder}: is finished; its model is released")
     tensors, values = checkpoints.load()
-    source = _read_source(folder)
-    _compare(folder, source["files"], "put back the file that the run began with, or fit again in another folder")
-    data = data or Path(source["path"])
+    begun = Begun(**values["begun"])
+    if sha256(folder / CONFIG) != begun.config:
+        raise DPFormerError(
+            f"{folder / CONFIG}: is damaged or was changed (sha256 differs); put back the file that the run began with, or fit "
+            "again in another folder"
+        )
+    data = data or Path(begun.source["path"])
     dataset = load(data)
-    if _hash(data) != source["sha256"]:
+    if _hash(data, bytes.fromhex(begun.source["salt"])) != begun.source["hash"]:
         raise DPFormerError(f"{data}: is not the data that the run began with; give that with --data")
-    known = values.get("ledger")
+    position = values.get("ledger")
     ledger = None
-    if known is not None:
-        ledger = open_ledger(folder, Position(known["entries"], known["hash"]), known["run_id"])
+    if position is not None:
+        ledger = open_ledger(folder, Position(position["entries"], position["hash"]), position["run_id"])
     return dataset, ledger, tensors, values
 
 
@@ -186,8 +252,8 @@ def check_catalogue(path: Path, catalogue: pl.DataFrame, known: dict[str, Any]) 
 
 
 def data_of(folder: Path) -> Path:
-    """Where the data of an unfinished run was."""
-    return Path(_read_source(folder)["path"])
+    """Where the data of a run was."""
+    return Path(read_json(folder / LOCAL)["data"])
 
 
 def _is_table(value: object) -> bool:
@@ -200,17 +266,8 @@ def _compare(folder: Path, known: dict[str, Any], cure: str) -> None:
             raise DPFormerError(f"{folder / name}: is damaged or was changed (sha256 differs); {cure}")
 
 
-def _read_source(folder: Path) -> dict[str, Any]:
-    path = folder / PRIVATE / "data.json"
-    source = read_json(path)
-    kinds = {"path": str, "sha256": str, "files": dict, "columns": dict}
-    if not isinstance(source, dict) or any(not isinstance(source.get(key), kind) for key, kind in kinds.items()):
-        raise DPFormerError(f"{path}: is damaged; fit again in another folder (what was spent stays in the ledger)")
-    return source
-
-
-def _hash(data: Path) -> str:
-    return sha256_of(sequence_files(data))
+def _hash(data: Path, salt: bytes) -> str:
+    return hmac.new(salt, sha256_of(sequence_files(data)).encode(), hashlib.sha256).hexdigest()
 
 
 @contextmanager

@@ -14,9 +14,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from dpformer.errors import DPFormerError
-from dpformer.training.checkpoint import Checkpoints
 from dpformer.training.files import read_json, write_json
-from dpformer.training.folder import LOCAL, MODEL, RunLock
+from dpformer.training.folder import LOCAL, MODEL
 from dpformer.training.ranks import Ranks
 
 
@@ -27,15 +26,8 @@ def began_in(folder: Path, job: str | None) -> bool:
 
 
 def finished_in(folder: Path, ranks: Ranks) -> bool:
-    """Has this job released its model, and been restarted after that? Then what a crash left of the private state goes."""
-    if not ranks.restarts or not began_in(folder, ranks.job) or not (folder / MODEL).exists():
-        return False
-    lock = RunLock(folder)
-    try:
-        Checkpoints(folder).remove()
-    finally:
-        lock.close()
-    return True
+    """Has this job released its model, and been restarted after that?"""
+    return ranks.restarts > 0 and began_in(folder, ranks.job) and (folder / MODEL).exists()
 
 
 def take_over(folder: Path, ranks: Ranks) -> None:

@@ -17,6 +17,8 @@ from dpformer.models.statistics.popularity import DPPopularity
 from dpformer.models.statistics.transitions import DPTransitions
 from dpformer.models.transformer import ReAttention, Transformer
 from dpformer.privacy import PrivacyPlan, make_plan
+from dpformer.statistics.histogram import HISTOGRAM
+from dpformer.statistics.item_selection import ITEMS
 from dpformer.training.trainer import Optimisation
 
 if sys.version_info >= (3, 11):
@@ -24,7 +26,8 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-HISTOGRAM = "histogram"
+# A private catalogue's part of the budget, and of delta for its threshold.
+ITEMS_SHARE, THRESHOLD_SHARE = 0.05, 0.1
 # Before the names of the releases of a network's prior.
 PRIOR = "prior: "
 # Models without a network: a few one-shot releases, no steps.
@@ -42,9 +45,14 @@ class Recipe(BaseModel):
     # the budget
     epsilon: float = Field(8.0, gt=0, allow_inf_nan=True, description="The budget; inf trains without privacy.")
     delta: float = Field(1e-5, gt=0, lt=1, description="Must be below 1 / users.")
-    noise: Literal["system", "crypto", "seeded"] = Field("system", description="Where noise comes from.")
     seed: int | None = Field(
-        None, ge=0, lt=2**63, description="For noise 'seeded': research only, the run is marked insecure."
+        None,
+        ge=0,
+        lt=2**63,
+        description="Research only: noise from a known seed, which anybody can subtract; marked insecure.",
+    )
+    population: int | None = Field(
+        None, ge=2, description="A public number of users for rate and delta, in place of the number in the data."
     )
     histogram_share: float = Field(
         0.05, ge=0, lt=1, description="Part of the budget for the item histogram; 0 for none."
@@ -116,15 +124,26 @@ class Recipe(BaseModel):
         """All settings, ready for JSON; an infinite epsilon is "inf"."""
         return self.model_dump(mode="json") | {"epsilon": self.epsilon if math.isfinite(self.epsilon) else "inf"}
 
-    def plan(self, users: int) -> PrivacyPlan:
-        """The privacy plan for so many users."""
+    def plan(self, users: int, private_catalogue: bool = False) -> PrivacyPlan:
+        """The privacy plan for so many users in the data; the first answer chooses the items of a private catalogue."""
+        users = self.population or users
+        select = private_catalogue and math.isfinite(self.epsilon)
+        shares, batch, epochs = self._shares(), users, None
+        if self.model not in STATISTICS:
+            batch, epochs = min(self.batch_size or max(1, users // 2), users), self.epochs or None
+        if select:
+            shares = {ITEMS: ITEMS_SHARE, **{name: (1 - ITEMS_SHARE) * share for name, share in shares.items()}}
+        threshold_delta = THRESHOLD_SHARE * self.delta if select else 0.0
+        return make_plan(users, self.epsilon, self.delta, batch, epochs, None, shares, threshold_delta)
+
+    def _shares(self) -> dict[str, float]:
+        """The parts of the budget that are not the steps'."""
         if self.model in STATISTICS:
-            return make_plan(users, self.epsilon, self.delta, shares=STATISTICS[self.model]().shares)
-        batch = min(self.batch_size or max(1, users // 2), users)
+            return STATISTICS[self.model]().shares
         shares = {HISTOGRAM: self.histogram_share} if self.histogram_share else {}
         if self.prior_share:
             shares |= {PRIOR + name: self.prior_share * share for name, share in DPTransitions().shares.items()}
-        return make_plan(users, self.epsilon, self.delta, batch_size=batch, epochs=self.epochs or None, shares=shares)
+        return shares
 
     def optimisation(self) -> Optimisation:
         """The part that the trainer needs."""
@@ -220,18 +239,22 @@ def make_recipe(preset: str = "default", file: Path | None = None, **options: An
         raise DPFormerError(f"no preset is called {preset!r}; there are: {', '.join(PRESETS)}")
     said = {**(_read(file) if file else {}), **options}
     values = {**_start(preset, said), **said}
+    if "noise" in values:
+        raise DPFormerError(
+            "setting 'noise' was removed: there is one noise, exact and from a cipher; leave it out (a seed alone "
+            "makes a seeded run)"
+        )
     for key in values:
         if key not in Recipe.model_fields:
             near = difflib.get_close_matches(key, Recipe.model_fields, n=1)
             where = f"{file}: " if file and key not in options else ""
-            raise DPFormerError(f"{where}unknown setting {key!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise DPFormerError(f"{where}unknown setting {key!r}{hint}")
     try:
         recipe = Recipe(**values)
     except ValidationError as error:
         first = error.errors()[0]
         raise DPFormerError(f"setting {first['loc'][0]!r}: {first['msg']}, not {first['input']!r}") from None
-    if (recipe.noise == "seeded") != (recipe.seed is not None):
-        raise DPFormerError("a seed goes with noise 'seeded' and only with it: give both or none")
     if recipe.model in STATISTICS and recipe.epsilon == float("inf"):
         raise DPFormerError(f"model {recipe.model!r} is released with noise: give a finite epsilon")
     if recipe.prior_share and (recipe.model in STATISTICS or recipe.epsilon == float("inf")):

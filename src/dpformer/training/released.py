@@ -23,6 +23,7 @@ from dpformer.models.statistics.transitions import DPTransitions
 from dpformer.privacy import PrivacyStatement, parse_statement
 from dpformer.training.catalogue import read_catalogue
 from dpformer.training.files import read_small
+from dpformer.training.finish import refuse_unfinished
 from dpformer.training.folder import ITEMS, MODEL, PRIVACY, check_catalogue, check_files, item_count, read_recipe
 from dpformer.training.recipe import STATISTICS, Recipe
 from dpformer.training.sizes import check_tensors
@@ -154,8 +155,7 @@ def load_model(folder: Path | str) -> Released:
     """The released model of a run folder. No code of the folder runs; sizes are checked before memory is taken (`sizes`)."""
     folder = Path(folder)
     recipe = read_recipe(folder)
-    if not (folder / MODEL).is_file():
-        raise DPFormerError(f"{folder}: holds no released model yet; finish it with: dpformer resume {folder}")
+    refuse_unfinished(folder)
     known = check_files(folder)
     items = item_count(folder)
     try:

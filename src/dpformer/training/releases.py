@@ -1,64 +1,62 @@
-"""What a run releases beside its steps: the item histogram and the statistics of a prior.
-
-Each is charged to the ledger before its noise is drawn. A replay from the first checkpoint has the same noise, so that it gives
-the same release and costs nothing more.
-"""
+"""What a run asks for beside its steps: the item histogram and the statistics of a prior."""
 
 from __future__ import annotations
 
-import math
+from collections.abc import Collection
+from typing import Any
 
 import torch
 
+from dpformer.data import Dataset, Sequences
+from dpformer.errors import DPFormerError
 from dpformer.models.base import SequenceModel
 from dpformer.models.distilled import distil
 from dpformer.models.statistics.transitions import DPTransitions
 from dpformer.models.transformer import Transformer
-from dpformer.privacy import ItemFrequencies, PrivacyPlan, assume_public, fingerprint, noisy_histogram
-from dpformer.training.charged import charged
-from dpformer.training.recipe import HISTOGRAM, PRIOR, Recipe
-from dpformer.training.trainer import Trainer, digest
+from dpformer.privacy import Asker, Curator, PrivacyPlan
+from dpformer.statistics.histogram import HISTOGRAM, Histogram, ItemFrequencies, frequencies
+from dpformer.statistics.item_selection import ItemCounts
+from dpformer.training.recipe import PRIOR, Recipe
+from dpformer.training.trainer import Trainer
 
 
-def histogram(trainer: Trainer, items: int) -> ItemFrequencies | None:
-    """The item histogram, if the plan has one."""
-    plan, train = trainer.plan, trainer.train
-    release = next((r for r in plan.releases if r.name == HISTOGRAM), None)
-    if release is None:
+def choose_items(curator: Curator[Sequences], dataset: Dataset) -> Dataset:
+    """The data with a catalogue that may be named: of a private one the items that the Curator chooses, numbered anew."""
+    if dataset.catalogue_mode != "private" or not curator.plan.private:
+        return dataset
+    answer = curator.ask(ItemCounts(dataset.catalogue["item_id"].to_list()))
+    if not answer.labels:
+        raise DPFormerError(
+            "no item has enough users to be named privately (--catalogue private); give a public list with --catalogue FILE, or "
+            "a larger epsilon. What was asked stays spent"
+        )
+    return restrict(curator, dataset, answer.labels)
+
+
+def restrict(curator: Curator[Sequences], dataset: Dataset, labels: Collection[Any]) -> Dataset:
+    """The data and the Curator's people with these items only."""
+    chosen = dataset.with_items(labels)
+    numbers = dataset.numbers_in(chosen.catalogue)
+    curator.replace_events(lambda people: people.renumbered(numbers))
+    return chosen
+
+
+def histogram(asker: Asker, recipe: Recipe, plan: PrivacyPlan, items: int) -> ItemFrequencies | None:
+    """The item histogram, if the recipe has one."""
+    if not recipe.histogram_share:
         return None
-    if not plan.private:
-        return assume_public(train.items, train.offsets, items, floor=1 / plan.users)
-    assert trainer.noise is not None
-    assert trainer.ledger is not None
-    noise = trainer.noise.state()
-    # With the noise: the ledger is published, and a bare hash of the data would confirm a guess of it.
-    inputs = fingerprint(noise, HISTOGRAM, digest(train.items, train.offsets))
-    trainer.ledger.authorise_release(HISTOGRAM, fingerprint(noise), inputs)
-    return noisy_histogram(train.items, train.offsets, items, release, trainer.noise, plan.users)
+    return frequencies(asker.ask(Histogram(items, name=HISTOGRAM)), plan.users)
 
 
-def prior(trainer: Trainer, recipe: Recipe, items: int) -> DPTransitions | None:
-    """The statistics of the prior, if the plan has them; a network that is to be distilled from them is."""
-    train = trainer.train
-    releases = [r for r in trainer.plan.releases if r.name.startswith(PRIOR)]
-    if not releases:
+def prior(asker: Asker, recipe: Recipe, trainer: Trainer, items: int) -> DPTransitions | None:
+    """The statistics of the prior, if the recipe has them; a network that is to learn from them does."""
+    if not recipe.prior_share:
         return None
-    assert trainer.noise is not None
-    assert trainer.ledger is not None
-    found = DPTransitions()
-    share = found.shares[releases[0].name.removeprefix(PRIOR)]
-    about = fingerprint(recipe.model_dump_json(), digest(train.items, train.offsets))
-    found.fit(
-        train.items,
-        train.offsets,
-        items,
-        noise_multiplier=releases[0].noise_multiplier * math.sqrt(share),
-        gaussian=charged(releases, trainer.ledger, trainer.noise, about),
-    )
+    statistics = DPTransitions().fit(asker, items, PRIOR)
     if recipe.distil:
-        distil(trainer.model, found, recipe.distil)
-        trainer.know_vocabulary()
-    return found
+        distil(trainer.model, statistics, recipe.distil)
+        trainer.query.forget_vocabulary()
+    return statistics
 
 
 def set_errors(

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dpformer.training.folder import read_recipe, refuse_used
+from dpformer.errors import DPFormerError
+from dpformer.training.finish import complete, is_written
+from dpformer.training.folder import closed_on_error, hold, read_recipe, refuse_used
 from dpformer.training.jobs import began_in, finished_in, refuse_second
 from dpformer.training.one_shot import OneShotRun, resume_one_shot, start_one_shot
 from dpformer.training.ranks import ALONE, Ranks
@@ -27,7 +29,7 @@ def begin(folder: Path, data: Path, recipe: Recipe, ranks: Ranks = ALONE) -> Any
         again = ranks.restarts > 0 and began_in(folder, ranks.job)
     if again:
         return go_on(folder, data, ranks)
-    with explained_loss(folder, ranks), ranks.leading():
+    with explained_loss(folder), ranks.leading():
         refuse_second(folder, ranks)
         if has_steps(recipe):
             return start(folder, data, recipe, ranks)
@@ -41,8 +43,10 @@ def begin(folder: Path, data: Path, recipe: Recipe, ranks: Ranks = ALONE) -> Any
 
 def go_on(folder: Path, data: Path | None = None, ranks: Ranks = ALONE) -> AnyRun:
     """Go on with a run that was interrupted."""
-    with explained_loss(folder, ranks), ranks.leading():
+    with explained_loss(folder), ranks.leading():
         recipe = read_recipe(folder)
+        if finish_written(folder):
+            raise DPFormerError(f"{folder}: is finished; its model is released")
         if has_steps(recipe):
             return resume(folder, data, ranks)
         ranks = alone(ranks)
@@ -51,10 +55,25 @@ def go_on(folder: Path, data: Path | None = None, ranks: Ranks = ALONE) -> AnyRu
     return resume(folder, data, ranks)
 
 
-def finished(folder: Path, ranks: Ranks) -> bool:
-    """Did these processes release their model before torchrun restarted them? Then nothing is left to do, for any of them."""
+def finish_written(folder: Path) -> bool:
+    """Put the release of a run in place whose process ended after it was written. False where there is none."""
+    if not is_written(folder):
+        return False
+    lock = hold(folder)
+    with closed_on_error(lock):
+        complete(folder)
+    lock.close()
+    return True
+
+
+def finished(folder: Path, ranks: Ranks, resuming: bool = True) -> bool:
+    """Is the model released, but for its last files? Then they are put in place, and nothing is left to do, for any process.
+
+    resuming: False for a command that begins a run; only a restart of it may end what it began.
+    """
     with ranks.leading():
-        done = finished_in(folder, ranks)
+        own = resuming or (ranks.restarts > 0 and began_in(folder, ranks.job))
+        done = own and (finish_written(folder) or finished_in(folder, ranks))
         if done:
             alone(ranks)
         return done

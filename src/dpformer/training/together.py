@@ -8,8 +8,8 @@
     a step, then: does anybody wish to stop?  the same
     saves, or releases the model           -> end with it
 
-What the others get has been released or is about to be: weights and the optimiser's state carry noise. The sampler, the noise
-and the ledger stay with rank 0.
+What the others get has been released or is about to be: weights and the optimiser's state carry noise. The Curator
+stays with rank 0.
 """
 
 from __future__ import annotations
@@ -17,19 +17,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load as from_safetensors
 from safetensors.torch import save as to_safetensors
 
 from dpformer import __version__
-from dpformer.data import Dataset, load
+from dpformer.data import Dataset, Sequences, load
 from dpformer.errors import DPFormerError, RankError
 from dpformer.privacy.ledger import plan_from_json, plan_to_json
 from dpformer.training.checkpoint import PRIVATE
+from dpformer.training.parallel import digest
 from dpformer.training.ranks import LeaderError, Ranks
 from dpformer.training.recipe import Recipe
-from dpformer.training.trainer import Trainer, digest
+from dpformer.training.trainer import Trainer
 
 
 def alone(ranks: Ranks) -> Ranks:
@@ -57,13 +59,13 @@ def compare_data(ranks: Ranks, dataset: Dataset, path: Path) -> None:
             raise DPFormerError(f"rank {rank}: {path} is not the data that rank 0 has; copy it to all machines")
 
 
-def lead(trainer: Trainer, recipe: Recipe) -> None:
-    """On rank 0: tell the others all that the coming steps depend on, but for sampler, noise and ledger."""
+def lead(trainer: Trainer, recipe: Recipe, items: list[Any] | None) -> None:
+    """On rank 0: tell the others all that the coming steps depend on, but for the Curator. items: of a private catalogue."""
     if trainer.ranks.size == 1:
         return
     tensors, values = trainer.state()
     about = {"plan": plan_to_json(trainer.plan), "recipe": recipe.settings(), "threads": torch.get_num_threads()}
-    trainer.ranks.tell({**about, "step": values["step"]})
+    trainer.ranks.tell({**about, "step": values["step"], "items": items})
     trainer.ranks.tell_bytes(to_safetensors({name: value.contiguous().cpu() for name, value in tensors.items()}))
     trainer.move(trainer.ranks.device)
 
@@ -71,13 +73,14 @@ def lead(trainer: Trainer, recipe: Recipe) -> None:
 class Follower:
     """What rank 1, 2, ... have of a run: a trainer that makes the same steps. It writes nothing."""
 
-    def __init__(self, trainer: Trainer) -> None:
-        self.trainer = trainer
+    def __init__(self, trainer: Trainer, people: Sequences) -> None:
+        self.trainer, self._people = trainer, people
 
     def train(self, should_stop: Callable[[], bool] = lambda: False) -> bool:
         """Make the steps that are left, in step with rank 0. True when the model is released; False if told to stop."""
         ranks = self.trainer.ranks
-        for _ in self.trainer.run():
+        while self.trainer.step < self.trainer.plan.steps:
+            self.trainer.follow_step(self._people)
             if ranks.agree(should_stop()):
                 break
         return bool(ranks.tell())
@@ -98,23 +101,25 @@ def follow(ranks: Ranks, data: Path | None = None) -> Follower | None:
     about = ranks.tell()
     recipe, plan = Recipe.model_validate(about["recipe"]), plan_from_json(about["plan"])
     torch.set_num_threads(about["threads"])
+    people = dataset.train(recipe.hold_out)
+    if about["items"] is not None:
+        chosen = dataset.with_items(about["items"])
+        people = people.renumbered(dataset.numbers_in(chosen.catalogue))
+        dataset = chosen
     model = recipe.build(len(dataset.catalogue))
-    trainer = Trainer(
-        model,
-        dataset.train(recipe.hold_out),
-        plan,
-        recipe.optimisation(),
-        None,
-        about=recipe.model_dump_json(),
-        ranks=ranks,
-    )
+    trainer = Trainer(model, plan, recipe.optimisation(), ranks, about_run(recipe, len(dataset.catalogue)))
     trainer.restore(from_safetensors(ranks.tell_bytes()), {"step": about["step"], "nonfinite": 0})
     trainer.move(ranks.device)
-    return Follower(trainer)
+    return Follower(trainer, people)
+
+
+def about_run(recipe: Recipe, items: int) -> str:
+    """What must be the same on all ranks beside the data, which `compare_data` compares once."""
+    return f"{recipe.model_dump_json()} {items}"
 
 
 @contextmanager
-def explained_loss(folder: Path, ranks: Ranks) -> Iterator[None]:
+def explained_loss(folder: Path) -> Iterator[None]:
     """On rank 0: say what to do when a process was lost."""
     try:
         yield
@@ -125,7 +130,7 @@ def explained_loss(folder: Path, ranks: Ranks) -> Iterator[None]:
             raise RankError(f"{error}. Nothing was begun or spent: start it again") from None
         raise RankError(
             f"{error}. The run has ended; the ledger says at least what was spent, and steps since the last checkpoint are made "
-            f"again at no cost. Go on with as many processes ({ranks.size}): torchrun ... -m dpformer resume {folder}"
+            f"again at no cost. Go on with: dpformer resume {folder}, or under torchrun with any number of processes"
         ) from None
 
 

@@ -53,13 +53,13 @@ class TensorBoard:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
             raise DPFormerError("TensorBoard is not installed: pip install 'dpformer[tensorboard]'") from None
-        self._folder, self._writer_class = str(folder), SummaryWriter
+        self._folder, self._writer_class = Path(folder), SummaryWriter
         self._writer: Any = None
 
     def on_event(self, event: Event) -> None:
         """Start opens the log (and hides steps that are made again), step adds points, end closes it."""
         if event["event"] == "start":
-            self._writer = self._writer_class(self._folder, purge_step=event["step"] + 1)
+            self._writer = self._open(event["step"] + 1)
             self._writer.add_text("run", _about(event), event["step"])
         elif event["event"] == "step":
             hidden = event["not_private"]
@@ -67,6 +67,15 @@ class TensorBoard:
                 self._writer.add_scalar(f"not private/{name}" if name in hidden else name, event[name], event["step"])
         else:
             self._writer.close()
+
+    def _open(self, step: int) -> Any:
+        """A log from this step on, for its owner only: losses carry no noise."""
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._folder.chmod(0o700)
+        writer = self._writer_class(str(self._folder), purge_step=step)
+        for log in self._folder.glob("events.out.tfevents.*"):
+            log.chmod(0o600)
+        return writer
 
 
 def _about(event: Event) -> str:

@@ -18,17 +18,17 @@ def per_sample(x: Tensor, batch: int, dtype: torch.dtype) -> Tensor:
 
 
 def sizes_of(x: Tensor, batch: int) -> Tensor:
-    """The norms of the samples' parts of x, `[B]`, or a little more; see `forms.sizes`."""
+    """The norms of the samples' parts of x at each time, `[B, T]`, or a little more; see `forms.sizes`."""
     if x.dtype not in (torch.float32, torch.float64):
         x = x.float()  # autocast may have used a narrow type
-    return sizes(x.reshape(batch, -1))
+    return sizes(x.reshape(batch, -1, x.shape[-1]))
 
 
 def from_broadcast(view: View, terms: Tensor, batch: int, size: Tensor | None = None) -> Form:
     """The form of a view that was broadcast against the batch, from the gradient `terms` `[B, ...]` at the broadcast.
 
-    Every element of the view gets the sum of the terms it was copied to, apart for each sample. size: the norms `[B]` of the
-    samples' terms, if they are known.
+    Every element of the view gets the sum of the terms it was copied to, apart for each sample. size: the norms `[B, T]` of the
+    terms that are added, if they are known.
 
     >>> from torch import nn
     >>> bias = nn.Parameter(torch.zeros(2))
@@ -42,15 +42,10 @@ def from_broadcast(view: View, terms: Tensor, batch: int, size: Tensor | None = 
     aligned = (1,) * (terms.dim() - len(shape)) + tuple(shape)
     k = terms.shape[0] // batch  # more than 1 where time was merged into the first dimension
     apart = terms.to(view.parameter.dtype).reshape(batch, k, *terms.shape[1:])
-    summed = _sum_to(apart, (batch, k if own_rows else 1, *aligned[1:]))
-    # Cauchy-Schwarz: n terms added into each element have norms that sum to at most sqrt(n)
-    # times their root sum of squares.
+    shape = torch.Size((batch, k if own_rows else 1, *aligned[1:]))
+    added = [k for k, (have, want) in enumerate(zip(apart.shape, shape, strict=True)) if want == 1 and have != 1]
+    summed = apart.sum(added, keepdim=True) if added else apart
     if size is None:
-        size = sizes_of(terms, batch)
-    bound = size * math.sqrt(apart.numel() / max(1, summed.numel()))
-    return view.from_gradient(summed, batch, bound, own_rows)
-
-
-def _sum_to(x: Tensor, shape: tuple[int, ...]) -> Tensor:
-    dims = [k for k, (have, want) in enumerate(zip(x.shape, shape, strict=True)) if want == 1 and have != 1]
-    return x.sum(dims, keepdim=True) if dims else x
+        # One term for each place along the dimensions that are added: padding, where they are 0, adds nothing.
+        size = sizes(apart.movedim(added, list(range(1, 1 + len(added)))).reshape(batch, -1, summed[0].numel()))
+    return view.from_gradient(summed, batch, size.sum(1), own_rows)

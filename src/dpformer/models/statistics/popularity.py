@@ -6,8 +6,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dpformer.data import Sequences
 from dpformer.errors import DPFormerError
-from dpformer.models.statistics.release import Gaussian, Release, Releaser, check_log
+from dpformer.models.statistics.settings import HISTOGRAM
+from dpformer.privacy.query import Asker
+from dpformer.statistics.histogram import Histogram, check_items, histogram_of
 
 
 class Popularity:
@@ -16,10 +19,10 @@ class Popularity:
     def __init__(self) -> None:
         self._scores: Tensor | None = None
 
-    def fit(self, items: np.ndarray, offsets: np.ndarray, item_count: int) -> "Popularity":
-        """items: integers [events], 1..item_count (0 is skipped); offsets: [users + 1]."""
-        check_log(items, offsets, item_count)
-        self._scores = _as_scores(np.bincount(items, minlength=item_count + 1))
+    def fit(self, people: Sequences, items: int) -> "Popularity":
+        """Count the events of each item 1..items."""
+        check_items(people, items)
+        self._scores = _as_scores(np.bincount(people.items, minlength=items + 1))
         return self
 
     def scores(self, s: Tensor, lengths: Tensor) -> Tensor:
@@ -37,23 +40,15 @@ class DPPopularity:
     `state()` is the release itself.
     """
 
-    shares = {"item histogram": 1.0}  # noqa: RUF012
+    shares = {HISTOGRAM: 1.0}  # noqa: RUF012
 
     def __init__(self, last: int = 2000) -> None:
         self.last = last
-        self.releases: tuple[Release, ...] = ()
         self._scores: Tensor | None = None
 
-    def fit(
-        self, items: np.ndarray, offsets: np.ndarray, item_count: int, *, noise_multiplier: float, gaussian: Gaussian
-    ) -> "DPPopularity":
-        """As `Popularity.fit`, with noise of standard deviation `noise_multiplier` from `gaussian(shape, std)`."""
-        return self.fit_from(Releaser(items, offsets, item_count, noise_multiplier, gaussian))
-
-    def fit_from(self, releaser: Releaser) -> "DPPopularity":
-        """Fit from the answers of a releaser: nothing else is looked at."""
-        self._scores = _as_scores(releaser.histogram(1.0, self.last))
-        self.releases = releaser.releases
+    def fit(self, asker: Asker, items: int, prefix: str = "") -> "DPPopularity":
+        """Ask for the histogram: nothing else is looked at. prefix: stands before its name in the asker's plan."""
+        self._scores = _as_scores(histogram_of(asker.ask(Histogram(items, self.last, prefix + HISTOGRAM))))
         return self
 
     def scores(self, s: Tensor, lengths: Tensor) -> Tensor:

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from dpformer.errors import PrivacyError
 
 HEAD_AT_1, LARGEST_HEAD = 1060, 3000
+# The name of the histogram of these statistics in a plan.
+HISTOGRAM = "item histogram"
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,7 @@ class TransitionSettings:
     def shares(self) -> dict[str, float]:
         """The name and the share of every release that a fit makes, in this order."""
         stages = {stage_name(stage): share for stage, share in enumerate(self.stage_shares)}
-        return {"item histogram": self.histogram_share, **stages}
+        return {HISTOGRAM: self.histogram_share, **stages}
 
 
 def stage_name(stage: int) -> str:

@@ -9,9 +9,9 @@ from torch.nn import functional as F
 
 from dpformer.errors import DPFormerError
 from dpformer.models.statistics.post import score_matrix
-from dpformer.models.statistics.release import Gaussian, Release, Releaser
 from dpformer.models.statistics.settings import TransitionSettings
 from dpformer.models.statistics.stages import Measured, measure
+from dpformer.privacy.query import Asker
 
 
 @dataclass(frozen=True)
@@ -35,34 +35,25 @@ class DPTransitions:
         score_j = sum over the last 15 items of the history in the head, k-th to last, of M[s_(n+1-k), j] / k  +  .1 log h_j
 
     Items outside the head are dropped from histories, and rank below the head, among themselves by the noisy histogram.
-    A fit is exactly one Gaussian mechanism of multiplier `noise_multiplier` (see `release`), `shares` says how it is divided.
+    With shares that sum to 1 a fit is exactly one Gaussian mechanism; `shares` says how it is divided.
     """
 
     def __init__(self, settings: TransitionSettings | None = None) -> None:
         self.settings = settings or TransitionSettings()
-        self.releases: tuple[Release, ...] = ()
         self.measured: Measured | None = None
         self._fitted: Fitted | None = None
 
     @property
     def shares(self) -> dict[str, float]:
-        """The name and the share of each release, known before anything is released."""
+        """The name and the share of each answer, known before anything is asked."""
         return self.settings.shares
 
-    def fit(
-        self, items: np.ndarray, offsets: np.ndarray, item_count: int, *, noise_multiplier: float, gaussian: Gaussian
-    ) -> "DPTransitions":
-        """Release and post-process.
+    def fit(self, asker: Asker, items: int, prefix: str = "") -> "DPTransitions":
+        """Ask for the statistics and post-process the answers: nothing else is looked at.
 
-        items: integers [events], 1..item_count (0 is skipped), oldest first for each user; offsets: [users + 1].
-        gaussian(shape, std): fresh noise; it is called once for each release.
+        items: of the catalogue. prefix: stands before the names of `shares` in the asker's plan.
         """
-        return self.fit_from(Releaser(items, offsets, item_count, noise_multiplier, gaussian))
-
-    def fit_from(self, releaser: Releaser) -> "DPTransitions":
-        """Fit from the answers of a releaser: nothing else is looked at."""
-        self.measured = measure(releaser, self.settings)
-        self.releases = releaser.releases
+        self.measured = measure(asker, items, self.settings, prefix)
         self._fitted = _finish(self.measured, self.settings)
         return self
 

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from dpformer.clipping import PhantomClipping, TiedCrossEntropy
-from dpformer.data import PoissonSampler
-from dpformer.privacy import NoiseSource, StepAudit
-from dpformer.trust.audit.sampling import FALSE_ALARM, FixedSize, Shuffled, check_sampling
-from dpformer.trust.audit.steps import Sums, measure, norm_of, power
+from dpformer.privacy import StepAudit
+from dpformer.privacy.noise import rounded_gaussian
+from dpformer.trust.audit.sampling import FALSE_ALARM, ByKeys, FixedSize, Shuffled, check_sampling
+from dpformer.trust.audit.steps import Canary, measure, power
 
 
 @dataclass(frozen=True)
@@ -34,17 +34,21 @@ class Control:
         return asdict(self)
 
 
-def run_controls(
-    others: Sums, canary: Sums, noise: NoiseSource, sigma: float, max_norm: float, trials: int, seed: int
-) -> list[Control]:
-    """All four, at the noise multiplier of the audited plan. `others` and `canary` are clipped sums of the audited model."""
-    step = (noise, sigma, max_norm, trials)
-    half = measure(others, canary, noise, sigma / 2, max_norm, trials, claimed_sigma=sigma)
-    twice = measure(others, {name: 2 * value for name, value in canary.items()}, *step)
+def half_the_noise(key: bytes, shape: tuple[int, ...], std: float) -> np.ndarray:
+    """The defect: noise of half the standard deviation."""
+    return rounded_gaussian(key, shape, std / 2)
+
+
+def run_controls(canary: Canary, sigma: float, trials: int, seed: int) -> list[Control]:
+    """All of them, at the noise multiplier of the audited plan. `canary`: clipped sums of the audited model."""
+    # Twice the mu is seen with fewer trials than an excess of a fifth.
+    few = max(trials // 4, 500)
+    half = measure(canary, sigma, few, seed, half_the_noise)
+    twice = measure(canary.times(2), sigma, few, seed)
     return [
         _control("half the noise", "noise of sigma C / 2 where sigma C is claimed", half, 2.0),
         _control("a duplicated user", "one user's sequence as two samples, each clipped to C", twice, 2.0),
-        _no_cross_term(*step, seed=seed),
+        _no_cross_term(sigma, canary.bound, trials, seed),
         *_not_poisson(seed),
     ]
 
@@ -86,14 +90,14 @@ class _Untied(nn.Module):
         return self.tied.losses(s, self.output)
 
 
-def _no_cross_term(noise: NoiseSource, sigma: float, max_norm: float, trials: int, seed: int) -> Control:
+def _no_cross_term(sigma: float, max_norm: float, trials: int, seed: int) -> Control:
     """Clip by sqrt(|G_in|^2 + |G_out|^2) instead of |G_in + G_out|; the canary repeats one item: both point the same way."""
     model = TiedTable(40, 8)
     random = torch.Generator().manual_seed(seed)
     users = torch.randint(40, (12, 6), generator=random)
     repeated = torch.full((1, 6), int(torch.randint(40, (1,), generator=random)))
 
-    def clipped(s: Tensor) -> Sums:
+    def clipped(s: Tensor) -> dict[str, Tensor]:
         untied = _Untied(model)
         norms = PhantomClipping(untied).norms(lambda: untied.losses(s))
         model.table.grad = None
@@ -101,11 +105,10 @@ def _no_cross_term(noise: NoiseSource, sigma: float, max_norm: float, trials: in
         assert model.table.grad is not None
         return {"table": model.table.grad.detach().clone()}
 
-    canary = clipped(repeated)
-    factor = norm_of(canary) / max_norm
-    found = measure(clipped(users), canary, noise, sigma, max_norm, trials)
-    defect = f"a tied table clipped without the cross term: the canary adds {factor:.2f} C"
-    return _control("no cross term in the tied norm", defect, found, factor)
+    canary = Canary.of_floats(clipped(users), clipped(repeated), max_norm)
+    seen = measure(canary, sigma, trials, seed)
+    defect = f"a tied table clipped without the cross term: the canary adds {canary.size:.2f} C"
+    return _control("no cross term in the tied norm", defect, seen, canary.size)
 
 
 def _not_poisson(seed: int, users: int = 200, rate: float = 0.25) -> list[Control]:
@@ -121,7 +124,7 @@ def _not_poisson(seed: int, users: int = 200, rate: float = 0.25) -> list[Contro
 
 def honest_sampling(seed: int, users: int = 200, rate: float = 0.25) -> tuple[bool, str]:
     """The product's own sampler under the same test."""
-    seen = check_sampling(PoissonSampler(users, rate, seed).draw, users, rate)
+    seen = check_sampling(ByKeys(users, rate, seed).draw, users, rate)
     text = f"p-values: sizes {seen.sizes:.3f}, counts {seen.counts:.3f}, overlaps {seen.overlaps:.3f}"
     return seen.passed, f"{text}; refuted below {FALSE_ALARM / 3:.0e}"
 

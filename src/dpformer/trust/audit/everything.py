@@ -10,13 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from dpformer.data import collate
-from dpformer.privacy import StepAudit, noise_source
+from dpformer.privacy import Sample, StepAudit
+from dpformer.privacy.query import grid_step
 from dpformer.trust.audit.controls import Control, canary_sequence, honest_sampling, run_controls
 from dpformer.trust.audit.membership import Attack, attack_models
 from dpformer.trust.audit.one_run import OneRun, audit_training
 from dpformer.trust.audit.setting import Setting
-from dpformer.trust.audit.steps import clipped_sum, measure, trials_for
+from dpformer.trust.audit.steps import Canary, measure, trials_for
+from dpformer.trust.verify.answers import without
 
 CLAIM, LESS_NOISE = 1.0, 0.1
 """The defect of the one-run audit's own control: a tenth of the noise that a claim of epsilon 1 needs."""
@@ -95,16 +96,17 @@ def _steps(setting: Setting, folder: Path, trials: int | None) -> tuple[StepAudi
     canary = np.append(canary_sequence(setting.items, 8, setting.seed), [1, 1])
     run = setting.begin(folder, [*setting.sequences(12, 5), canary])
     run.close()
-    trainer = run.trainer
-    last = trainer.plan.users - 1
-    batch = [collate(trainer.train, users, trainer.how.max_length + 1) for users in (np.arange(last), np.array([last]))]
-    others, own = clipped_sum(trainer, batch[0]), clipped_sum(trainer, batch[1])
-    sigma, C = trainer.plan.noise_multiplier, trainer.how.max_norm
+    trainer, people = run.trainer, run.dataset.train(run.recipe.hold_out)
+    query, everybody = trainer.query, np.arange(len(people))
+    grid = grid_step(query.bound, query.numbers)
+    trainer.model.train()
+    together = query.sum(people, Sample(everybody, bytes(32)), grid)
+    others = query.sum(without(people, len(people) - 1), Sample(everybody, bytes(32)), grid)
+    own = {name: together[name] - others[name] for name in others}
+    seen = Canary(others, own, query.bound, query.sensitivity(grid))
+    sigma = trainer.plan.noise_multiplier
     trials = trials or trials_for(sigma)
-    noise = noise_source("seeded", setting.seed)
-    return measure(others, own, noise, sigma, C, trials), run_controls(
-        others, own, noise, sigma, C, trials, setting.seed
-    )
+    return measure(seen, sigma, trials, setting.seed), run_controls(seen, sigma, trials, setting.seed)
 
 
 def _less_noise(setting: Setting, folder: Path, canaries: int) -> Control:

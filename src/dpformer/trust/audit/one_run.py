@@ -19,13 +19,15 @@ import torch
 from torch import Tensor
 
 from dpformer.clipping import PhantomClipping
-from dpformer.privacy import NoiseSource
+from dpformer.privacy import Curator
+from dpformer.privacy.curator import Noise
+from dpformer.privacy.noise import rounded_gaussian
 from dpformer.training.trainer import Trainer
 from dpformer.trust.audit.bounds import claimed_mu, epsilon_of, epsilon_refuted, mu_refuted
 from dpformer.trust.audit.setting import Setting
 from dpformer.trust.verify.loop import factors
-from dpformer.trust.verify.scratch import Recorded
 from dpformer.trust.verify.steps import losses_of
+from dpformer.trust.verify.watch import Watched
 
 LENGTH = 2
 GUESSED = 0.2
@@ -73,15 +75,18 @@ def audit_training(
     given = [np.concatenate([s, [1, 1]]) if b else np.array([1]) for s, b in zip(secrets, inside, strict=True)]
     run = setting.begin(folder, [*setting.sequences(users, 3), *given], averaging="none")
     trainer = run.trainer
-    assert trainer.noise is not None
-    noise = trainer.noise = Recorded(_Scaled(trainer.noise, noise_scale) if noise_scale != 1 else trainer.noise)
+    noise: Noise = rounded_gaussian if noise_scale == 1 else Scaled(noise_scale)
+    people = run.dataset.train(run.recipe.hold_out)
+    watched = Watched(Curator(people, run.plan, run.curator.ledger, run.curator.keys, noise=noise))
     tokens = torch.from_numpy(np.stack(secrets))
     losses, scores = losses_of(trainer), torch.zeros(canaries, dtype=torch.float64)
     try:
         while trainer.step < trainer.plan.steps:
             before = copy.deepcopy(trainer.model).double().eval()
-            trainer.make_step()
-            found = _along(trainer, before, losses, tokens, noise.after)
+            trainer.make_step(watched)
+            total = {name: torch.from_numpy(value) for name, value in watched.last.answer.values.items()}
+            watched.asked.clear()
+            found = _along(trainer, before, losses, tokens, total)
             scores += found - found.mean()
         mechanisms = run.plan.mechanisms(run.plan.steps)
         claim, delta = run.plan.total.epsilon, run.plan.delta
@@ -122,13 +127,12 @@ def _along(trainer: Trainer, before: torch.nn.Module, losses: Any, tokens: Tenso
     return (found[0] - found[1]) * size / (2 * h) * factors(norms, trainer.how.max_norm, trainer.how.rule)
 
 
-class _Scaled(Recorded):
-    """The defect: a share of the noise."""
+class Scaled:
+    """The defect: noise of a share of the standard deviation."""
 
-    def __init__(self, inner: NoiseSource, scale: float) -> None:
-        super().__init__(inner)
+    def __init__(self, scale: float) -> None:
         self.scale = scale
 
-    def add_noise_(self, gradients: Any, std: float) -> None:
-        """Too little."""
-        self.inner.add_noise_(gradients, self.scale * std)
+    def __call__(self, key: bytes, shape: tuple[int, ...], std: float) -> np.ndarray:
+        """Too little noise."""
+        return rounded_gaussian(key, shape, self.scale * std)

@@ -18,6 +18,9 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.stats import chi2, norm
 
+from dpformer.privacy import Keys
+from dpformer.privacy.noise import poisson_draw
+
 FALSE_ALARM = 1e-4
 
 
@@ -57,6 +60,19 @@ def check_sampling(draw: Callable[[], np.ndarray], users: int, rate: float, batc
 
 def _two_sided(value: float, degrees: int) -> float:
     return float(min(1.0, 2 * min(chi2.cdf(value, degrees), chi2.sf(value, degrees))))
+
+
+class ByKeys:
+    """The product's draws: `poisson_draw` under the keys of a run, one place after the other."""
+
+    def __init__(self, users: int, rate: float, seed: int) -> None:
+        self._keys, self.users, self.rate = Keys(seed), users, rate
+
+    def draw(self) -> np.ndarray:
+        """The next batch."""
+        drawn = poisson_draw(self._keys.sample(), self.users, self.rate)
+        self._keys.ratchet()
+        return drawn
 
 
 class FixedSize:

@@ -12,6 +12,7 @@ import polars as pl
 from dpformer.data import Dataset, Sequences, demo_frame, load, prepare
 from dpformer.errors import DPFormerError
 from dpformer.training.files import read_json
+from dpformer.training.finish import refuse_unfinished
 from dpformer.training.folder import LOCAL, read_recipe
 from dpformer.training.recipe import STATISTICS, Recipe, make_recipe
 from dpformer.training.run import Run, start
@@ -46,7 +47,13 @@ class Setting:
         flat = Sequences(users, np.concatenate(sequences).astype(np.int32), offsets)
         data = write_data(folder.with_name(folder.name + "-data"), flat, self.dataset.catalogue)
         epochs = min(self.recipe.epochs, self.steps / 2)
-        fixed = {"noise": "seeded", "seed": self.seed, "batch_size": len(sequences) // 2, "epochs": epochs}
+        fixed: dict[str, Any] = {
+            "seed": self.seed,
+            "hold_out": "validation",
+            "population": None,
+            "batch_size": len(sequences) // 2,
+            "epochs": epochs,
+        }
         fixed |= {"delta": min(self.recipe.delta, 0.1 / len(sequences)), "tuning": "undeclared", "tried": ()}
         return start(folder, data, self.recipe.model_copy(update={**fixed, **changes}))
 
@@ -60,6 +67,7 @@ def embedded(seed: int = 1, steps: int = 40) -> Setting:
 def of_run(folder: Path, data: Path | None = None, seed: int = 1, steps: int = 40) -> Setting:
     """The recipe of a run, on its own data."""
     recipe = read_recipe(folder)
+    refuse_unfinished(folder)
     if recipe.model in STATISTICS:
         raise DPFormerError(f"{folder}: releases statistics, without steps to audit; use: dpformer verify {folder}")
     if recipe.prior_share:

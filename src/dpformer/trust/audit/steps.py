@@ -1,31 +1,85 @@
-"""Single steps, white-box: noisy sums with and without a canary, and the mu that they show.
+"""Single steps, white-box: answers with and without a canary, and the mu that they show.
 
-The clipped sums are made by Phantom Clipping on real users, with the canary and without it. They do not change from trial to
-trial; the noise does, and is drawn anew from the real source for each. See `dpformer.privacy.audit` for the
-estimate and its interval.
+The clipped sums are made by the query of the audited training on real users: with the canary, and with the canary's events
+replaced by none. They do not change from trial to trial; the noise does. Each trial is an answer of a real Curator with keys of
+its own; its ledger is kept in memory. See `dpformer.privacy.audit` for the estimate and its interval.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from scipy.stats import norm
-from torch import Tensor
 
-from dpformer.clipping import PhantomClipping
-from dpformer.data import MicroBatch
-from dpformer.privacy import NoiseSource, StepAudit, audit_step
-from dpformer.training.trainer import Trainer
-from dpformer.trust.verify.steps import losses_of
+from dpformer.privacy import (
+    GRADIENTS,
+    Curator,
+    FullBatchSteps,
+    Keys,
+    Ledger,
+    Position,
+    PrivacyPlan,
+    Sample,
+    StepAudit,
+    audit_step,
+    epsilon,
+)
+from dpformer.privacy.chain import Chain, Line
+from dpformer.privacy.curator import Noise
+from dpformer.privacy.noise import rounded_gaussian
+from dpformer.privacy.query import grid_step
 
 CONFIDENCE = 0.999
 SMALLEST_EXCESS = 0.2
 """The audit is planned to see a contribution that is larger by this share."""
 
-Sums = dict[str, Tensor]
+Sums = Mapping[str, np.ndarray]
+"""int64 arrays by name, in steps of the grid."""
+
+# The plan of a trial: one step over all users; their number does not matter.
+_USERS, _DELTA = 10, 1e-5
+
+
+@dataclass(frozen=True)
+class Known:
+    """A query of a step whose sum is known already. steps: its sensitivity, in steps of the grid."""
+
+    sums: Sums
+    bound: float
+    steps: float
+    name: str = GRADIENTS
+
+    @property
+    def numbers(self) -> int:
+        """How many numbers the answer has."""
+        return sum(value.size for value in self.sums.values())
+
+    def sensitivity(self, grid: float) -> float:
+        """As it was given."""
+        return self.steps
+
+    def sum(self, people: Any, sample: Sample, grid: float) -> Sums:
+        """The sum, whoever was drawn."""
+        return self.sums
+
+
+class InMemory(Chain):
+    """The chain of a ledger that is not written anywhere: nothing that it charges is released."""
+
+    def __init__(self) -> None:
+        self.position = Position(0, "")
+
+    def append(self, fields: Line) -> None:
+        """Count a line."""
+        self.position = Position(self.position.entries + 1, "")
+
+    def close(self) -> None:
+        """There is nothing to close."""
 
 
 def trials_for(sigma: float) -> int:
@@ -39,44 +93,61 @@ def power(claimed: float, true: float, trials: int, confidence: float = CONFIDEN
     return float(norm.cdf(abs(true - claimed) / error - norm.isf((1 - confidence) / 2)))
 
 
-def clipped_sum(trainer: Trainer, batch: MicroBatch) -> Sums:
-    """The clipped sum of some users, by the trainer's own losses and clipping rule."""
-    model = trainer.model
-    for p in model.parameters():
-        p.grad = None
-    losses = losses_of(trainer)
-    PhantomClipping(model, trainer.how.max_norm, trainer.how.rule).backward(lambda: losses(model, batch.tokens))
-    found = {name: p.grad.detach().clone() for name, p in model.named_parameters() if p.grad is not None}
-    for p in model.parameters():
-        p.grad = None
-    return found
+@dataclass(frozen=True)
+class Canary:
+    """A step's sum without a canary, what the canary adds to it, the clipping norm C and the sensitivity of the query."""
+
+    others: Sums
+    own: Sums
+    bound: float
+    steps: float
+
+    @classmethod
+    def of_floats(cls, others: Mapping[str, torch.Tensor], own: Mapping[str, torch.Tensor], bound: float) -> Canary:
+        """Sums in numbers, put on the grid; the sensitivity is `bound`."""
+        grid = grid_step(bound, sum(value.numel() for value in own.values()))
+        rounded = [
+            {name: np.rint(v.double().numpy() / grid).astype(np.int64) for name, v in s.items()} for s in (others, own)
+        ]
+        return cls(rounded[0], rounded[1], bound, bound / grid)
+
+    @property
+    def grid(self) -> float:
+        """The grid of the answers."""
+        return grid_step(self.bound, sum(value.size for value in self.own.values()))
+
+    @property
+    def size(self) -> float:
+        """The norm of what the canary adds, over C."""
+        return (
+            math.sqrt(sum(float(np.sum(v.astype(np.float64) ** 2)) for v in self.own.values())) * self.grid / self.bound
+        )
+
+    def flat(self) -> Canary:
+        """All arrays in one: an answer is then one draw of noise, with the same law."""
+        others, own = ({"all": np.concatenate([s[n].ravel() for n in sorted(s)])} for s in (self.others, self.own))
+        return Canary(others, own, self.bound, self.steps)
+
+    def times(self, factor: int) -> Canary:
+        """The defect: the canary adds so many times as much."""
+        own = {name: factor * value for name, value in self.own.items()}
+        return Canary(self.others, own, self.bound, self.steps)
 
 
-def measure(
-    others: Sums,
-    canary: Sums,
-    noise: NoiseSource,
-    sigma: float,
-    max_norm: float,
-    trials: int,
-    claimed_sigma: float | None = None,
-) -> StepAudit:
-    """Audit sums `others` and `others + canary` with noise sigma C against the claim 1 / `claimed_sigma` (sigma itself)."""
-    together = {name: others[name] + canary[name] for name in others}
-    return audit_step(
-        _noisy(others, together, noise, sigma * max_norm), canary, claimed_sigma or sigma, trials, CONFIDENCE
-    )
+def measure(canary: Canary, sigma: float, trials: int, seed: int, noise: Noise = rounded_gaussian) -> StepAudit:
+    """Audit the answers of a Curator, with the canary and without it, against the claim 1 / sigma."""
+    canary = canary.flat()
+    together = {name: canary.others[name] + value for name, value in canary.own.items()}
+    queries = [Known(sums, canary.bound, canary.steps) for sums in (canary.others, together)]
+    spent = epsilon((FullBatchSteps(sigma, 1),), _DELTA).epsilon
+    plan = PrivacyPlan(_USERS, _USERS, 1, spent, _DELTA, sigma)
+    seeds = iter(range(seed * 10**9, (seed + 1) * 10**9))
 
+    def answer(with_canary: bool) -> dict[str, torch.Tensor]:
+        ledger = Ledger(InMemory(), "audit", plan, [])
+        curator = Curator(range(_USERS), plan, ledger, Keys(next(seeds)), noise=noise)
+        values = curator.ask(queries[with_canary]).values
+        return {name: torch.from_numpy(value) for name, value in values.items()}
 
-def _noisy(others: Sums, together: Sums, noise: NoiseSource, std: float) -> Callable[[bool], Sums]:
-    def noisy_sum(with_canary: bool) -> Sums:
-        total = {name: value.clone() for name, value in (together if with_canary else others).items()}
-        noise.add_noise_(total.items(), std)
-        return total
-
-    return noisy_sum
-
-
-def norm_of(sums: Sums) -> float:
-    """L2 norm over all parameters."""
-    return math.sqrt(sum(float(torch.sum(value.double() ** 2)) for value in sums.values()))
+    own = {name: torch.from_numpy(value * canary.grid) for name, value in canary.own.items()}
+    return audit_step(answer, own, sigma, trials, CONFIDENCE)

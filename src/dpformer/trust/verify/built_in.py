@@ -17,6 +17,8 @@ from dpformer.trust.verify.run import verify_run
 
 USERS = 60
 BUILT_IN: dict[str, dict[str, Any]] = {
+    "the default preset": {"preset": "best", "epochs": 0.0, "distil": 2},
+    "preset whole": {"preset": "whole", "vocabulary": 40},
     "transformer": {},
     "transformer, Re-Attention": {"reattention": "logits", "blocks": 2, "heads": 2},
     "transformer, untied, post-norm, flat": {"tied": False, "norm": "post", "rule": "flat", "max_norm": 0.3},

@@ -13,17 +13,20 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import tempfile
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from dpformer.errors import DPFormerError
-from dpformer.privacy import noise_source
+from dpformer.privacy import make_plan
 from dpformer.trust.verify.checks import Found, NotChecked, Verification
 from dpformer.trust.verify.clipped import check_clipping, clipping, gradients
 from dpformer.trust.verify.loop import Subject, trainable
-from dpformer.trust.verify.steps import noise_found
+from dpformer.trust.verify.noise import noise_found
+from dpformer.trust.verify.watch import Blank, Curators, Watched
 
 RUN_ONLY = ("expected-batch division", "resume equality", "ledger against statement", "recount of epsilon", "no pickle")
 
@@ -85,9 +88,12 @@ def _empty(exact: Subject) -> Found:
 
 
 def _noise(subject: Subject) -> Found:
-    source, draws = noise_source(), []
-    for _ in range(4):
-        named = [(name, torch.zeros(p.shape)) for name, p in trainable(subject.module).items()]
-        source.add_noise_(named, subject.max_norm)
-        draws.append(dict(named))
-    return noise_found(draws, subject.max_norm)
+    """Four answers of a real Curator to a query over nobody, with as many numbers as the module has."""
+    shapes = {name: tuple(p.shape) for name, p in trainable(subject.module).items()}
+    with tempfile.TemporaryDirectory(prefix="dpformer-verify-") as folder:
+        curators = Curators(range(2), make_plan(2, 8.0, 0.1, steps=4), Path(folder))
+        watched = Watched(curators.new())
+        for _ in range(4):
+            watched.ask(Blank(shapes=shapes))
+        curators.close()
+    return noise_found([asked.noise for asked in watched.asked], " of the Curator")

@@ -6,15 +6,20 @@ import math
 import pickletools
 import zipfile
 from pathlib import Path
+from typing import Literal
 
 import dp_accounting
 from dp_accounting.pld import PLDAccountant
 from scipy.optimize import brentq
 from scipy.stats import norm
 
-from dpformer.privacy import PrivacyStatement, read_ledger
+from dpformer.privacy import PrivacyPlan, PrivacyStatement, read_ledger
 from dpformer.privacy.accounting import rdp_epsilon
+from dpformer.privacy.statement import GENERATORS, GRID, NEIGHBOURS, UNIT
+from dpformer.privacy.statement_parts import NoisePart
+from dpformer.training.gradient_sum import slack_in_words
 from dpformer.training.recipe import Recipe
+from dpformer.training.stated import TRAINED_ON
 from dpformer.trust.verify.checks import Found, NotChecked
 
 ROOM = 2e-3
@@ -28,49 +33,70 @@ def ledger_against_statement(folder: Path, statement: PrivacyStatement, recipe: 
     if not statement.private:
         raise NotChecked("the run is not private and says so: it has no ledger")
     account = read_ledger(folder)  # raises where a line was changed, moved or cut off behind the head
-    plan, said = account.plan, statement.ledger
+    plan, said, steps = account.plan, statement.ledger, statement.steps
     releases = {r.name: r.noise_multiplier for r in plan.releases if r.name in account.released}
-    pairs = {
+    names = [entry.name for entry in account.entries]
+    mode: Literal["exact", "seeded"] = "exact" if recipe.seed is None else "seeded"
+    pairs: dict[str, tuple[object, object]] = {
         "run": (account.run_id, said and said.run_id),
         "entries": (account.position.entries, said and said.entries),
         "hash of the last entry": (account.position.hash, said and said.hash),
-        "steps charged": (account.steps_charged, statement.steps.charged),
-        "steps planned": (plan.steps, statement.steps.planned),
-        "expected batch": (plan.batch_size, statement.steps.expected_batch_size),
-        "sampler": (plan.sampler, statement.steps.sampler),
+        "order of the answers": (names, [plan.planned(place).name for place in range(len(names))]),
         "users": (plan.users, statement.users),
-        "noise multiplier": (plan.noise_multiplier, statement.noise.multiplier),
         "releases": (releases, {r.name: r.noise_multiplier for r in statement.releases}),
         "delta": (plan.delta, statement.delta),
+        "delta of a threshold": (plan.threshold_delta, statement.data.threshold_delta),
         "budget": (plan.epsilon, statement.budget),
         "recipe's epsilon": (plan.epsilon, recipe.epsilon),
         "recipe's delta": (plan.delta, recipe.delta),
-        "source of noise": (recipe.noise, statement.noise.mode),
+        "unit": (UNIT, statement.unit),
+        "neighbours": (NEIGHBOURS, statement.neighbours),
+        "noise": (NoisePart(mode=mode, generator=GENERATORS[mode], grid=GRID), statement.noise),
+        "marked insecure": (recipe.seed is not None, bool(statement.insecure)),
+        "trained on": (TRAINED_ON[recipe.hold_out], statement.data.trained_on),
+        "steps": (bool(plan.steps), steps is not None),
+        "assumption of float32": (_assumptions(plan), statement.assumptions),
     }
-    wrong = [f"{name}: {a!r} in the ledger, {b!r} stated" for name, (a, b) in pairs.items() if a != b]
+    if steps is not None:
+        pairs |= {
+            "steps charged": (account.steps_charged, steps.charged),
+            "steps planned": (plan.steps, steps.planned),
+            "expected batch": (plan.batch_size, steps.expected_batch_size),
+            "sampler": (plan.sampler, steps.sampler),
+            "sampling rate": (plan.rate, steps.sampling_rate),
+            "noise multiplier": (plan.noise_multiplier, steps.noise_multiplier),
+        }
+    wrong = [f"{name}: {a!r} by the run, {b!r} stated" for name, (a, b) in pairs.items() if a != b]
     figures = {"entries": account.position.entries, "stated": said.entries if said else None, "differences": wrong}
     if wrong:
         return Found(False, "; ".join(wrong), figures)
     return Found(True, f"{account.position.entries} entries, an unbroken chain; {len(pairs)} facts agree", figures)
 
 
+def _assumptions(plan: PrivacyPlan) -> tuple[str, ...]:
+    return (slack_in_words(plan.users, plan.rate),) if plan.steps else ()
+
+
 def recount(statement: PrivacyStatement) -> Found:
     """Epsilon counted again from what the statement says was done, by code of its own.
 
-    Gaussian releases alone have a closed form. Else the stated epsilon must lie between a recount by PLD (tight, but for its
-    grid) and RDP, another theory, whose epsilon is never below the truth.
+    A threshold takes a part t of delta, and adds -log(1 - t) to epsilon. Gaussian releases alone have a closed form. Else the
+    stated epsilon must lie between a recount by PLD (tight, but for its grid) and RDP, another theory, whose epsilon is never
+    below the truth.
     """
     if not statement.private:
         raise NotChecked("the run is not private and says so: epsilon is inf")
     if statement.tuning.kind == "accounted":
         raise NotChecked("epsilon includes accounted tuning, for which there is one accountant only (RDP)")
+    threshold = statement.data.threshold_delta
     stated = {
         statement.delta: float(statement.epsilon),
         1 / statement.users: float(statement.epsilon_at_delta_1_over_users),
     }
     lines, figures, good = [], {}, True
     for delta, value in stated.items():
-        low, high, how = _interval(statement, delta)
+        low, high, how = _interval(statement, delta - threshold)
+        low, high = low - math.log1p(-threshold), high - math.log1p(-threshold)
         good &= low * (1 - ROOM) <= value <= high * (1 + ROOM)
         lines.append(f"at delta {delta:.3g}: stated {value:.4f}, {how}")
         figures[f"{delta:g}"] = {"stated": value, "low": low, "high": high}
@@ -79,20 +105,24 @@ def recount(statement: PrivacyStatement) -> Found:
 
 def _interval(statement: PrivacyStatement, delta: float) -> tuple[float, float, str]:
     gaussian = [release.noise_multiplier for release in statement.releases]
-    steps, sigma = statement.steps, statement.noise.multiplier
-    if steps.sampler == "full":
-        gaussian += [sigma] * steps.charged
-    if steps.sampler == "full" or not steps.charged:
+    steps = statement.steps
+    if steps is not None and steps.sampler == "full":
+        gaussian += [steps.noise_multiplier] * steps.charged
+    if steps is None or steps.sampler == "full" or not steps.charged:
         value = gaussian_epsilon(math.sqrt(sum(s**-2 for s in gaussian)), delta)
         return value, value, f"closed form {value:.4f}"
-    one = dp_accounting.PoissonSampledDpEvent(steps.sampling_rate, dp_accounting.GaussianDpEvent(sigma))
+    one = dp_accounting.PoissonSampledDpEvent(
+        steps.sampling_rate, dp_accounting.GaussianDpEvent(steps.noise_multiplier)
+    )
     events = [
         dp_accounting.SelfComposedDpEvent(one, steps.charged),
         *(dp_accounting.GaussianDpEvent(s) for s in gaussian),
     ]
     event = dp_accounting.ComposedDpEvent(events)
     rdp = rdp_epsilon(event, delta)
-    pld = PLDAccountant(value_discretization_interval=max(2e-4, 1e-4 * rdp)).compose(event)
+    # The number of users stays, and one user's events are replaced by none.
+    neighbours = dp_accounting.NeighboringRelation.REPLACE_SPECIAL
+    pld = PLDAccountant(neighbours, value_discretization_interval=max(2e-4, 1e-4 * rdp)).compose(event)
     return (low := float(pld.get_epsilon(delta))), rdp, f"PLD {low:.4f}, RDP {rdp:.4f}"
 
 

@@ -5,26 +5,28 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from torch import Tensor
+import polars as pl
 
-from dpformer.data import Dataset, load
+from dpformer.data import Dataset, Sequences, load
 from dpformer.errors import DPFormerError
 from dpformer.models.base import SequenceModel
 from dpformer.models.joined import Joined
-from dpformer.privacy import noise_source
 from dpformer.training.files import read_json
 from dpformer.training.folder import LOCAL
-from dpformer.training.recipe import HISTOGRAM, STATISTICS, Recipe
+from dpformer.training.recipe import STATISTICS
 from dpformer.training.released import Released, load_model
-from dpformer.training.run import start
+from dpformer.training.trainer import Trainer
+from dpformer.trust.verify.answers import check_answers, statistics_of
 from dpformer.trust.verify.checks import Found, NotChecked, Verification
 from dpformer.trust.verify.clipped import check_clipping
+from dpformer.trust.verify.float32 import a_group, float32_slack, query_of
 from dpformer.trust.verify.loop import Subject
 from dpformer.trust.verify.papers import ledger_against_statement, no_pickle, recount
-from dpformer.trust.verify.releases import check_histogram, check_statistics
 from dpformer.trust.verify.resume import check_resume
 from dpformer.trust.verify.scratch import a_few, invented, small, write_data
+from dpformer.trust.verify.selection import items_chosen
 from dpformer.trust.verify.steps import STEP_CHECKS, check_steps, definition, losses_of, tokens_of
+from dpformer.trust.verify.watch import Curators
 
 
 def verify_run(folder: Path, data: Path | None = None, subject: str | None = None) -> Verification:
@@ -38,48 +40,64 @@ def verify_run(folder: Path, data: Path | None = None, subject: str | None = Non
     longest = model.recipe.max_length + 1
     few = a_few(dataset, longest) if dataset is not None else invented(len(model.catalogue), longest)
     recipe = model.recipe
-    # Without steps all that a network has seen of people are the releases of its prior: those of the statistics.
-    seen = recipe if recipe.model in STATISTICS or recipe.epochs else _as_statistics(recipe)
     with tempfile.TemporaryDirectory(prefix="dpformer-verify-") as name:
         place = Path(name)
         prepared = write_data(place / "data", few, model.catalogue)
-        if seen.model in STATISTICS:
-            noise = noise_source(recipe.noise, recipe.seed)
-            check_statistics(found, few, len(model.catalogue), small(seen, len(few)), noise)
-        else:
-            _check_network(found, model, place, prepared)
-        found.check("resume equality", lambda: check_resume(place / "resume", prepared, small(seen, len(few))))
+        if _check_small(found, model, place, load(prepared).train(recipe.hold_out)):
+            found.check("float32 slack", lambda: _float32(model, dataset))
+        if model.statement.data.catalogue == "private" and model.statement.private:
+            found.check("items chosen", lambda: items_chosen(place / "items", recipe))
+        found.check("resume equality", lambda: check_resume(place / "resume", prepared, small(recipe, len(few))))
     found.check("ledger against statement", lambda: ledger_against_statement(folder, model.statement, recipe))
     found.check("recount of epsilon", lambda: recount(model.statement))
     found.check("users", lambda: _users(model, dataset, missing))
+    found.check("data against statement", lambda: _data_part(model, dataset, missing))
     found.check("no pickle", lambda: no_pickle(folder))
     return found
 
 
-def _as_statistics(recipe: Recipe) -> Recipe:
-    return recipe.model_copy(update={"model": "transitions", "prior_share": 0.0, "distil": 0})
+def _check_small(found: Verification, model: Released, place: Path, people: Sequences) -> bool:
+    """The run's recipe on a few people: its statistics, its clipping and its steps, by Curators whose answers nobody sees.
+
+    True if there are steps, and their clipped sum can be computed.
+    """
+    recipe, items = small(model.recipe, len(people)), len(model.catalogue)
+    plan = recipe.plan(len(people))
+    # The keys of a run without a seed are new each time, as the run's were.
+    curators = Curators(people, plan, place / "curators", model.recipe.seed)
+    try:
+        trainer = None
+        if recipe.model not in STATISTICS:
+            trainer = Trainer(recipe.build(items), plan, recipe.optimisation())
+        if plan.releases:
+            check_answers(found, statistics_of(recipe, plan, items, trainer), curators)
+        return trainer is not None and plan.steps > 0 and _check_network(found, model, trainer, curators)
+    finally:
+        curators.close()
 
 
-def _check_network(found: Verification, model: Released, place: Path, prepared: Path) -> None:
+def _check_network(found: Verification, model: Released, trainer: Trainer, curators: Curators) -> bool:
+    network, how = _network(model), trainer.how
+    sequences = (tokens_of(curators.people, how.max_length, network),)
+    subject = Subject(network, losses_of(trainer), sequences, definition, how.max_norm, how.rule)
+    if not check_clipping(found, subject, may_freeze=False):
+        for name in (*STEP_CHECKS, "float32 slack"):
+            found.skip(name, "the clipping refuses this model; see 'parameters recorded'")
+        return False
+    check_steps(found, trainer, dict(network.state_dict()), curators)
+    return True
+
+
+def _network(model: Released) -> SequenceModel:
     network = model.model.network if isinstance(model.model, Joined) else model.model
     assert isinstance(network, SequenceModel)
-    recipe, few = model.recipe, load(prepared)
-    run = start(place / "steps", prepared, small(recipe, len(few.sequences)))
-    try:
-        sequences = (tokens_of(run.trainer, network),)
-        subject = Subject(network, losses_of(run.trainer), sequences, definition, recipe.max_norm, recipe.rule)
-        if check_clipping(found, subject, may_freeze=False):
-            weights: dict[str, Tensor] = dict(network.state_dict())
-            check_steps(found, run, recipe, weights)
-        else:
-            for name in STEP_CHECKS:
-                found.skip(name, "the clipping refuses this model; see 'parameters recorded'")
-    finally:
-        run.close()
-    for release in run.plan.releases:
-        if release.name == HISTOGRAM:
-            noise = noise_source(recipe.noise, recipe.seed)
-            check_histogram(found, few.split().train, len(model.catalogue), release, noise)
+    return network
+
+
+def _float32(model: Released, dataset: Dataset | None) -> Found:
+    query = query_of(_network(model), model.recipe, model.statement)
+    people, drawn = a_group(dataset, model.recipe, model.statement, len(model.catalogue))
+    return float32_slack(query, people, drawn, dataset is None)
 
 
 def _find(folder: Path, model: Released, data: Path | None) -> tuple[Dataset | None, str]:
@@ -96,9 +114,14 @@ def _find(folder: Path, model: Released, data: Path | None) -> tuple[Dataset | N
 
 
 def _same_items(dataset: Dataset, model: Released, data: Path) -> Dataset:
-    if not model.catalogue["item_id"].equals(dataset.catalogue["item_id"]):
+    if dataset.catalogue_mode == "private":  # the model has some of its items
+        own = set(dataset.catalogue["item_id"].cast(pl.String))
+        same = own >= set(model.catalogue["item_id"].cast(pl.String))
+    else:
+        same = model.catalogue["item_id"].equals(dataset.catalogue["item_id"])
+    if not same:
         raise DPFormerError(f"{data}: has another catalogue than the model; give the data that it was made from")
-    return dataset
+    return dataset.in_catalogue(model.catalogue)
 
 
 def _users(model: Released, dataset: Dataset | None, missing: str) -> Found:
@@ -106,9 +129,24 @@ def _users(model: Released, dataset: Dataset | None, missing: str) -> Found:
         raise NotChecked(missing)
     users = len(dataset.sequences)
     ids = dataset.sequences.users.n_unique()
-    stated = model.statement.users
+    stated, population = model.statement.users, model.recipe.population
+    given = "" if population is None else f" (a public number, {population:,}, was given)"
     return Found(
-        users == stated == ids,
-        f"{users:,} sequences of {ids:,} users in the data, {stated:,} users stated",
+        users == ids and stated == (population or users),
+        f"{users:,} sequences of {ids:,} users in the data, {stated:,} users stated{given}",
         {"sequences": users, "users": ids, "stated": stated},
     )
+
+
+def _data_part(model: Released, dataset: Dataset | None, missing: str) -> Found:
+    """What the statement says of the catalogue and of the filters, against the manifest of the data."""
+    if dataset is None:
+        raise NotChecked(missing)
+    said = model.statement.data
+    pairs = {
+        "catalogue": (dataset.catalogue_mode, said.catalogue),
+        "outside of the guarantee": (tuple(dataset.outside_guarantee), said.outside_guarantee),
+    }
+    wrong = [f"{name}: {a!r} in the data, {b!r} stated" for name, (a, b) in pairs.items() if a != b]
+    detail = f"catalogue {said.catalogue!r}, {len(said.outside_guarantee)} things outside of the guarantee"
+    return Found(not wrong, "; ".join(wrong) or detail, {"differences": wrong})

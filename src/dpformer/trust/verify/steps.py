@@ -1,32 +1,39 @@
-"""Does the training loop do with the clipped sum what the accountant counts? Real steps of a small run, watched."""
+"""Does the training loop do with the clipped sum what the accountant counts? Real steps of a small training, watched."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
+from fractions import Fraction
 from functools import partial
 
 import numpy as np
 import torch
-from scipy.stats import chi2
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from torch import Tensor, nn
 
+from dpformer.data import Sequences
 from dpformer.models.base import SequenceModel
-from dpformer.privacy import noise_source
-from dpformer.training.recipe import Recipe
-from dpformer.training.run import Run
+from dpformer.privacy import Sample
+from dpformer.privacy.query import grid_step
+from dpformer.training.gradient_sum import Groups
 from dpformer.training.trainer import Trainer
 from dpformer.trust.verify.checks import Found, Verification
 from dpformer.trust.verify.clipped import SLACK, clipping
-from dpformer.trust.verify.loop import Losses, Subject, distance, factors, loop
-from dpformer.trust.verify.scratch import Chosen, Recorded
+from dpformer.trust.verify.loop import Losses, Subject, factors, loop, size
+from dpformer.trust.verify.noise import most_zeros, noise_found
+from dpformer.trust.verify.scratch import Chosen
+from dpformer.trust.verify.watch import Blank, Curators, Watched
 
 Step = Callable[[np.ndarray], int]
 
-FALSE_ALARM = 1e-6
-"""How often sound noise fails the check of its scale."""
-
-STEP_CHECKS = ("every user once", "noise scale", "expected-batch division", "empty batch", "parameters moving")
+STEP_CHECKS = (
+    *("every user once", "expected-batch division", "empty batch", "noise scale", "steps charged", "parameters moving"),
+    "sampler",
+)
+# Groups of a step that are smaller than the plan's, so that a few people fill several.
+SMALL_GROUPS = Groups(block=5, most=5)
 
 
 def losses_of(trainer: Trainer) -> Losses:
@@ -49,14 +56,11 @@ def definition(module: nn.Module, tokens: Tensor) -> Tensor:
     return nn.functional.cross_entropy(logits, tokens[0, 1:] - 1).reshape(1)
 
 
-def tokens_of(trainer: Trainer, model: SequenceModel) -> Tensor:
-    """All users of a (small) trainer, `[N, L + 1]`: rows of the model's vocabulary, other items left out."""
+def tokens_of(people: Sequences, max_length: int, model: SequenceModel) -> Tensor:
+    """All of a few people, `[N, L + 1]`: rows of the model's vocabulary, other items left out."""
     places = model.places().numpy()
-    rows = [
-        [int(places[i]) for i in one if places[i] > 0]
-        for one in np.split(trainer.train.items, trainer.train.offsets[1:-1])
-    ]
-    L = trainer.how.max_length + 1
+    rows = [[int(places[i]) for i in one if places[i] > 0] for one in people]
+    L = max_length + 1
     tokens = torch.zeros(len(rows), max(1, *(min(L, len(one)) for one in rows)), dtype=torch.int64)
     for k, one in enumerate(rows):
         last = one[-L:]
@@ -64,53 +68,49 @@ def tokens_of(trainer: Trainer, model: SequenceModel) -> Tensor:
     return tokens
 
 
-def check_steps(found: Verification, run: Run, recipe: Recipe, weights: dict[str, Tensor]) -> None:
-    """Make a few steps of a small run with chosen batches, from these weights.
+def check_steps(found: Verification, trainer: Trainer, weights: dict[str, Tensor], curators: Curators) -> None:
+    """Make a few steps with chosen batches, from these weights, in float64.
 
-    Looked at: each sum before noise, after it, and as the optimiser got it.
+    Looked at: each sum before noise, the answer, and what the optimiser got.
     """
-    trainer = run.trainer
     trainer.take(weights)
     trainer.model.double()
-    # The source of noise that the run itself used; a seed is for runs that are insecure anyway.
-    noise = trainer.noise = Recorded(noise_source(recipe.noise, recipe.seed))
-    sampler = trainer.sampler = Chosen(trainer.plan.users, trainer.plan.rate)
-    _look(found, run, noise, sampler)
-
-
-def _look(found: Verification, run: Run, noise: Recorded, sampler: Chosen) -> None:
-    trainer = run.trainer
+    draw = Chosen(trainer.plan.users)
+    watched = curators.at_the_steps(draw)
     names = dict(trainer.model.named_parameters())
     begun = {name: p.detach().clone() for name, p in names.items()}
-    drawn: list[dict[str, Tensor]] = []
 
     def step(users: np.ndarray) -> int:
-        sampler.next = users
-        report = trainer.make_step()
-        drawn.append({name: noise.after[name] - noise.before[name] for name in noise.after})
-        return report.users
+        draw.next = users
+        return trainer.make_step(watched).users
 
     everybody = np.arange(trainer.plan.users)
-    found.check("every user once", lambda: _every_user(trainer, noise, step, everybody))
-    found.check("expected-batch division", lambda: _division(trainer, noise, step, everybody))
-    found.check("empty batch", lambda: _empty(trainer, noise, step))
-    found.check("noise scale", lambda: noise_found(drawn, trainer.plan.noise_std(trainer.how.max_norm)))
+    found.check("every user once", lambda: _every_user(trainer, watched, step, curators.people))
+    found.check("expected-batch division", lambda: _division(trainer, watched, step, everybody))
+    found.check("empty batch", lambda: _empty(watched, step))
+    found.check("noise scale", lambda: _scale(trainer, watched))
+    found.check("steps charged", lambda: _charged(watched, len(trainer.plan.releases)))
     still = [name for name, p in names.items() if torch.equal(p.detach(), begun[name])]
     found.check(
         "parameters moving",
         lambda: Found(
             not still,
-            f"{len(names)} tensors, all changed in {len(drawn)} steps"
+            f"{len(names)} tensors, all changed in {len(watched.asked)} steps"
             if not still
             else f"never changed: {', '.join(still)}",
-            {"still": still, "steps": len(drawn)},
+            {"still": still, "steps": len(watched.asked)},
         ),
     )
+    found.check("sampler", lambda: sampler_found(curators))
 
 
-def _every_user(trainer: Trainer, noise: Recorded, step: Step, everybody: np.ndarray) -> Found:
+def _every_user(trainer: Trainer, watched: Watched, step: Step, people: Sequences) -> Found:
     """The sum before noise against the loop, with each user's own norm as the clipping measures it alone."""
-    losses, samples, how = losses_of(trainer), (tokens_of(trainer, trainer.model),), trainer.how
+    everybody = np.arange(len(people))
+    losses, samples, how = losses_of(trainer), (tokens_of(people, trainer.how.max_length, trainer.model),), trainer.how
+    grouped = copy.copy(trainer.query)
+    grouped.groups = SMALL_GROUPS
+    grid = grid_step(grouped.bound, grouped.numbers)
     worst = 0.0
     for users in (everybody, everybody[1::2]):
         # The weights change from step to step, so the loop is made anew.
@@ -120,77 +120,107 @@ def _every_user(trainer: Trainer, noise: Recorded, step: Step, everybody: np.nda
         norms = [clip.norms(partial(losses, subject.module, *subject.take([i]))) for i in range(subject.size)]
         inside = torch.zeros(subject.size, dtype=torch.float64)
         inside[torch.from_numpy(users)] = 1.0
-        weights = inside * factors(torch.cat(norms), how.max_norm, how.rule)
+        expected = single.weighted(inside * factors(torch.cat(norms), how.max_norm, how.rule), subject.module)
+        # In groups of five, then by a step, which has the plan's groups.
+        apart = grouped.sum(people, Sample(users, bytes(32)), grid)
+        worst = max(worst, _off(apart, expected, grid, len(SMALL_GROUPS.split(users))))
         step(users)
-        worst = max(worst, distance(noise.before, single.weighted(weights, subject.module)))
+        worst = max(worst, _off(watched.last.sums, expected, grid, len(trainer.query.groups.split(users))))
     return Found(
         worst <= SLACK,
-        f"batches of {len(everybody)} and {len(everybody[1::2])} users in micro-batches: sums off by {worst:.1e}",
+        f"batches of {len(everybody)} and {len(everybody[1::2])} users in micro-batches and groups: sums off by {worst:.1e}",
         {"difference": worst},
     )
 
 
-def _division(trainer: Trainer, noise: Recorded, step: Step, everybody: np.ndarray) -> Found:
-    """The optimiser's gradient is the noisy sum by the expected batch, whatever was drawn."""
-    expected, found = trainer.plan.batch_size, {}
+def _off(sums: Mapping[str, np.ndarray], expected: dict[str, Tensor], grid: float, groups: int) -> float:
+    """|sums - expected| / |expected|, less what rounding each group to the grid may change."""
+    difference = {name: torch.from_numpy(sums[name] * grid) - value for name, value in expected.items()}
+    rounding = groups * grid / 2 * math.sqrt(sum(value.numel() for value in expected.values()))
+    return max(0.0, size(difference) - rounding) / max(size(expected), 1e-300)
+
+
+def _division(trainer: Trainer, watched: Watched, step: Step, everybody: np.ndarray) -> Found:
+    """The optimiser's gradient is the answer by the expected batch, whatever was drawn."""
+    expected, divisors = trainer.plan.batch_size, {}
     for users in (everybody[:1], everybody[:3], everybody):
         step(users)
+        values = watched.last.answer.values
         by = [
-            float((noise.after[name].double() * g.double()).sum() / g.double().square().sum())
+            float((torch.from_numpy(values[name]) * g).sum() / g.square().sum())
             for name, p in trainer.model.named_parameters()
             if (g := p.grad) is not None
         ]
-        found[len(users)] = max(by, key=lambda value: abs(value - expected))
-    good = all(abs(value / expected - 1) < 1e-6 for value in found.values())
-    shown = ", ".join(f"{n} drawn: by {value:.6g}" for n, value in found.items())
-    return Found(good, f"expected batch {expected}; {shown}", {"expected": expected, "divisors": found})
+        divisors[len(users)] = max(by, key=lambda value: abs(value - expected))
+    good = all(abs(value / expected - 1) < 1e-6 for value in divisors.values())
+    shown = ", ".join(f"{n} drawn: by {value:.6g}" for n, value in divisors.items())
+    return Found(good, f"expected batch {expected}; {shown}", {"expected": expected, "divisors": divisors})
 
 
-def _empty(trainer: Trainer, noise: Recorded, step: Step) -> Found:
-    assert trainer.ledger is not None
-    charged = trainer.ledger.account().steps_charged
+def _empty(watched: Watched, step: Step) -> Found:
+    """Nobody is drawn: the sum is 0, and the answer is noise. A number may be 0 by chance: see `most_zeros`."""
     users = step(np.array([], dtype=np.int64))
-    charged = trainer.ledger.account().steps_charged - charged
-    largest = max(float(value.abs().max()) for value in noise.before.values())
-    silent = [name for name, value in noise.after.items() if not bool((value != 0).all())]
-    good = users == 0 and charged == 1 and largest == 0 and not silent
+    asked = watched.last
+    largest = max(int(np.abs(value).max()) for value in asked.sums.values())
+    numbers = sum(value.size for value in asked.answer.values.values())
+    zeros = sum(int((value == 0).sum()) for value in asked.answer.values.values())
+    most = most_zeros(numbers, asked.std)
+    good = users == 0 and largest == 0 and zeros <= most
     return Found(
         good,
-        f"a step of noise alone: sum before noise {largest:g}, {charged} step charged"
-        + (f", no noise on {', '.join(silent)}" if silent else ""),
-        {"charged": charged, "largest_before_noise": largest, "without_noise": silent},
+        f"a step of noise alone: sum before noise {largest}; {zeros} of {numbers:,} numbers are 0 (sound noise: at most {most})",
+        {"largest_before_noise": largest, "zeros": zeros, "most_zeros": most},
     )
 
 
-def noise_found(drawn: list[dict[str, Tensor]], std: float) -> Found:
-    """Whether draws of noise have this standard deviation, in all and in each tensor, and are new every time."""
-    if not drawn:
-        return Found(False, "no step was made")
-    steps = [torch.cat([value.double().flatten() for _, value in sorted(step.items())]) / std for step in drawn]
-    together = torch.stack(steps)
-    n = together.numel()
-    ratio = float(together.square().mean().sqrt())
-    low, high = ratio_interval(n, FALSE_ALARM)
-    odd = []
-    for name in drawn[0]:
-        values = torch.stack([step[name].double() for step in drawn]) / std
-        bounds = ratio_interval(values.numel(), FALSE_ALARM / len(drawn[0]))
-        if not bounds[0] <= float(values.square().mean().sqrt()) <= bounds[1]:
-            odd.append(name)
-    again = 0.0
-    if len(steps) > 1:
-        again = max(abs(float((a * b).mean())) for k, a in enumerate(steps) for b in steps[:k])
-    good = low <= ratio <= high and not odd and again < 6 / len(steps[0]) ** 0.5
-    detail = f"{n:,} draws: {ratio:.4f} of sigma C = {std:.4g}; sound noise is in [{low:.4f}, {high:.4f}]"
-    if odd and low <= ratio <= high:
-        detail += f"; wrong on {', '.join(odd)}"
-    if again >= 6 / len(steps[0]) ** 0.5:
-        detail += f"; draws repeat (correlation {again:.2f})"
+def _scale(trainer: Trainer, watched: Watched) -> Found:
+    """Noise of sigma D on every number, D = C / g (1 + 1e-6 + m 2^-21) + sqrt(d), counted here again."""
+    groups = Groups.of(trainer.plan.users, trainer.plan.rate)
+    numbers = sum(p.numel() for p in trainer.model.parameters())
+    C = trainer.how.max_norm
+    scale = noise_found([asked.noise for asked in watched.asked])
+    off = [asked for asked in watched.asked if not asked.on_grid]
+    misstated = 0
+    for asked in watched.asked:
+        D = C / asked.answer.grid * (1 + 1e-6 + groups.most * 2.0**-21) + math.sqrt(numbers)
+        stated = asked.answer.noise_std / asked.answer.grid
+        misstated += not math.isclose(trainer.plan.noise_multiplier * D, stated, rel_tol=1e-12)
+    detail = (
+        f"{scale.detail}; {trainer.plan.noise_multiplier:.4g} x C = {C:g}, and {D * asked.answer.grid / C - 1:.1e} more"
+    )
+    detail += "; not on the grid" if off else "; all on the grid"
+    detail += "; an answer states other noise than planned" if misstated else ""
     return Found(
-        good, detail, {"ratio": ratio, "low": low, "high": high, "draws": n, "wrong": odd, "correlation": again}
+        scale.good and not off and not misstated,
+        detail,
+        {**scale.figures, "off_grid": len(off), "misstated": misstated},
     )
 
 
-def ratio_interval(n: int, false_alarm: float) -> tuple[float, float]:
-    """Where the root mean square of n standard Gaussians lies but for `false_alarm`: chi-square with n degrees of freedom."""
-    return float((chi2.ppf(false_alarm / 2, n) / n) ** 0.5), float((chi2.isf(false_alarm / 2, n) / n) ** 0.5)
+def _charged(watched: Watched, before: int) -> Found:
+    asked, charged = len(watched.asked), len(watched.charged) - before
+    return Found(asked == charged, f"{asked} answers, {charged} charged", {"answers": asked, "charged": charged})
+
+
+def sampler_found(curators: Curators) -> Found:
+    """Who is drawn against the definition: person i if the i-th 64-bit word of ChaCha20 is below floor(rate 2^64)."""
+    watched = curators.at_the_steps()
+    users, rate = len(curators.people), curators.plan.rate
+    for _ in range(curators.plan.steps):
+        watched.ask(Blank())
+    wrong = [
+        k for k, asked in enumerate(watched.asked, 1) if asked.sample.drawn.tolist() != _drawn(asked.key, users, rate)
+    ]
+    keys = len({asked.key for asked in watched.asked})
+    sizes = [len(asked.sample.drawn) for asked in watched.asked]
+    detail = f"{len(sizes)} draws of {users} users at rate {rate:g}: sizes {min(sizes)} to {max(sizes)}, {keys} keys"
+    if wrong:
+        detail += f"; others than the cipher draws at step {wrong[0]}"
+    return Found(not wrong and keys == len(sizes), detail, {"draws": len(sizes), "wrong": len(wrong), "keys": keys})
+
+
+def _drawn(key: bytes, users: int, rate: float) -> list[int]:
+    nonce = bytes(4) + (2).to_bytes(12, "little")  # stream 2 of a key: draws of users
+    stream = Cipher(algorithms.ChaCha20(key, nonce), mode=None).encryptor().update(bytes(8 * users))
+    bound = math.floor(Fraction(rate) * 2**64)
+    return [i for i in range(users) if int.from_bytes(stream[8 * i : 8 * i + 8], "little") < bound]

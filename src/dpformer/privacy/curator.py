@@ -1,0 +1,124 @@
+"""The only place where people's data meets a query, and where noise meets a sum.
+
+An answer leaves in this order: the sum is complete; the ledger is charged and synced; noise is drawn and added; the secret
+is ratcheted. So after any crash the ledger says at least what was released, the same query at the same place gets the same
+answer again (a replay, charged once), and another query at that place is refused.
+
+Guarantee. The sum Q is whole and moves by at most D grid steps between neighbours. The noise is K = floor(s Z + 1/2) with
+s >= multiplier D (see `noise`), so Q + K is post-processing of the ideal Gaussian mechanism with that multiplier. What leaves
+is grid (Q + K), exact in float64, and nothing else.
+"""
+
+import hashlib
+import math
+from collections.abc import Callable, Mapping, Sized
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+from dpformer.errors import PrivacyError
+from dpformer.privacy.keys import Keys
+from dpformer.privacy.ledger import Ledger
+from dpformer.privacy.noise import poisson_draw, rounded_gaussian
+from dpformer.privacy.plan import GRADIENTS, PrivacyPlan
+from dpformer.privacy.query import Answer, Query, Sample, grid_step
+from dpformer.privacy.selection import Selection, named
+
+P = TypeVar("P", bound=Sized)
+Noise = Callable[[bytes, tuple[int, ...], float], np.ndarray]
+
+_EXACT = 2**53
+# Without privacy nothing is clipped or noised: a fine grid keeps small gradients.
+_GRID_WITHOUT_NOISE = 2.0**-34
+
+
+class Curator(Generic[P]):
+    """Holds people's data and the noise; answers the queries of one plan, in the plan's order.
+
+    people: one entry for each person, with a length. ledger: None only for a plan with epsilon inf, whose answers are exact.
+    noise, draw: what makes the noise and the samples; others are for tests that plant a defect.
+    """
+
+    def __init__(
+        self,
+        people: P,
+        plan: PrivacyPlan,
+        ledger: Ledger | None,
+        keys: Keys,
+        *,
+        noise: Noise = rounded_gaussian,
+        draw: Callable[[bytes, int, float], np.ndarray] = poisson_draw,
+    ) -> None:
+        if plan.private != (ledger is not None):
+            raise PrivacyError("a private plan needs a ledger, and a plan with epsilon inf has none")
+        if ledger is not None and ledger.plan != plan:
+            raise PrivacyError("the ledger is of another plan; use the plan that it was made with")
+        self.plan, self.ledger, self.keys = plan, ledger, keys
+        self._people = people
+        self._noise, self._draw = noise, draw
+
+    def ask(self, query: Query[P]) -> Answer:
+        """The answer to the next query of the plan; a `PrivacyError`, and nothing charged, for any other."""
+        planned = self.plan.planned(self.keys.place)
+        if query.name != planned.name:
+            raise PrivacyError(
+                f"query {query.name!r} is not the next of the plan, which is {planned.name!r}; plan it first"
+            )
+        choice = isinstance(query, Selection)
+        if choice and self.plan.private and (self.keys.place or not self.plan.threshold_delta):
+            raise PrivacyError(f"the plan has no threshold for {query.name!r}: it has one for its first answer at most")
+        # How many cells a selection has is not public, and the grid is.
+        numbers = 1 if choice else query.numbers
+        fine = not self.plan.private and planned.name == GRADIENTS
+        grid = _GRID_WITHOUT_NOISE if fine else grid_step(query.bound, numbers)
+        drawn = self._draw(self.keys.sample(), len(self._people), planned.rate)
+        sums = query.sum(self._people, Sample(drawn, self.keys.dropout()), grid)
+        _check(query, sums)
+        if not self.plan.private:
+            self.keys.ratchet()
+            return Answer(query.name, {name: value * grid for name, value in sums.items()}, 0.0, grid)
+        assert self.ledger is not None
+        # Rounded up, so that rounding cannot lower the noise.
+        std = math.nextafter(planned.noise_multiplier * query.sensitivity(grid), math.inf)
+        digest = _digest(sums, grid, std)
+        self.ledger.charge(self.keys.place, query.name, self.keys.tag(query.name, digest))
+        noisy: Mapping[str, np.ndarray] = {
+            name: value + self._noise(self.keys.noise(name, digest), value.shape, std) for name, value in sums.items()
+        }
+        self.keys.ratchet()
+        labels: tuple[Any, ...] = ()
+        if isinstance(query, Selection):
+            noisy, labels = named(query, noisy[query.name], std, self.plan.threshold_delta, grid)
+        # Two comparisons: |-2^63| is not a number of 64 bits.
+        if any(value.size and not -_EXACT < int(value.min()) <= int(value.max()) < _EXACT for value in noisy.values()):
+            raise PrivacyError(f"the answer to {query.name!r} has numbers that are not exact in float64")
+        return Answer(query.name, {name: value * grid for name, value in noisy.items()}, std * grid, grid, labels)
+
+    def replace_events(self, function: Callable[[P], P]) -> None:
+        """Go on with other events of the same people: a function of each person's own events and of answers alone."""
+        people = function(self._people)
+        if len(people) != len(self._people):
+            raise PrivacyError("there are other people than before; each must keep their place")
+        self._people = people
+
+
+def _check(query: Query[P], sums: Mapping[str, np.ndarray]) -> None:
+    """Refuse, before anything is charged, sums that are not whole numbers or not as many as the query said."""
+    if any(value.dtype != np.int64 for value in sums.values()):
+        raise PrivacyError(f"the sum of {query.name!r} is not of whole numbers; nothing was released")
+    if sum(value.size for value in sums.values()) != query.numbers:
+        raise PrivacyError(f"the sum of {query.name!r} has another size than its query; nothing was released")
+
+
+def _digest(sums: Mapping[str, np.ndarray], grid: float, std: float) -> bytes:
+    """SHA-256 over grid, noise and all arrays with their names and shapes, in the order of the names.
+
+    With the noise in it, a query with the same sum and another sensitivity is another query: the same draw at two scales
+    would tell the sum.
+    """
+    digest = hashlib.sha256(f"{grid.hex()} {std.hex()}".encode())
+    for name in sorted(sums):
+        head = f"{name} {sums[name].shape}".encode()
+        digest.update(len(head).to_bytes(8, "little") + head)
+        digest.update(np.ascontiguousarray(sums[name]).reshape(-1).data)
+    return digest.digest()

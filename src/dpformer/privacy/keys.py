@@ -1,0 +1,76 @@
+"""Keys of a run: one secret, from which every answer's noise and every draw of users has a key of its own.
+
+    noise    HMAC(secret, "noise", place, SHA-256 of the sum)     the same sum again: the same noise; another sum: never
+    tag      HMAC(secret, "tag", place, SHA-256 of the sum)       what the ledger keeps to know a replay by
+    sample   HMAC(secret, "sample", place)                        who is drawn
+    dropout  HMAC(secret, "dropout", place)
+
+`place` is the number of the answer in the ledger. After each answer secret <- SHA-256("next", secret), which cannot be
+undone: a checkpoint does not tell the noise of anything before it. A ledger is published and HMAC keeps its secret, so a tag
+confirms no guess about the data.
+"""
+
+import hashlib
+import hmac
+import os
+import secrets
+
+from dpformer.errors import PrivacyError
+
+
+class Keys:
+    """The secret of a run and its place in the ledger. Whoever has it can subtract the noise of all answers to come.
+
+    `seed` (research only): the secret is SHA-256 of the seed, so anybody who knows the seed can subtract the noise.
+    """
+
+    def __init__(self, seed: int | None = None) -> None:
+        self._secret = secrets.token_bytes(32) if seed is None else hashlib.sha256(f"seed {seed}".encode()).digest()
+        self.seeded = seed is not None
+        self.place = 0
+        self._process = os.getpid()
+
+    def noise(self, array: str, digest: bytes) -> bytes:
+        """The key of the noise on one array of the answer at this place; `digest` is of the whole sum."""
+        return self._derive(b"noise", array.encode(), digest)
+
+    def tag(self, name: str, digest: bytes) -> str:
+        """What the ledger keeps of the sum at this place, in hexadecimal."""
+        return self._derive(b"tag", name.encode(), digest).hex()
+
+    def sample(self) -> bytes:
+        """The key of the draw of users at this place."""
+        return self._derive(b"sample")
+
+    def dropout(self) -> bytes:
+        """The key of the dropout masks at this place."""
+        return self._derive(b"dropout")
+
+    def ratchet(self) -> None:
+        """Go on to the next place. The present secret is forgotten."""
+        self._secret = hashlib.sha256(b"next" + self._secret).digest()
+        self.place += 1
+
+    def state(self) -> dict[str, object]:
+        """All that is needed to go on, ready for JSON. Secret: readable by its owner only, and deleted at the end."""
+        return {"secret": self._secret.hex(), "place": self.place, "seeded": self.seeded}
+
+    @classmethod
+    def restored(cls, state: dict[str, object]) -> "Keys":
+        """Go on from a `state`."""
+        keys = cls.__new__(cls)
+        try:
+            keys._secret = bytes.fromhex(str(state["secret"]))
+            keys.place, keys.seeded = int(str(state["place"])), bool(state["seeded"])
+        except (KeyError, ValueError) as problem:
+            raise PrivacyError(f"the keys of a checkpoint cannot be read ({problem}); it is damaged") from None
+        if len(keys._secret) != 32 or keys.place < 0:
+            raise PrivacyError("the keys of a checkpoint cannot be read; it is damaged")
+        keys._process = os.getpid()
+        return keys
+
+    def _derive(self, *parts: bytes) -> bytes:
+        if os.getpid() != self._process:
+            raise PrivacyError("this process is a fork of the one that has the keys; ask there, or resume the run here")
+        message = b"".join(len(part).to_bytes(8, "little") + part for part in (*parts, b"%d" % self.place))
+        return hmac.new(self._secret, message, hashlib.sha256).digest()

@@ -1,0 +1,72 @@
+"""Choose cells that are not public, such as the items of a log, by noisy counts above a threshold.
+
+A cell that only one person has must not be named. Let a person have n cells, 1 <= n <= `most`, each with the value 1 / sqrt(n),
+and noise of standard deviation sigma on every cell that anybody has. Cells above the threshold t are named, all others are
+dropped. Then a cell that nobody else has is named with probability at most
+
+    p = max over n <= most of  n Q((t - 1 / sqrt(n)) / sigma),        Q the upper tail of a standard Gaussian,
+
+and t is chosen so that p <= threshold_delta.
+
+Guarantee. Let M be all that is released on the people with this person, M* the same with the cells that only this person has
+never named, and M' all that is released when the person's events are replaced by none. M* and M' differ by ordinary Gaussian
+answers, which are (epsilon, delta). M differs from M* with probability at most p; and given that none of those cells is named,
+M has the law of M* (their noise is independent of all other noise). So
+
+    P[M in S]  <= P[M* in S] + p        <= e^epsilon P[M' in S] + delta + p,
+    P[M' in S] <= e^epsilon P[M* in S] + delta <= e^epsilon / (1 - p) P[M in S] + delta:
+
+altogether (epsilon - log(1 - p), delta + p).
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from scipy.optimize import brentq
+from scipy.special import log_ndtr
+
+from dpformer.errors import PrivacyError
+from dpformer.privacy.query import Statistic
+
+
+class Selection(Statistic):
+    """A statistic whose cells are not public: what leaves are the `labels` of cells above the threshold, and their numbers.
+
+    Each person's vector must have n equal values 1 / sqrt(n), n at most `most`.
+    """
+
+    labels: Sequence[Any]
+    most: int
+
+
+def threshold(noise_std: float, delta: float, most: int) -> float:
+    """The smallest t for which a cell that only one person has is named with probability at most `delta`.
+
+    noise_std: in units of the largest norm of a person's vector.
+    """
+    if not 0 < delta < 1:
+        raise PrivacyError(f"the threshold's delta, {delta:g}, is not in (0, 1); plan one")
+    n = np.arange(1, most + 1)
+
+    def excess(t: float) -> float:
+        return float((np.log(n) + log_ndtr((1 / np.sqrt(n) - t) / noise_std)).max()) - math.log(delta)
+
+    high = 1.0 + 10 * noise_std
+    while excess(high) > 0:
+        high *= 2
+    t = float(brentq(excess, 0.0, high, xtol=1e-12)) if excess(0.0) > 0 else 0.0
+    return t * (1 + 1e-9) + 1e-9  # above the root, whatever the search rounds
+
+
+def named(
+    selection: Selection, noisy: np.ndarray, noise_std: float, delta: float, grid: float
+) -> tuple[Mapping[str, np.ndarray], tuple[Any, ...]]:
+    """The noisy counts above the threshold, and their labels. noisy: whole numbers of `grid`; noise_std: in the same steps.
+
+    One step more: the noise is rounded, so that a count may be half a step above what the ideal Gaussian gave.
+    """
+    least = math.ceil(threshold(noise_std * grid, delta, selection.most) / grid) + 1
+    kept = np.flatnonzero(noisy >= least)
+    return {selection.name: noisy[kept]}, tuple(selection.labels[int(k)] for k in kept)

@@ -1,0 +1,78 @@
+"""The privacy statement in words. Upper bounds are rounded up."""
+
+import math
+from typing import Literal
+
+from dpformer.privacy.statement import PrivacyStatement
+from dpformer.privacy.statement_parts import TuningPart
+
+_CATALOGUES = {
+    "public": "The set of items was given from outside of the log and is public.",
+    "log": "The set of items is ASSUMED public: it was taken from the log, so that a rare item tells that somebody had it. "
+    "Declare it with --catalogue FILE, or have it chosen privately with --catalogue private.",
+    "private": "The set of items was chosen by noisy counts above a threshold; delta includes {delta:g} for it.",
+}
+_ACCOUNTANTS = {"pld": "PLD", "rdp": "RDP", "gaussian": "closed form for Gaussians"}
+
+
+def in_words(s: PrivacyStatement) -> str:
+    """The statement for people, some lines."""
+    lines = [f"INSECURE: {reason}" for reason in s.insecure]
+    if not s.private:
+        lines.append("NOT PRIVATE: trained without noise (epsilon inf). Anyone's data may be read from it.")
+        return "\n".join(lines)
+    lines += [
+        f"({_bound(s.epsilon)}, {round_up(s.delta, 6):g})-differential privacy for {s.unit}.",
+        f"Neighbours: {s.neighbours}.",
+        _CATALOGUES[s.data.catalogue].format(delta=round_up(s.data.threshold_delta, 2)),
+        *(f"OUTSIDE OF THE GUARANTEE: {what}" for what in s.data.outside_guarantee),
+        f"At delta = 1/users = {1 / s.users:.3g}: epsilon {_bound(s.epsilon_at_delta_1_over_users)}.",
+        s.attack.reading,
+        f"Accountant: {_ACCOUNTANTS[s.accountant.used]} of {s.accountant.library} {s.accountant.version} "
+        f"(PLD {_bound(s.accountant.pld)}, RDP {_bound(s.accountant.rdp)}). {s.accountant.note}".rstrip(),
+        f"Noise: {s.noise.generator}. {s.noise.grid}.",
+    ]
+    if s.steps is not None:
+        how = "all users at each step, nothing is sampled"
+        if s.steps.sampler == "poisson":
+            how = f"Poisson batches of {s.steps.expected_batch_size} expected (rate {s.steps.sampling_rate:.4g})"
+        lines.append(
+            f"Steps: {s.steps.charged} of {s.steps.planned}, {how}, noise multiplier {s.steps.noise_multiplier:.4g}."
+        )
+    lines += [f"Answer {r.name}: share {r.share:.3g}, noise multiplier {r.noise_multiplier:.4g}." for r in s.releases]
+    lines.append(f"Trained on: {s.data.trained_on}.")
+    lines.append(f"Assumed public: {'; '.join(s.assumed_public)}.")
+    lines += [f"Assumption: {what}." for what in s.assumptions]
+    lines.append(f"Tuning: {_tuning(s.tuning)}.")
+    lines += [f"Not covered: {item}." for item in s.not_covered]
+    return "\n".join(lines)
+
+
+def _tuning(part: TuningPart) -> str:
+    if part.kind == "accounted":
+        return f"accounted: {part.mean_trials:g} trials on average ({part.distribution}), included in epsilon"
+    if part.kind == "listed":
+        return f"NOT accounted; {len(part.configurations)} configurations were tried on this data: " + "; ".join(
+            part.configurations
+        )
+    if part.kind == "undeclared":
+        return "NOT DECLARED: if settings were chosen by looking at results on this data, that choice is not in epsilon"
+    return "on public data only" if part.kind == "public" else "none; the settings were fixed beforehand"
+
+
+def _bound(value: float | Literal["inf"] | str) -> str:
+    """An upper bound with four digits, rounded up."""
+    return value if isinstance(value, str) else f"{round_up(value, 4):.4g}"
+
+
+def round_up(value: float, digits: int) -> float:
+    """The smallest number of so many digits that is not below `value`.
+
+    >>> round_up(7.99912, 4), round_up(8.0, 4), round_up(0.25449, 3)
+    (8.0, 8.0, 0.255)
+    """
+    if value <= 0 or not math.isfinite(value):
+        return value
+    unit = 10.0 ** (math.floor(math.log10(value)) - digits + 1)
+    steps = value / unit
+    return (round(steps) if math.isclose(steps, round(steps), rel_tol=1e-9) else math.ceil(steps)) * unit
