@@ -35,17 +35,24 @@ def gradients(model):
     return {name: p.grad.clone() for name, p in model.named_parameters()}
 
 
+def step_without_noise(own, monkeypatch):
+    """The sum of one step of the project's loop by parameter, as its Curator answers without noise; and the turn."""
+    seen = []
+    monkeypatch.setattr(own.curator, "_noise", lambda key, shape, std: np.zeros(shape, dtype=np.int64))
+    monkeypatch.setattr(own.trainer, "update", seen.append)
+    turn = own.step()
+    names = [name for name, _ in own.trainer.model.named_parameters()]
+    return {name: g * own.trainer.plan.batch_size for name, g in zip(names, seen[0], strict=True)}, turn
+
+
 def test_plain_and_private_sum_the_same_gradients(tiny, monkeypatch):
     """With every clipping factor at 1, noise off and the update left out, both have done the same work for the same users."""
     own = Own(tiny, 50, private=True)
-    trainer = own.trainer
-    monkeypatch.setattr(trainer, "_update", lambda step: None)
-    monkeypatch.setattr(trainer.noise, "add_noise_", lambda gradients, std: None)
-    clipping = trainer.clipping
     ones = torch.ones(len(tiny.sequences), dtype=torch.float64)
-    monkeypatch.setattr(clipping.clip.__class__, "factors", lambda self, squared, bound, eps: ones[: len(squared)])
-    first = own.step()
-    ours = gradients(trainer.model)
+    monkeypatch.setattr(
+        type(own.trainer.clipping.clip), "factors", lambda self, squared, bound, eps: ones[: len(squared)]
+    )
+    ours, first = step_without_noise(own, monkeypatch)
     for contender in (Plain(tiny, 50, build(tiny)), PlainPadded(tiny, 50, build(tiny), rows=7)):
         monkeypatch.setattr(contender, "finish", lambda: None)
         turn = contender.step()
@@ -56,13 +63,19 @@ def test_plain_and_private_sum_the_same_gradients(tiny, monkeypatch):
 
 def test_the_naive_loop_clips_as_the_trainer_does(tiny, monkeypatch):
     own, naive = Own(tiny, 30, private=True), Naive(tiny, 30, build(tiny))
-    monkeypatch.setattr(own.trainer, "_update", lambda step: None)
-    monkeypatch.setattr(own.trainer.noise, "add_noise_", lambda gradients, std: None)
     monkeypatch.setattr(naive, "finish", lambda: None)
-    own.step(), naive.step()
-    ours = gradients(own.trainer.model)
+    ours, _ = step_without_noise(own, monkeypatch)
+    naive.step()
     for name, gradient in gradients(naive.model).items():
         torch.testing.assert_close(gradient, ours[name], rtol=1e-3, atol=1e-4)
+
+
+def test_the_private_contender_is_charged_for_each_step(tiny):
+    private, without = Own(tiny, 30, private=True), Own(tiny, 30, private=False)
+    for _ in range(3):
+        np.testing.assert_array_equal(private.step().users, without.step().users)
+    assert private.curator.ledger.account().steps_charged == 3
+    assert without.curator.ledger is None
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -150,7 +163,8 @@ def test_the_split_adds_up_and_leaves_the_product_as_it_was(path):
     found = split.measure(path, batch=50, steps=2)
     assert [getattr(owner, name) for owner, name, _ in split.PLACES] == before
     assert sum(found["shares"].values()) == pytest.approx(1, abs=0.2)  # of medians
-    for part in (split.HEAD, split.NORM_SUM, split.BLOCKS, split.NORMS, split.NOISE, split.OPTIMISER, split.COLLATION):
+    always = (split.HEAD, split.NORM_SUM, split.BLOCKS, split.NORMS, split.COLLATION, split.GRID)
+    for part in (*always, split.NOISE, split.HASH, split.LEDGER, split.OPTIMISER):
         assert found["shares"][part] > 0, part
     assert found["head_gemm_efficiency"]["median"] > 0
 

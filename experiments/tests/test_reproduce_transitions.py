@@ -14,7 +14,7 @@ RESULT = Path(__file__).parents[2] / "docs" / "results" / "transitions.json"
 @pytest.fixture(scope="module")
 def figures():
     said: list[str] = []
-    part = transitions.measure_set("demo", prepare(demo_frame()), {8.0: 0.6}, 2, "validation", said.append)
+    part = transitions.measure_set("demo", prepare(demo_frame()), (8.0,), 2, "validation", said.append)
     assert len(said) == 7
     protocols = {"demo": part["protocol"]}
     return {"item": "validation", "delta": 1e-5, "seeds": [1, 2], "protocols": protocols, "rows": part["rows"]}

@@ -111,6 +111,21 @@ def test_half_a_line_is_left_out_and_removed_by_the_next_one(tmp_path):
         read_lines(path)
 
 
+def test_a_line_says_what_was_spent(demo, tmp_path):
+    private = replace(TRAINED, epsilon=8.0)
+    statistics, trained = (
+        outcome.record["privacy"] for outcome in run_cells([STATISTICS, private], demo, tmp_path, workers=1)
+    )
+    assert (statistics["steps"], statistics["noise_multiplier"]) == (0, None)
+    assert [release["name"] for release in statistics["releases"]] == ["item histogram"]
+    assert trained["steps"] == 4
+    assert trained["noise_multiplier"] > 0
+    for privacy in (statistics, trained):
+        assert 7.99 < privacy["epsilon"] <= 8.0
+        assert privacy["noise"] == "seeded"
+        assert "replaced by none" in privacy["neighbours"]
+
+
 def test_a_cell_is_in_the_file_before_the_next_one_begins(demo, tmp_path):
     seen: list[list[str]] = []
 
@@ -230,7 +245,7 @@ def test_the_command_of_a_cell_is_its_recipe():
         assert words[:5] == ["dpformer", "fit", "amazon-games", "--run", "RUN"]
         flags = list(zip(words[5::2], words[6::2], strict=True))
         options = _settings([value for flag, value in flags if flag == "--set"])
-        options |= {flag[2:]: value for flag, value in flags if flag in ("--model", "--noise")}
+        options |= {flag[2:]: value for flag, value in flags if flag == "--model"}
         options |= {"epsilon": float(dict(flags)["--epsilon"]), "seed": int(dict(flags)["--seed"])}
         typed: Recipe = make_recipe(dict(flags).get("--preset", "default"), **options)
         assert typed == cell.recipe

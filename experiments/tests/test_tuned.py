@@ -6,7 +6,19 @@ import math
 import numpy as np
 import pytest
 
-from dpformer.privacy import GaussianRelease, Tuning, gaussian_multiplier, tuned_epsilon, tuned_release_multiplier
+from dpformer.data import demo_frame, prepare
+from dpformer.data.splits import without_last
+from dpformer.models.statistics import Popularity
+from dpformer.privacy import (
+    GaussianRelease,
+    Sample,
+    Tuning,
+    gaussian_multiplier,
+    tuned_epsilon,
+    tuned_release_multiplier,
+)
+from dpformer.privacy.query import grid_step
+from dpformer.statistics.histogram import Histogram
 from dpformer_experiments.reproduce import tuned
 from dpformer_experiments.reproduce.cells import Cell
 from dpformer_experiments.reproduce.runner import run_cells
@@ -40,6 +52,42 @@ def test_a_seeded_number_of_trials_has_the_right_mean():
     drawn = [tuned.TUNING.draw(generator) for _ in range(4000)]
     assert min(drawn) == 1
     assert np.mean(drawn) == pytest.approx(tuned.TUNING.trials, rel=0.1)
+
+
+def test_a_score_counts_each_person_once_and_is_bounded_by_one():
+    """Against a loop over people: the sum in grid steps is the number of hits, and one person moves it by one hit at the most."""
+    people = prepare(demo_frame()).sequences
+    items = int(people.items.max())
+    model = Popularity().fit(people, items)
+    query = tuned.Hits(model, items)
+    grid = grid_step(query.bound, query.numbers)
+    counts = np.bincount(people.items, minlength=items + 1).astype(float)
+    hits = 0
+    for person in range(len(people)):
+        events = people[person]
+        if len(events) < 3:
+            continue
+        history, target = events[:-2], events[-2]
+        scores = counts.copy()
+        scores[history] = -np.inf
+        scores[0] = -np.inf
+        if np.isfinite(scores[target]) and int((scores >= scores[target]).sum()) <= 10:
+            hits += 1
+    everybody = Sample(np.arange(len(people)), bytes(32))
+    assert query.sum(people, everybody, grid)[tuned.SCORE].tolist() == [round(hits / grid)]
+    assert hits > 0
+    assert query.sensitivity(grid) == 1 / grid
+
+
+def test_statistics_of_a_trial_do_not_see_the_validation_item():
+    people = prepare(demo_frame()).sequences
+    items = int(people.items.max())
+    early, train = tuned.Earlier(Histogram(items)), without_last(people, 2)
+    everybody = Sample(np.arange(len(people)), bytes(32))
+    grid = grid_step(1.0, items + 1)
+    expected = Histogram(items).sum(train, everybody, grid)["histogram"]
+    np.testing.assert_array_equal(early.sum(people, everybody, grid)["histogram"], expected)
+    assert (expected != Histogram(items).sum(people, everybody, grid)["histogram"]).any()
 
 
 def test_trials_are_made_once_and_the_best_by_its_noisy_score_is_kept(demo, tmp_path, monkeypatch):

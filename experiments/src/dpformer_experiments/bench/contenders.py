@@ -1,11 +1,11 @@
 """Ways to make one training step on the same users: ours, with and without privacy, and ordinary PyTorch.
 
-All make the *whole* step: draw the batch (Poisson, the same seed for all, so the same users), collate, sum the users' (clipped)
+All make the *whole* step: draw the batch (Poisson, the same keys for all, so the same users), collate, sum the users' (clipped)
 gradients, add noise where the method is private, divide, update with Adam. The loss of a user is the mean over own tokens.
 
-    private           the project's Trainer: Phantom Clipping, ledger and all
+    private           the project's Trainer, which asks a Curator: Phantom Clipping, exact noise on the grid, ledger
     re-attention      the same with Re-Attention
-    own non-private   the same Trainer with epsilon inf: same micro-batches, same tiles of the head, no clipping and noise
+    own non-private   the same with epsilon inf: same groups, micro-batches and tiles of the head, no clipping, noise and ledger
     plain             ordinary PyTorch: autograd, F.cross_entropy on the tokens that are not padding; micro-batches of the same
                       token budget
     plain padded      as most code has it: everybody padded to L, F.cross_entropy with ignore_index; as many positions at once
@@ -17,10 +17,9 @@ Other libraries are in `peers`.
 from __future__ import annotations
 
 import math
-import tempfile
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -28,11 +27,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dpformer.data import PoissonSampler, collate, cut
+from dpformer.data import collate, cut
 from dpformer.models.transformer import ReAttention, Transformer
-from dpformer.privacy import PrivacyPlan, create_ledger, noise_source
+from dpformer.privacy import Keys, PrivacyPlan
+from dpformer.privacy.noise import poisson_draw
 from dpformer.training.trainer import Optimisation, Trainer
 from dpformer_experiments.bench.workloads import Workload
+from dpformer_experiments.curators import seeded_curator
 
 D, BLOCKS = 64, 2
 SIGMA = 20.0  # its size costs no time
@@ -56,6 +57,19 @@ class Contender(Protocol):
         """One step on the next batch."""
 
 
+class Draws:
+    """The users that a Curator with `Keys(SEED)` draws, step by step."""
+
+    def __init__(self, users: int, rate: float) -> None:
+        self._users, self._rate, self._keys = users, rate, Keys(SEED)
+
+    def draw(self) -> np.ndarray:
+        """Places of the users of the next step, int64, ascending."""
+        drawn = poisson_draw(self._keys.sample(), self._users, self._rate)
+        self._keys.ratchet()
+        return drawn
+
+
 def build(workload: Workload, d: int = D, **options: Any) -> Transformer:
     """The model of all contenders that can train it."""
     torch.manual_seed(SEED)
@@ -66,30 +80,22 @@ class Own:
     """The project's loop. The plan is private for `private`, else epsilon inf; the ledger lies in a temporary folder."""
 
     def __init__(self, workload: Workload, batch: int, private: bool, reattention: bool = False) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="dpformer-bench-")
         users = len(workload.sequences)
         batch = min(batch, users - 1)  # never the full batch, which is another mechanism
         plan = PrivacyPlan(users, batch, STEPS, 8.0 if private else float("inf"), 1e-6, SIGMA if private else 0.0)
         model = build(workload, reattention=ReAttention() if reattention else None)
         if reattention:
             _set_errors(model, workload, batch)
-        self.trainer = Trainer(
-            model,
-            workload.sequences,
-            plan,
-            Optimisation(max_length=workload.L),
-            PoissonSampler(users, plan.rate, SEED),
-            # Seeded like the sampler, else the Trainer refuses; the generator is that of a real run.
-            noise_source("seeded", SEED) if private else None,
-            create_ledger(Path(self._folder.name), plan) if private else None,
-        )
-        self._draws = PoissonSampler(users, plan.rate, SEED)
+        self.trainer = Trainer(model, plan, Optimisation(max_length=workload.L))
+        self._open = ExitStack()
+        self.curator = self._open.enter_context(seeded_curator(workload.sequences, plan, SEED))
+        self._draws = Draws(users, plan.rate)
 
     def step(self) -> Turn:
         """A step of the Trainer, from the draw to the update."""
         users = self._draws.draw()
         start = time.perf_counter()
-        report = self.trainer.make_step()
+        report = self.trainer.make_step(self.curator)
         seconds = time.perf_counter() - start
         assert report.users == len(users), "the contenders do not see the same users"
         return Turn(users, seconds)
@@ -119,7 +125,7 @@ class Summed:
         users = len(workload.sequences)
         self.batch = min(batch, users - 1)
         self.how = Optimisation(max_length=workload.L)
-        self._draws = PoissonSampler(users, self.batch / users, SEED)
+        self._draws = Draws(users, self.batch / users)
         self.parameters = list(model.parameters())
         self.optimizer: Any = torch.optim.Adam(
             self.parameters, lr=self.how.learning_rate, weight_decay=self.how.weight_decay
@@ -188,7 +194,7 @@ def in_rows(users: np.ndarray, rows: int) -> list[np.ndarray]:
 
 
 def split(tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Inputs, targets and weights, each `[b, l]`, as `Trainer.losses` has them."""
+    """Inputs, targets and weights, each `[b, l]`, as `Worker.losses` has them."""
     s, y = tokens[:, :-1], tokens[:, 1:]
     used = y > 0
     return s, y, used / used.sum(1, keepdim=True).clamp_min(1)

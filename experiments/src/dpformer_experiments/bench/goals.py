@@ -9,7 +9,7 @@ memory_over_plain             peak memory of the process over plain's, at the sa
 memory_flatness               largest over smallest peak memory, as the batch grows
 million_items_peak_gb         peak memory of steps on a catalogue of a million items
 reattention_over_vanilla      time of a private step with Re-Attention over one without
-noise_optimizer_share         of a private step of 1,024 users
+noise_optimizer_share         noise, hash of the sum and update, of a private step of 1,024 users
 """
 
 from __future__ import annotations

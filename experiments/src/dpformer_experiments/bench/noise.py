@@ -1,83 +1,113 @@
-"""How fast each source draws noise for a model's gradients, against torch's own generator.
+"""How fast noise is made, on one core: alone, and with all that a Curator does with it.
 
-The contenders take turns, so that a busy machine slows all of them alike; each is judged by its median. torch gets
-one thread: our sources draw on one, and on a busy machine a second thread measures the waiting.
+    noise     `rounded_gaussian`: exact rounded Gaussians
+    answer    `Curator.ask` of a query whose sum is ready: hash of the sum, charge in a synced ledger, noise, adding, conversion
+    torch     float32 numbers of `torch.randn`, for comparison; they must not be used for privacy
+
+They take turns, so that a busy machine slows all of them alike. Times are medians of processor time: waiting for the disk, as the
+ledger does, does not count.
 """
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from rich.table import Table
 
-from dpformer.privacy.noise import noise_source
+from dpformer.data import Sequences
+from dpformer.privacy import Curator, PrivacyPlan, Sample
+from dpformer.privacy.noise import rounded_gaussian
+from dpformer_experiments.bench.workloads import uniform
+from dpformer_experiments.curators import seeded_curator
 
-# The parameters of a small recommender: item table of 3,416 x 64, two blocks.
-SHAPES = {"items": (3416, 64), **{f"block{i}.{j}": (64, 256) for i in range(2) for j in range(3)}}
+# Numbers of an answer: a recommender with 3,416 items of width 64 and two blocks; 1,500 x 1,500 transitions.
+SIZES = (316_928, 2_250_000)
+# Milliseconds at the most, on one core: of the noise, of an answer.
+GOALS = {316_928: {"noise": 5.0, "answer": 10.0}, 2_250_000: {"noise": 37.0, "answer": 57.0}}
+STD = 1.3e9  # grid steps: 20 C on a grid of 2^-26 C
+GRADIENTS = "gradients"
+
+
+class Ready:
+    """A query whose sum is there already."""
+
+    name, bound = GRADIENTS, 1.0
+
+    def __init__(self, numbers: int) -> None:
+        self.numbers = numbers
+        self._sum = np.arange(numbers, dtype=np.int64)
+
+    def sensitivity(self, grid: float) -> float:
+        """In grid steps."""
+        return self.bound / grid
+
+    def sum(self, people: Sequences, sample: Sample, grid: float) -> Mapping[str, np.ndarray]:
+        """The same sum, whoever is drawn."""
+        return {"sum": self._sum}
 
 
 def run(quick: bool) -> dict[str, Any]:
-    """Million values a second and milliseconds a step for each mode, and the ratio to torch."""
+    """Milliseconds of each contender, for each size, and the goals."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return _measure(6 if quick else 51)
+        return {str(size): _measure(size, 6 if quick else 51) for size in SIZES}
     finally:
         torch.set_num_threads(threads)
 
 
-def _measure(repetitions: int) -> dict[str, Any]:
-    gradients = {name: torch.zeros(shape) for name, shape in SHAPES.items()}
-    values = sum(gradient.numel() for gradient in gradients.values())
-    generator = torch.Generator().manual_seed(0)
-
-    def by_torch() -> None:
-        for gradient in gradients.values():
-            gradient.add_(torch.randn(gradient.shape, generator=generator), alpha=1.0)
-
-    def by_source(mode: str, seed: int | None = None) -> Callable[[], None]:
-        source = noise_source(mode, seed)
-        return lambda: source.add_noise_(gradients.items(), 1.0)
-
-    contenders = {
-        "torch (not used)": by_torch,
-        "system": by_source("system"),
-        "crypto": by_source("crypto"),
-        "seeded": by_source("seeded", 0),
+def _measure(numbers: int, repetitions: int) -> dict[str, Any]:
+    people = uniform(10, 3, 5, 8).sequences
+    plan = PrivacyPlan(len(people), len(people), repetitions, 1e6, 1e-6, 20.0)
+    with seeded_curator(people, plan, 0) as curator:
+        medians = _medians(_contenders(numbers, curator), repetitions)
+    return {
+        name: {
+            "milliseconds": 1e3 * median,
+            "million_per_second": numbers / median / 1e6,
+            "time_relative_to_torch": median / medians["torch"],
+            "goal": GOALS[numbers].get(name),
+        }
+        for name, median in medians.items()
     }
+
+
+def _contenders(numbers: int, curator: Curator[Sequences]) -> dict[str, Callable[[], object]]:
+    generator, query = torch.Generator().manual_seed(0), Ready(numbers)
+    return {
+        "torch": lambda: torch.randn(numbers, generator=generator),
+        "noise": lambda: rounded_gaussian(bytes(32), (numbers,), STD),
+        "answer": lambda: curator.ask(query),
+    }
+
+
+def _medians(contenders: dict[str, Callable[[], object]], repetitions: int) -> dict[str, float]:
     times: dict[str, list[float]] = {name: [] for name in contenders}
     for repetition in range(repetitions):
         for name, draw in contenders.items():
-            start = time.perf_counter()
+            start = time.process_time()
             draw()
             if repetition:  # the first warms up
-                times[name].append(time.perf_counter() - start)
-    medians = {name: statistics.median(seen) for name, seen in times.items()}
-    return {
-        "values": values,
-        "modes": {
-            name: {
-                "milliseconds": 1e3 * median,
-                "million_per_second": values / median / 1e6,
-                "time_relative_to_torch": median / medians["torch (not used)"],
-            }
-            for name, median in medians.items()
-        },
-    }
+                times[name].append(time.process_time() - start)
+    return {name: statistics.median(seen) for name, seen in times.items()}
 
 
 def show(figures: dict[str, Any]) -> Table:
     """The figures as a table."""
-    table = Table(title=f"noise for {figures['values']:,} parameters, one thread")
-    for column in ("mode", "ms a step", "million values/s", "time / torch"):
-        table.add_column(column, justify="left" if column == "mode" else "right")
-    for name, row in figures["modes"].items():
-        table.add_row(
-            name,
-            f"{row['milliseconds']:.2f}",
-            f"{row['million_per_second']:.1f}",
-            f"{row['time_relative_to_torch']:.2f}",
-        )
+    table = Table(title="noise, one thread")
+    for column in ("numbers", "", "ms", "goal", "million numbers/s", "time / torch"):
+        table.add_column(column, justify="right" if column else "left")
+    for size, rows in figures.items():
+        for name, row in rows.items():
+            table.add_row(
+                f"{int(size):,}",
+                name,
+                f"{row['milliseconds']:.1f}",
+                "" if row["goal"] is None else f"{row['goal']:g}",
+                f"{row['million_per_second']:.1f}",
+                f"{row['time_relative_to_torch']:.2f}",
+            )
     return table

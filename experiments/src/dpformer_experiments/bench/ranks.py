@@ -82,26 +82,30 @@ def work(path: str, users: int, steps: int) -> dict[str, Any]:
 
     import torch
 
-    from dpformer.data import PoissonSampler
     from dpformer.models.transformer import Transformer
-    from dpformer.privacy import create_ledger, make_plan, noise_source
+    from dpformer.privacy import make_plan
     from dpformer.training.ranks import Ranks, join
     from dpformer.training.trainer import Optimisation, Trainer
+    from dpformer_experiments.curators import seeded_curator
 
     workload = load(path)
     everybody = len(workload.sequences)
     plan = make_plan(everybody, 8.0, 1e-6, batch_size=users, epochs=(steps + 1.5) * users / everybody, shares={})
     waiting: list[float] = []
-    with join(600.0) as ranks, tempfile.TemporaryDirectory() as folder:
+    with join(600.0) as ranks, seeded_curator(workload.sequences, plan, 0) as curator:
         before = resident_mb()
         torch.manual_seed(0)
         model = Transformer(workload.items, workload.L, d=64, heads=1, blocks=2, dropout=0.0)
         how = Optimisation(max_length=workload.L)
-        rank_0: dict[str, Any] = {"sampler": None}
-        if ranks.first:
-            rank_0 = {"sampler": PoissonSampler(everybody, plan.rate, 0), "noise": noise_source("seeded", 0)}
-            rank_0["ledger"] = create_ledger(folder, plan)
-        trainer = Trainer(model, workload.sequences, plan, how, **rank_0, ranks=ranks)
+        trainer = Trainer(model, plan, how, ranks)
+
+        def step() -> None:
+            # Rank 0 asks its Curator; the others have one too, and do not use it.
+            if ranks.first:
+                trainer.make_step(curator)
+            else:
+                trainer.follow_step(workload.sequences)
+
         hear = Ranks.hear
 
         def timed(self: Ranks, value: Any = None) -> list[Any]:
@@ -111,18 +115,18 @@ def work(path: str, users: int, steps: int) -> dict[str, Any]:
             return found
 
         Ranks.hear = timed  # type: ignore[method-assign]
-        trainer.make_step()
+        step()
         waiting.clear()
         began = time.perf_counter()
         for _ in range(steps):
-            trainer.make_step()
+            step()
         seconds = (time.perf_counter() - began) / steps
         parameters = sum(p.numel() for p in model.parameters())
     return {
         "step_seconds": seconds,
         "waiting": sum(waiting) / steps,
         "before_mb": before,
-        "bytes_a_step": 4 * parameters if ranks.size > 1 else 0,
+        "bytes_a_step": 8 * parameters if ranks.size > 1 else 0,
     }
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Group
 from rich.table import Table
 
+from dpformer_experiments.bench import grouping
 from dpformer_experiments.bench.field import KEPT
 
 MEMORY_PLOT, SPEED_PLOT = "performance-memory.svg", "performance-speed.svg"
@@ -64,11 +65,15 @@ taken within a round, and the table has the median and the range over rounds. Sl
 the batch, evenly from the longest to the shortest users, and their time is scaled to all of it. Memory is the peak of a process
 that does nothing else, interpreter, libraries and data included.
 
-Private training deals a batch to two workers where there are two threads or more, each with half of them and half of the token
-budget of a micro-batch, or less where the catalogue is large. Ordinary PyTorch has micro-batches of the whole budget, one after
-the other, and all threads. A good part of its time goes into fresh memory, which the C library asks of the system for every
-tensor of logits and gives back at once; private training has workspaces that stay. One table has the same steps in a process
-that was told to keep what is freed (`{" ".join(f"{k}={v}" for k, v in KEPT.items())}`): what is left when memory costs nothing.
+Private training divides a batch into groups by people's places, sums each group in float32 and adds groups as whole numbers (see
+[the privacy page](privacy.md)). Two workers share the groups where there are two threads or more, each with half of them and half
+of the token budget of a micro-batch, or less where the catalogue is large. One table has what the groups cost in padding,
+micro-batches and time, on one thread; `dpformer bench grouping -o docs` renews that table alone.
+
+Ordinary PyTorch has micro-batches of the whole budget, one after the other, and all threads. A good part of its time goes into
+fresh memory, which the C library asks of the system for every tensor of logits and gives back at once; private training has
+workspaces that stay. One table has the same steps in a process that was told to keep what is freed
+(`{" ".join(f"{k}={v}" for k, v in KEPT.items())}`): what is left when memory costs nothing.
 
 ![Peak memory over batch size]({MEMORY_PLOT})
 
@@ -92,6 +97,9 @@ def _tables(figures: dict[str, Any]) -> list[tuple[str, list[str], Rows]]:
     tables.append(("The same steps where the allocator keeps memory", head, _kept(figures)))
     tables.append(("Memory", ["workload", "contender", "users", "peak MB"], _memory(figures)))
     tables.append(("Time of a private step of 1,024 users, by part", ["part", *figures["workloads"]], _split(figures)))
+    if grouping.PART in figures:
+        rows = grouping.rows(figures[grouping.PART])
+        tables.append(("Groups by place / the batch cut as a whole", list(grouping.COLUMNS), rows))
     if "growth" in figures:
         tables.append(("Growth of a private step", ["over", "", *_GROWTH], _growth(figures)))
     return tables

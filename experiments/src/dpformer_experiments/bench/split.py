@@ -24,10 +24,10 @@ from dpformer.clipping.gradient import DenseGradients, FormedGradients, OuterGra
 from dpformer.clipping.head import HeadPass
 from dpformer.clipping.stream import StreamedGradient
 from dpformer.clipping.tape import Use
-from dpformer.data import PoissonSampler
 from dpformer.models.transformer import Transformer
-from dpformer.privacy import Ledger, NoiseSource
-from dpformer.training import trainer
+from dpformer.privacy import Curator, Ledger
+from dpformer.training import gradient_sum, workers
+from dpformer.training.gradient_sum import GradientSum, Groups
 from dpformer.training.trainer import Trainer
 from dpformer.training.workers import WORKERS, Team, Worker
 from dpformer_experiments.bench import workloads
@@ -40,6 +40,7 @@ HEAD, NORM_SUM, BLOCKS, NORMS = (
     "other norms and sums",
 )
 NOISE, OPTIMISER, COLLATION, LEDGER, GUARD = "noise", "optimiser", "sampling and collation", "ledger", "guard"
+GRID, HASH = "sums on the grid", "hash of the sum, adding the noise"
 OTHER, WAITING = "other", "waiting for workers"
 # What is timed: the owner, the name in it, the part. A name that is gone makes this fail, as it should.
 PLACES: list[tuple[Any, str, str]] = [
@@ -58,14 +59,18 @@ PLACES: list[tuple[Any, str, str]] = [
     (Transformer, "forward", BLOCKS),
     (phantom.PhantomClipping, "_differentiate", BLOCKS),
     (phantom, "_check_apart", GUARD),
-    (NoiseSource, "add_noise_", NOISE),
-    (Trainer, "_update", OPTIMISER),
     (Worker, "add", OTHER),
+    (Worker, "sum", GRID),
+    (workers, "add_rounded", GRID),
+    (Team, "sum", GRID),
     (Team, "_side_by_side", WAITING),
-    (PoissonSampler, "draw", COLLATION),
-    (trainer, "micro_batches", COLLATION),
-    (trainer, "digest", LEDGER),
-    (Ledger, "authorise_step", LEDGER),
+    (GradientSum, "sum", GRID),
+    (Groups, "split", COLLATION),
+    (gradient_sum, "micro_batches", COLLATION),
+    (Curator, "ask", HASH),
+    (Ledger, "charge", LEDGER),
+    (Trainer, "gradients", OPTIMISER),
+    (Trainer, "update", OPTIMISER),
 ]
 
 
@@ -113,11 +118,11 @@ class Clock:
 
 
 @contextlib.contextmanager
-def timers() -> Iterator[Clock]:
-    """A clock around all `PLACES`."""
+def timers(curator: Curator[Any]) -> Iterator[Clock]:
+    """A clock around all `PLACES`, and around this Curator's noise and draws."""
     clock = Clock()
     with contextlib.ExitStack() as stack:
-        for owner, name, part in PLACES:
+        for owner, name, part in [*PLACES, (curator, "_noise", NOISE), (curator, "_draw", COLLATION)]:
             stack.enter_context(patch.object(owner, name, clock.around(getattr(owner, name), part)))
         yield clock
 
@@ -131,7 +136,7 @@ def measure(path: str, batch: int, steps: int) -> dict[str, Any]:
     efficiencies, speeds = [], []
     for _ in range(steps):
         before = gemm_speed(w.items + 1)
-        with timers() as clock, clock.part(OTHER):
+        with timers(contender.curator) as clock, clock.part(OTHER):
             turn = contender.step()
         clock.seconds.pop(WAITING, None)
         speed = (before + gemm_speed(w.items + 1)) / 2
@@ -142,7 +147,7 @@ def measure(path: str, batch: int, steps: int) -> dict[str, Any]:
         speeds.append(speed)
     parts = sorted({part for shares in found for part in shares} - {"seconds"})
     shares = {part: statistics.median(shares.get(part, 0.0) for shares in found) for part in parts}
-    noise = [shares.get(NOISE, 0.0) + shares.get(OPTIMISER, 0.0) for shares in found]
+    noise = [sum(shares.get(part, 0.0) for part in (NOISE, HASH, OPTIMISER)) for shares in found]
     return {
         "batch": batch,
         "step_seconds": statistics.median(shares["seconds"] for shares in found),

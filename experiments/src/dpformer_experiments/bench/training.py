@@ -6,6 +6,7 @@ Full steps (see `contenders`) on two workloads (see `workloads`), d 64, 2 blocks
     memory    a process for each contender and batch size; the peak of the whole process, and above what it held before
     split     where the time of a private step goes, and the head against its matrix products
     growth    over batch, catalogue, length, threads (not with `--quick`, which has two batch sizes)
+    grouping  what groups of people cost against a batch that is cut as a whole (see `grouping`)
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dpformer_experiments.bench import field, goals, growth, peers, workloads
+from dpformer_experiments.bench import field, goals, grouping, growth, peers, workloads
 from dpformer_experiments.bench.child import run_child
 from dpformer_experiments.bench.contenders import BLOCKS, D
 from dpformer_experiments.bench.report import markdown, plot, show
@@ -82,7 +83,8 @@ def run(quick: bool, say: Say = lambda line: None) -> dict[str, Any]:
     """All figures, JSON-ready."""
     sizes = QUICK if quick else FULL
     found = {name: workloads.find(name) for name in workloads.SHAPES}
-    return measure(found, sizes, say) | {"quick": quick}
+    figures = measure(found, sizes, say)
+    return figures | {"quick": quick, grouping.PART: grouping.run(quick, say)}
 
 
 def measure(found: dict[str, workloads.Workload], sizes: Sizes, say: Say) -> dict[str, Any]:

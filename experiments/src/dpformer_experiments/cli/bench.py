@@ -8,7 +8,7 @@ import typer
 
 def bench(
     name: Annotated[
-        str, typer.Argument(help="Which benchmark: training, prepare, noise, ranks or spark.")
+        str, typer.Argument(help="Which benchmark: training, prepare, noise, grouping, ranks or spark.")
     ] = "training",
     quick: Annotated[bool, typer.Option("--quick", help="Fewer and smaller measurements.")] = False,
     output: Annotated[
@@ -47,9 +47,15 @@ def bench(
 
 
 def write(folder: Path, name: str, figures: dict[str, Any], module: Any) -> None:
-    """The figures, and the page and plots of a benchmark that has them."""
+    """The figures, and the page and plots of a benchmark that has them; `PART`s go into the page that is there."""
     import json
 
+    from dpformer_experiments.bench import training
+
+    page = folder / "performance.json"
+    if hasattr(module, "PART") and page.is_file():
+        figures = json.loads(page.read_text(encoding="utf-8")) | {module.PART: figures}
+        module = training
     name = "performance" if hasattr(module, "plot") else f"bench-{name}"
     (folder / f"{name}.json").write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
     if hasattr(module, "plot"):

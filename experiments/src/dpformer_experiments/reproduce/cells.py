@@ -37,7 +37,7 @@ class Cell:
     @property
     def recipe(self) -> Recipe:
         """The recipe of a cell that has one. Seeded: figures that can be made again, a model that must not be used."""
-        chosen = {"epsilon": self.epsilon, "delta": self.delta, "noise": "seeded", "seed": self.seed}
+        chosen = {"epsilon": self.epsilon, "delta": self.delta, "seed": self.seed}
         return make_recipe(self.preset, **{**self.options, **chosen})
 
     @property
@@ -87,7 +87,7 @@ class Cell:
                 words += (
                     ["--model", value] if name == "model" else ["--set", f"{name}={json.dumps(value).strip(chr(34))}"]
                 )
-        return shlex.join([*words, "--noise", "seeded", "--seed", str(self.seed)])
+        return shlex.join([*words, "--seed", str(self.seed)])
 
 
 def _plain(values: dict[str, Any]) -> dict[str, Any]:

@@ -32,7 +32,6 @@ BATCHES = (16, 64)
 _FREE = {
     "epsilon",
     "delta",
-    "noise",
     "seed",
     "tuning",
     "tried",
@@ -130,11 +129,11 @@ def _steps(recipe: Recipe, data: Path, batch: int, folder: Path) -> list[tuple[i
     run = begin(folder, data, recipe.model_copy(update={"batch_size": batch, "epochs": 3 * batch / users}))
     assert isinstance(run, Run)
     try:
-        run.trainer.make_step()
+        run.trainer.make_step(run.curator)
         points = []
         for _ in range(run.plan.steps - 1):
             start = time.process_time()
-            report = run.trainer.make_step()
+            report = run.trainer.make_step(run.curator)
             points.append((report.users, time.process_time() - start))
         return points
     finally:

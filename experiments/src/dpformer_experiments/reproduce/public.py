@@ -14,7 +14,8 @@ from dpformer.data import Dataset, load
 from dpformer.errors import DataError
 from dpformer.evaluation import held_out
 from dpformer.models.statistics import DPTransitions
-from dpformer.privacy import epsilon, gaussian_multiplier, noise_source, split_releases
+from dpformer.privacy import epsilon, gaussian_multiplier, make_plan
+from dpformer_experiments.curators import seeded_curator
 from dpformer_experiments.reproduce.cells import Cell
 from dpformer_experiments.reproduce.public_facts import Facts, class_log_lift, facts, pair_classes
 from dpformer_experiments.reproduce.work import Done, ShouldStop, Tell, figures_of
@@ -29,20 +30,15 @@ def public_transitions(cell: Cell, data: Path, folder: Path, should_stop: Should
     dataset = load(data)
     known = read_facts(dataset)
     train, items = held_out(dataset.sequences, "test").histories, len(dataset.catalogue)
-    sigma = gaussian_multiplier(cell.epsilon, cell.delta)
-    model = DPTransitions().fit(
-        train.items,
-        train.offsets,
-        items,
-        noise_multiplier=sigma,
-        gaussian=noise_source("seeded", cell.seed).gaussian,
-    )
-    releases = split_releases(sigma, model.shares)
+    model = DPTransitions()
+    plan = make_plan(len(train), cell.epsilon, cell.delta, shares=model.shares)
+    with seeded_curator(train, plan, cell.seed) as curator:
+        model.fit(curator, items)
     privacy = {
-        "epsilon": epsilon(releases, cell.delta).epsilon,
+        "epsilon": plan.total.epsilon,
         "delta": cell.delta,
-        "epsilon_at_delta_1_over_users": epsilon(releases, 1 / len(dataset.sequences)).epsilon,
-        "noise_multiplier": sigma,
+        "epsilon_at_delta_1_over_users": epsilon(plan.releases, 1 / len(train)).epsilon,
+        "noise_multiplier": gaussian_multiplier(cell.epsilon, cell.delta),
         "assumed_public": ["the catalogue of items", f"titles, years and genres of items ({MOVIES})"],
     }
     return {**figures_of(with_public(model, known, WEIGHT), dataset, None, ("test",)), "privacy": privacy}

@@ -166,14 +166,14 @@ def page(figures: dict[str, Any]) -> Page:
     """The table for people."""
     protocol = [f"{item[0].upper()}{item[1:]}." for item in figures["protocol"].values()]
     notes = [
-        f"In %; mean and standard deviation over seeds; delta {figures['delta']:g}, user level, add or remove one user. "
-        "Difference: ours less the paper's; ours that the paper does not have stand beside its DPFormer. The paper's delta is "
-        "not stated, and its figures are the best of a grid of 25 settings on the test item; ours are of settings that were "
-        "fixed before the test item was looked at, of the last or averaged iterate. Epsilon inf: without privacy. "
-        "Empty: not run, and why. Minutes: of one core.",
+        f"In %; mean and standard deviation over seeds; delta {figures['delta']:g}, user level: one user's events "
+        "replaced by none. Difference: ours less the paper's; ours that the paper does not have stand beside its DPFormer. "
+        "The paper's delta is not stated, and its figures are the best of a grid of 25 settings on the test item; ours are of "
+        "settings that were fixed before the test item was looked at, of the last or averaged iterate. "
+        "Epsilon inf: without privacy. Empty: not run, and why. Minutes: of one core.",
         "Models are trained on all but the last two items of each user, or on all but the last one where the method says so: "
         "settings were fixed on the validation item before. The test item is asked for with all before it. Noise is "
-        "seeded, so that the figures can be made again; a seed gives the same draws to every row.",
+        "seeded, so that the figures can be made again.",
         *protocol,
     ]
     seeds = f" --seeds {figures['seeds']}" if figures["seeds"] != SEEDS else ""

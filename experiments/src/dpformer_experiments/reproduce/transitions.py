@@ -15,7 +15,8 @@ from dpformer.errors import DataError, PrivacyError
 from dpformer.evaluation import Evaluation, evaluate, held_out
 from dpformer.evaluation.held_out import ITEMS as HELD_OUT
 from dpformer.models.statistics import DPPopularity, DPTransitions, Popularity, TransitionSettings
-from dpformer.privacy import gaussian_multiplier, noise_source
+from dpformer.privacy import gaussian_multiplier, make_plan
+from dpformer_experiments.curators import seeded_curator
 from dpformer_experiments.reproduce.data_sets import VARIABLES, find_set
 from dpformer_experiments.reproduce.page import Page
 
@@ -59,7 +60,9 @@ def run(
         raise PrivacyError(
             "epsilon inf is no noise, and the statistics are made of noisy counts; give a finite --epsilon"
         )
-    multipliers = {float(eps): gaussian_multiplier(float(eps), DELTA) for eps in epsilon}
+    epsilons = [float(eps) for eps in epsilon]
+    for eps in epsilons:
+        gaussian_multiplier(eps, DELTA)  # a budget that cannot be is refused before data is read
     # All of them first: a missing file should show before an hour has passed.
     datasets = {name: find_set(name, data or {}) for name in VARIABLES}
     result: dict[str, Any] = {
@@ -70,20 +73,20 @@ def run(
         "rows": [],
     }
     for name, dataset in datasets.items():
-        part = measure_set(name, dataset, multipliers, seeds, item, say)
+        part = measure_set(name, dataset, epsilons, seeds, item, say)
         result["protocols"][name] = part["protocol"]
         result["rows"] += part["rows"]
     return result
 
 
 def measure_set(
-    name: str, dataset: Dataset, multipliers: dict[float, float], seeds: int, item: str, say: Callable[[str], None]
+    name: str, dataset: Dataset, epsilons: Sequence[float], seeds: int, item: str, say: Callable[[str], None]
 ) -> dict[str, Any]:
-    """`protocol`, a line, and `rows`, one for each model and epsilon. multipliers: the noise for each epsilon."""
+    """`protocol`, a line, and `rows`, one for each model and epsilon."""
     held, item_count = held_out(dataset.sequences, item), len(dataset.catalogue)
-    log = (held.histories.items, held.histories.offsets, item_count)
+    people = held.histories
     say(f"{name}: {POPULARITY}")
-    found = evaluate(Popularity().fit(*log), held, item_count)
+    found = evaluate(Popularity().fit(people, item_count), held, item_count)
     rows = [_row(name, POPULARITY, None, None, [found])]
     models: dict[str, Callable[[], DPPopularity | DPTransitions]] = {
         DP_POPULARITY: DPPopularity,
@@ -91,13 +94,15 @@ def measure_set(
         THREE_STAGES: DPTransitions,
     }
     for model, make in models.items():
-        for epsilon, sigma in multipliers.items():
+        for epsilon in epsilons:
+            plan = make_plan(len(people), epsilon, DELTA, shares=make().shares)
             evaluations = []
             for seed in range(1, seeds + 1):
                 say(f"{name}: {model}, epsilon {epsilon:g}, seed {seed}")
-                fitted = make().fit(*log, noise_multiplier=sigma, gaussian=noise_source("seeded", seed).gaussian)
+                with seeded_curator(people, plan, seed) as curator:
+                    fitted = make().fit(curator, item_count)
                 evaluations.append(evaluate(fitted, held, item_count))
-            rows.append(_row(name, model, epsilon, sigma, evaluations))
+            rows.append(_row(name, model, epsilon, gaussian_multiplier(epsilon, DELTA), evaluations))
     return {"protocol": found.protocol.line(), "rows": rows}
 
 
@@ -169,11 +174,12 @@ _HEADINGS = (
 
 def _notes(result: dict[str, Any]) -> list[str]:
     return [
-        f"In %; mean and standard deviation over {len(result['seeds'])} noise seeds; delta {result['delta']:g}, user level, add "
-        "or remove one user; no sampling. Prototype: NDCG@10 / HIT@10 that the statistics were expected to reach. Head, torso "
-        "and tail: targets among the most frequent items that make up 50 %, the next 30 % and the last 20 % of the events.",
-        "A seed gives the same draws at every epsilon, scaled to its noise, and to every model: rows can be compared in pairs, "
-        "but they are not independent, and a close call between two items may fall the same way in several of them.",
+        f"In %; mean and standard deviation over {len(result['seeds'])} noise seeds; delta {result['delta']:g}, user level: one "
+        "user's events are replaced by none; no sampling. Prototype: NDCG@10 / HIT@10 that the statistics were expected to "
+        "reach. Head, torso and tail: targets among the most frequent items that make up 50 %, the next 30 % and the last 20 % "
+        "of the events.",
+        "With one seed the histogram has the same draws at every epsilon and in every model, scaled to its noise; other draws "
+        "depend on the sums too. So rows of one seed are not independent.",
         *(f"{name}: {line}." for name, line in result["protocols"].items()),
     ]
 

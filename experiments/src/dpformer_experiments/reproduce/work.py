@@ -141,9 +141,11 @@ def train(cell: Cell, data: Path, folder: Path, should_stop: ShouldStop, tell: T
         "epsilon": statement.epsilon,
         "delta": statement.delta,
         "epsilon_at_delta_1_over_users": statement.epsilon_at_delta_1_over_users,
-        "noise_multiplier": statement.noise.multiplier,
+        "noise_multiplier": None if steps is None else steps.noise_multiplier,
+        "noise": statement.noise.mode,
+        "neighbours": statement.neighbours,
         "releases": [release.model_dump() for release in statement.releases],
-        "steps": steps.charged,
+        "steps": 0 if steps is None else steps.charged,
     }
     found: Done = {**figures, "privacy": privacy, "statement": sha256(place / PRIVACY)}
     if cell.every is not None:
@@ -206,7 +208,7 @@ def popularity(cell: Cell, data: Path, folder: Path, should_stop: ShouldStop, te
     """Exact popularity: not private, and no model of its own among the runs."""
     dataset = load(data)
     train = dataset.split().train
-    model = Popularity().fit(train.items, train.offsets, len(dataset.catalogue))
+    model = Popularity().fit(train, len(dataset.catalogue))
     return {**figures_of(model, dataset, None), "privacy": None}
 
 
