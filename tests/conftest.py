@@ -12,10 +12,10 @@ from hypothesis import settings
 from dpformer.cli import main
 from dpformer.data.named import AMAZON_GAMES, ML_1M, NamedSet, cache_folder
 
-# The same examples in every run of CI, new ones on a developer's machine.
-settings.register_profile("ci", derandomize=True)
-if os.environ.get("CI"):
-    settings.load_profile("ci")
+# The same examples in every run of CI, new ones on a developer's machine. No deadlines: a loaded machine is slow, not wrong.
+settings.register_profile("ci", derandomize=True, deadline=None)
+settings.register_profile("here", deadline=None)
+settings.load_profile("ci" if os.environ.get("CI") else "here")
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,8 @@ def float64() -> Iterator[None]:
     torch.set_default_dtype(torch.float32)
 
 
-def _find(named: NamedSet, variable: str) -> Path:
+def find_set(named: NamedSet, variable: str) -> Path:
+    """The file of a data set that may not be redistributed; skips the test where it is not at hand."""
     given = os.environ.get(variable)
     path = Path(given) if given else cache_folder() / named.name / named.file
     if path.is_dir():
@@ -65,9 +66,9 @@ def _find(named: NamedSet, variable: str) -> Path:
 
 @pytest.fixture
 def ml_1m() -> Path:
-    return _find(ML_1M, "DPFORMER_ML_1M")
+    return find_set(ML_1M, "DPFORMER_ML_1M")
 
 
 @pytest.fixture
 def video_txt() -> Path:
-    return _find(AMAZON_GAMES, "DPFORMER_AMAZON_GAMES")
+    return find_set(AMAZON_GAMES, "DPFORMER_AMAZON_GAMES")

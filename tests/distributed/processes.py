@@ -47,7 +47,11 @@ def together(size: int, function: Callable[..., Any], *arguments: Any, failing: 
 
 def ranks_of(rank: int, size: int) -> Ranks:
     """In a new process: who it is; and the accounting, computed once for each question."""
-    for module, name in [(plan_module, "epsilon"), (statement_module, "epsilon"), (statement_module, "attack_bound")]:
+    for module, name in [
+        (plan_module, "epsilon"),
+        (statement_module, "beside_threshold"),
+        (statement_module, "attack_bound"),
+    ]:
         setattr(module, name, functools.cache(getattr(module, name)))
     return Ranks(rank, size, tensors=dist.group.WORLD, words=dist.group.WORLD)
 

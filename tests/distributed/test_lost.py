@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 import torch
 
-from dpformer.errors import DPFormerError, PrivacyError
-from dpformer.privacy import noise_source, read_ledger
+from dpformer.errors import DPFormerError
+from dpformer.privacy import read_ledger
 from dpformer.training import together
+from dpformer.training.gradient_sum import GradientSum
 from dpformer.training.ranks import Ranks
 from dpformer.training.run import resume
 from dpformer.training.session import begin
 from dpformer.training.together import follow
-from dpformer.training.trainer import Trainer
 from tests.distributed.conftest import begun, copied, fork_ranks, small_recipe, train_on
 
 
@@ -51,15 +51,14 @@ def same_bits(whole, loaded, tmp_path):
 
 def kill_at(step: int, rank: int, place: str):
     """Make one rank kill itself in a step: while it clips, or when the noise has been added and nobody has it yet."""
-    name = "_add_gradients" if place == "clipping" else "_update"
-    plain, share = Trainer._add_gradients, Ranks.share_
+    plain, share = GradientSum.sum_groups, Ranks.share_
+    sums, calls = [], []
 
-    def clip(self, batch):
-        if self.ranks.rank == rank and self.step == step - 1:
+    def clip(self, *arguments):
+        sums.append(0)
+        if self.ranks.rank == rank and len(sums) == step:
             os.kill(os.getpid(), signal.SIGKILL)
-        return plain(self, batch)
-
-    calls = []
+        return plain(self, *arguments)
 
     def shared(self, tensors):
         calls.append(0)
@@ -67,7 +66,7 @@ def kill_at(step: int, rank: int, place: str):
             os.kill(os.getpid(), signal.SIGKILL)
         share(self, tensors)
 
-    return (Trainer, name, clip) if place == "clipping" else (Ranks, "share_", shared)
+    return (GradientSum, "sum_groups", clip) if place == "clipping" else (Ranks, "share_", shared)
 
 
 @pytest.mark.parametrize(("rank", "place"), [(1, "clipping"), (0, "noise"), (1, "noise")])
@@ -83,21 +82,19 @@ def test_a_rank_killed_in_a_step(rank, place, tmp_path, whole, loaded, monkeypat
     assert f"rank {rank}" in other.error
     assert "has ended" in other.error
     if rank == 1:
-        assert f"dpformer resume {folder}" in other.error
-        assert "Go on with as many processes (2)" in other.error
+        assert f"Go on with: dpformer resume {folder}, or under torchrun with any number of processes" in other.error
     charged = read_ledger(folder).steps_charged
     assert charged == (3 if place == "clipping" else 4)
     assert charged >= steps_seen(folder) == 3
-    # The checkpoint is older than the ledger: another number of processes would round otherwise, with the same noise.
-    with pytest.raises(
-        DPFormerError, match=rf"{charged} steps .* by as many processes as made them, 2, and now there are 1"
-    ):
-        resume(folder)
+    # The checkpoint is older than the ledger: what was charged is made again, by one process or by two.
+    alone = copied(folder, f"alone-{rank}-{place}")
+    assert resume(alone).train()
+    assert read_ledger(alone).entries[: charged + 1] == read_ledger(folder).entries
     same_bits(folder)
 
 
-def test_another_sum_with_the_same_noise_is_refused(tmp_path, whole, loaded, monkeypatch):
-    """As many processes that round otherwise (another machine): the ledger compares the sum itself before any noise."""
+def test_another_sum_is_refused(tmp_path, whole, loaded, monkeypatch):
+    """Processes that round otherwise (another machine): the ledger compares the sum itself before any noise."""
     folder = copied(whole, "rounded")
     with monkeypatch.context() as patched:
         patched.setattr(*kill_at(2, 1, "noise"))
@@ -108,29 +105,30 @@ def test_another_sum_with_the_same_noise_is_refused(tmp_path, whole, loaded, mon
     def rounded(self, tensors):
         plain(self, tensors)
         if self.first:
-            tensors[0].view(-1)[3] += 1e-6
+            tensors[0].view(-1)[3] += 1  # a step of the grid
 
     monkeypatch.setattr(Ranks, "sum_to_first_", rounded)
     ended = fork_ranks(tmp_path / "ends", 2, train_on(folder))
-    assert "PrivacyError: the noise of step 1 would be used again for a different sum" in ended[0].error
+    assert "PrivacyError: answer 1 (gradients) was charged for another sum than the one made now" in ended[0].error
     assert read_ledger(folder).steps_charged == 2
 
 
 def test_a_hung_rank_ends_the_run_by_the_timeout(tmp_path, whole, loaded, monkeypatch):
     folder = copied(whole, "hung")
-    plain = Trainer._add_gradients
+    plain, sums = GradientSum.sum_groups, []
 
-    def hang(self, batch):
-        if self.ranks.rank == 1 and self.step == 2:
+    def hang(self, *arguments):
+        sums.append(0)
+        if self.ranks.rank == 1 and len(sums) == 3:
             os.kill(os.getpid(), signal.SIGSTOP)
-        return plain(self, batch)
+        return plain(self, *arguments)
 
-    monkeypatch.setattr(Trainer, "_add_gradients", hang)
+    monkeypatch.setattr(GradientSum, "sum_groups", hang)
 
     def kill_the_stopped(children: list[int]) -> None:
         began = time.monotonic()
         os.waitid(os.P_PID, children[0], os.WEXITED | os.WNOWAIT)
-        assert time.monotonic() - began < 20
+        assert time.monotonic() - began < 60  # the limit is 2; on a busy machine all takes longer
         os.kill(children[1], signal.SIGKILL)
 
     ended = fork_ranks(tmp_path / "ends", 3, train_on(folder), 2.0, kill_the_stopped)
@@ -147,16 +145,17 @@ def test_other_weights_are_detected_before_the_charge(tmp_path, whole, loaded):
         if ranks.first:
             resume(folder, ranks=ranks).train()
             return
-        trainer = follow(ranks).trainer
-        trainer.make_step()
+        follower = follow(ranks)
+        trainer = follower.trainer
+        trainer.follow_step(follower._people)
         ranks.agree(False)
         with torch.no_grad():
             weight = trainer.model.embedding.weight
             weight[2, 1] = torch.nextafter(weight[2, 1], torch.tensor(10.0))
-        trainer.make_step()
+        trainer.follow_step(follower._people)
 
     ended = fork_ranks(tmp_path / "ends", 2, work)
-    assert "rank 1 has not the same weights as rank 0" in ended[0].error
+    assert "Rank 1 and rank 0 have different weights; the step was not made or charged" in ended[0].error
     assert read_ledger(folder).steps_charged == 1
 
 
@@ -204,20 +203,38 @@ def test_other_data_is_detected_before_the_start(tmp_path, whole, loaded, monkey
     assert read_ledger(folder).steps_charged == 0
 
 
-def test_nobody_but_rank_0_has_noise(loaded, whole):
-    run = resume(copied(whole, "noise"))
-    trainer = run.trainer
-    others = Ranks(rank=1, size=2)
-    for given in ({"sampler": trainer.sampler}, {"noise": noise_source()}, {"ledger": trainer.ledger}):
-        with pytest.raises(PrivacyError, match="rank 0 has the sampler, the noise and the ledger, and nobody else"):
-            Trainer(trainer.model, trainer.train, trainer.plan, trainer.how, **{"sampler": None, **given}, ranks=others)
-    run.close()
+def test_nobody_but_rank_0_has_keys(loaded, whole, tmp_path):
+    """What rank 1 has in the end: a trainer and people's data, and neither Curator nor keys; no file was written by it."""
+    folder = copied(whole, "keys")
+
+    def work(ranks: Ranks) -> list[str]:
+        if ranks.first:
+            run = resume(folder, ranks=ranks)
+            run.trainer.make_step(run.curator)
+            run.close()
+            return []
+        follower = follow(ranks)
+        follower.trainer.follow_step(follower._people)
+        seen, left, found = set(), [follower], []
+        while left:
+            one = left.pop()
+            if id(one) in seen or not hasattr(one, "__dict__"):
+                continue
+            seen.add(id(one))
+            found.append(type(one).__name__)
+            left += list(vars(one).values())
+        return found
+
+    first, second = fork_ranks(tmp_path / "ends", 2, work)
+    assert (first.error, second.error) == ("", "")
+    assert "Trainer" in second.value  # so the search looks there
+    assert not {"Curator", "Keys", "Ledger"} & set(second.value)
 
 
 def test_only_a_restart_of_the_same_job_goes_on(tmp_path, loaded):
     folder, recipe = tmp_path / "run", small_recipe()
     run = begin(folder, loaded, recipe, Ranks(job="a"))
-    run.trainer.make_step()
+    run.trainer.make_step(run.curator)
     run.save()
     run.close()
     for ranks in (Ranks(), Ranks(job="a"), Ranks(job="b", restarts=1), Ranks(job=None, restarts=1)):

@@ -93,7 +93,7 @@ def test_a_restart_on_another_machine_does_not_pay_again(at_the_store, data, tmp
     """Rank 0 has another disk after the restart: it does not see the run that was begun, and must not begin it anew."""
     meeting = at_the_store()
     first = begin(tmp_path / "here", data, small_recipe(), Ranks(job=meeting.job, meeting=meeting))
-    first.trainer.make_step()
+    first.trainer.make_step(first.curator)
     first.close()
     again = Ranks(job=meeting.job, restarts=1, meeting=at_the_store())
     with pytest.raises(DPFormerError, match=r"is not the run that torchrun began .* that is .*/here on machine"):
@@ -117,13 +117,13 @@ def test_only_the_job_that_released_is_told_that_all_is_done(model, data, tmp_pa
     (folder / "private").mkdir()  # a crash between the release and this
     before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
     for ranks in (Ranks(), Ranks(job="a"), Ranks(job="b", restarts=1), Ranks(restarts=1)):
-        assert not finished(folder, ranks)
+        assert not finished(folder, ranks, resuming=False)
         with pytest.raises(DPFormerError, match="exists already"):
             begin(folder, data, recipe, ranks)
     with pytest.raises(DPFormerError, match="is finished"):
         go_on(folder, ranks=Ranks(job="b"))
     (folder / "private").mkdir(exist_ok=True)
-    assert finished(folder, Ranks(job="a", restarts=1))
+    assert finished(folder, Ranks(job="a", restarts=1), resuming=False)
     assert not (folder / "private").exists()
     assert before == {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
 

@@ -45,7 +45,7 @@ def shards(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:  # noq
 def assert_same(folder: Path, other: Path) -> None:
     for name in ("model.safetensors", "README.md", "config.json"):
         assert (folder / name).read_bytes() == (other / name).read_bytes(), name
-    # Hashes of data, batch, weights and noise of every step.
+    # A keyed hash of the sum of every answer.
     assert read_ledger(folder).entries == read_ledger(other).entries
     statements = [json.loads((run / "privacy.json").read_text()) for run in (folder, other)]
     for statement in statements:

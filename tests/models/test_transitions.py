@@ -7,23 +7,12 @@ import torch
 from dpformer.data import demo_frame, prepare
 from dpformer.errors import DPFormerError
 from dpformer.evaluation import evaluate, held_out
-from dpformer.models.statistics import (
-    DPPopularity,
-    DPTransitions,
-    Popularity,
-    Releaser,
-    TransitionSettings,
-    bayes,
-    low_rank,
-)
-from dpformer.privacy import gaussian_multiplier
+from dpformer.models.statistics import DPPopularity, DPTransitions, Popularity, TransitionSettings, bayes, low_rank
+from dpformer.privacy import Curator, Keys, create_ledger, make_plan
+from tests.asking import Asking, Replay
+from tests.people import people
 
 ITEMS = 40
-
-
-def seeded(seed=0):
-    random = np.random.default_rng(seed)
-    return lambda shape, std: std * random.standard_normal(shape)
 
 
 def planted(users=300, seed=0, items=ITEMS):
@@ -36,13 +25,12 @@ def planted(users=300, seed=0, items=ITEMS):
             item = int(items * random.random() ** 2) + 1 if random.random() < 0.3 else item % items + 1
             walk.append(item)
         sequences.append(walk)
-    offsets = np.cumsum([0, *map(len, sequences)])
-    return np.concatenate(sequences).astype(np.int32), offsets
+    return people(sequences)
 
 
-def fitted(items=None, settings=None, sigma=0.5, count=ITEMS, noise=None):
-    log = planted() if items is None else items
-    return DPTransitions(settings).fit(*log, count, noise_multiplier=sigma, gaussian=noise or seeded())
+def fitted(log=None, settings=None, sigma=0.5, count=ITEMS, seed=0):
+    model = DPTransitions(settings)
+    return model.fit(Asking(planted() if log is None else log, sigma, model.shares, seed), count)
 
 
 def batch(*histories):
@@ -55,52 +43,22 @@ def batch(*histories):
 HISTORIES = batch([1, 2, 3], [], [ITEMS], list(range(1, 30)), [5, 5, 5])
 
 
-class Replayed(Releaser):
-    """Gives recorded answers, whatever log it was given."""
-
-    def __init__(self, log, count, sigma, answers):
-        super().__init__(*log, count, sigma, seeded())
-        self.answers = iter(answers)
-
-    def _release(self, name, share, exact):
-        super()._release(name, share, exact)
-        return next(self.answers).copy()
-
-
-class Recorded(Releaser):
-    def __init__(self, *arguments):
-        super().__init__(*arguments)
-        self.answers = []
-
-    def _release(self, name, share, exact):
-        self.answers.append(super()._release(name, share, exact))
-        return self.answers[-1].copy()
-
-
-def test_a_fit_depends_on_people_through_the_releases_alone():
-    recorded = Recorded(*planted(seed=1), ITEMS, 0.5, seeded())
+def test_a_fit_depends_on_people_through_the_answers_alone():
+    """Made again from the recorded answers, without any data: the same scores, to the last bit."""
     settings = TransitionSettings(head=20)
-    first = DPTransitions(settings).fit_from(recorded)
-    other_people = planted(users=17, seed=2)
-    second = DPTransitions(settings).fit_from(Replayed(other_people, ITEMS, 0.5, recorded.answers))
+    asker = Asking(planted(seed=1), 0.5, settings.shares)
+    first = DPTransitions(settings).fit(asker, ITEMS)
+    second = DPTransitions(settings).fit(Replay(asker.answers), ITEMS)
     torch.testing.assert_close(second.scores(*HISTORIES), first.scores(*HISTORIES), rtol=0, atol=0)
-    # The control: with answers of its own, the other log gives other scores.
-    third = DPTransitions(settings).fit(*other_people, ITEMS, noise_multiplier=0.5, gaussian=seeded())
+    # The control: with answers of its own, another log gives other scores.
+    third = fitted(planted(users=17, seed=2), settings)
     assert not torch.allclose(third.scores(*HISTORIES), first.scores(*HISTORIES))
 
 
 def test_the_same_noise_gives_the_same_model_and_other_noise_another():
     first = fitted().scores(*HISTORIES)
     torch.testing.assert_close(fitted().scores(*HISTORIES), first, rtol=0, atol=0)
-    assert not torch.allclose(fitted(noise=seeded(1)).scores(*HISTORIES), first)
-
-
-def test_noise_may_be_a_tensor():
-    def gaussian(shape, std):
-        return std * torch.randn(shape, generator=generator)
-
-    generator = torch.Generator().manual_seed(0)
-    assert torch.isfinite(fitted(noise=gaussian).scores(*HISTORIES)[:, 1:]).all()
+    assert not torch.allclose(fitted(seed=1).scores(*HISTORIES), first)
 
 
 def test_the_state_holds_what_scores_need_and_nothing_of_the_size_of_the_log():
@@ -168,8 +126,7 @@ def test_what_stands_after_the_length_does_not_count():
 @pytest.mark.parametrize("settings", [TransitionSettings(), TransitionSettings.one_stage(), TransitionSettings(head=2)])
 @pytest.mark.parametrize("sigma", [0.5, 1e-3, 1e3])
 def test_odd_logs_give_finite_scores_for_every_item(sequences, count, settings, sigma):
-    log = np.array([item for s in sequences for item in s], dtype=np.int32), np.cumsum([0, *map(len, sequences)])
-    model = fitted(log, settings, sigma, count)
+    model = fitted(people(sequences), settings, sigma, count)
     scores = model.scores(*batch([], [count], [1] * 40))
     assert scores.shape == (3, count + 1)
     assert torch.isfinite(scores[:, 1:]).all()
@@ -203,33 +160,39 @@ def test_a_wish_to_score_before_the_fit_is_refused():
 
 
 def test_popularity_counts_events():
-    log = np.array([1, 2, 2, 3, 2, 3]), np.array([0, 3, 6])
-    scores = Popularity().fit(*log, 4).scores(*batch([1], []))
+    scores = Popularity().fit(people([[1, 2, 2], [3, 2, 3]]), 4).scores(*batch([1], []))
     assert scores.tolist() == [[-np.inf, 1, 3, 2, 0]] * 2
 
 
 def test_dp_popularity_is_the_histogram_and_noise():
     """Two users with 1 and 4 distinct items: their items weigh 1 and 1/2."""
-    log = np.array([1, 1, 1, 2, 3, 4]), np.array([0, 2, 6])
-    exact = DPPopularity().fit(*log, 5, noise_multiplier=1.0, gaussian=lambda shape, std: np.zeros(shape))
-    np.testing.assert_allclose(exact.scores(*batch([1]))[0, 1:], [1.5, 0.5, 0.5, 0.5, 0], rtol=2e-6)
-    noisy = DPPopularity().fit(*log, 5, noise_multiplier=2.0, gaussian=lambda shape, std: np.full(shape, std))
-    np.testing.assert_allclose(noisy.state()["scores"][1:], [3.5, 2.5, 2.5, 2.5, 2], rtol=2e-6)
+    log = people([[1, 1], [1, 2, 3, 4]])
+    exact = DPPopularity().fit(Asking(log, 1.0, DPPopularity.shares, seed=None), 5)
+    np.testing.assert_allclose(exact.scores(*batch([1]))[0, 1:], [1.5, 0.5, 0.5, 0.5, 0], rtol=1e-6)
+    asker = Asking(log, 2.0, DPPopularity.shares)
+    noisy = DPPopularity().fit(asker, 5)
+    np.testing.assert_allclose(noisy.state()["scores"][1:], asker.answers[0].values["item histogram"][1:], rtol=1e-6)
+    assert noisy.state()["scores"][0] == -np.inf
+    torch.testing.assert_close(DPPopularity.from_state(noisy.state()).scores(*HISTORIES), noisy.scores(*HISTORIES))
 
 
-def test_on_the_embedded_data_transitions_clearly_beat_popularity():
+def test_on_the_embedded_data_transitions_clearly_beat_popularity(tmp_path):
+    """Through a Curator and a ledger, at epsilon 8."""
     dataset = prepare(demo_frame())
     held, count = held_out(dataset.sequences, "test"), len(dataset.catalogue)
-    log = held.histories.items, held.histories.offsets, count
-    sigma = gaussian_multiplier(8.0, 1e-5)
-    private = {"noise_multiplier": sigma, "gaussian": seeded()}
-    found = {
-        "popularity": Popularity().fit(*log),
-        "dp popularity": DPPopularity().fit(*log, **private),
-        "one stage": DPTransitions(TransitionSettings.one_stage()).fit(*log, **private),
-        "three stages": DPTransitions().fit(*log, **private),
+
+    def private(model):
+        plan = make_plan(len(held.histories), 8.0, 1e-5, shares=model.shares)
+        with create_ledger(tmp_path / str(len(list(tmp_path.iterdir()))), plan) as ledger:
+            return model.fit(Curator(held.histories, plan, ledger, Keys(seed=0)), count)
+
+    models = {
+        "popularity": Popularity().fit(held.histories, count),
+        "dp popularity": private(DPPopularity()),
+        "one stage": private(DPTransitions(TransitionSettings.one_stage())),
+        "three stages": private(DPTransitions()),
     }
-    ndcg = {name: evaluate(model, held, count).masked["ndcg@10"] for name, model in found.items()}
+    ndcg = {name: evaluate(model, held, count).masked["ndcg@10"] for name, model in models.items()}
     assert ndcg["dp popularity"].value > 0.8 * ndcg["popularity"].value
     assert ndcg["one stage"].low > 1.5 * ndcg["popularity"].high
     assert ndcg["three stages"].low > 1.5 * ndcg["popularity"].high

@@ -12,7 +12,7 @@ from scipy.stats import norm
 from dpformer.errors import PrivacyError
 from dpformer.privacy.accounting import epsilon
 from dpformer.privacy.mechanisms import FullBatchSteps, GaussianRelease, PoissonSteps
-from dpformer.privacy.plan import PrivacyPlan, make_plan, steps_of
+from dpformer.privacy.plan import GRADIENTS, Planned, PrivacyPlan, make_plan, steps_of
 from dpformer.privacy.tradeoff import attack_bound, bound_from, delta_curve, power
 from dpformer.privacy.tuning import Tuning, tuned_epsilon, tuned_multiplier
 
@@ -37,12 +37,72 @@ def test_a_plan_spends_its_budget_and_no_more(plan):
     spent = [plan.epsilon_after(step).epsilon for step in (0, 1, 59, 118)]
     assert spent == sorted(spent)
     assert spent[0] == pytest.approx(epsilon(plan.releases, 1e-5).epsilon)
-    assert plan.noise_std(0.5) == plan.noise_multiplier / 2
 
 
 def test_a_plan_with_too_little_noise_cannot_be_made(plan):
     with pytest.raises(PrivacyError, match="more than the budget"):
         PrivacyPlan(6040, 1024, plan.steps, 5, 1e-5, plan.noise_multiplier / 2, plan.releases)
+
+
+def test_answers_are_planned_in_order(plan):
+    """The releases, then the steps: by place, with the noise and the rate of each."""
+    first = plan.releases[0]
+    assert plan.planned(0) == Planned("histogram", first.noise_multiplier, 1.0)
+    for place in (1, 2, plan.steps):
+        assert plan.planned(place) == Planned(GRADIENTS, plan.noise_multiplier, plan.rate)
+    for place in (-1, plan.steps + 1, 10**9):
+        with pytest.raises(PrivacyError, match="budget is spent"):
+            plan.planned(place)
+    several = make_plan(100, 3, 1e-3, shares={"b": 0.5, "a": 0.5})
+    assert [several.planned(place).name for place in range(2)] == ["b", "a"]
+    with pytest.raises(PrivacyError, match="0 steps"):
+        several.planned(2)
+
+
+def test_what_is_planned_is_what_is_accounted(plan):
+    """The multipliers that a Curator is given, composed by an accountant of their own."""
+    planned = [plan.planned(place) for place in range(1 + plan.steps)]
+    mechanisms = [
+        GaussianRelease(what.name, what.noise_multiplier)
+        if what.rate == 1
+        else PoissonSteps(what.rate, what.noise_multiplier, 1)
+        for what in planned
+    ]
+    assert epsilon(mechanisms, plan.delta) == plan.total
+
+
+@pytest.mark.parametrize("releases", [("a", "a"), (GRADIENTS,)])
+def test_two_answers_of_one_name_are_refused(releases):
+    with pytest.raises(PrivacyError, match="same name"):
+        PrivacyPlan(100, 100, 0, 50, 1e-3, 0.0, tuple(GaussianRelease(name, 9.0) for name in releases))
+
+
+def test_a_threshold_takes_its_part_of_delta():
+    """What is left is the noise's: more noise than without, as much as for the smaller delta and -log(1 - p) less epsilon."""
+    whole, part = (make_plan(1000, 4, 1e-4, shares={"items": 0.2, "rest": 0.8}, threshold_delta=t) for t in (0, 4e-5))
+    assert part.delta == whole.delta == 1e-4
+    assert part.releases[0].noise_multiplier > whole.releases[0].noise_multiplier
+    smaller = make_plan(1000, 4 + math.log1p(-4e-5), 1e-4 - 4e-5, shares={"items": 0.2, "rest": 0.8})
+    assert part.releases == smaller.releases
+    assert part.total.epsilon == pytest.approx(smaller.total.epsilon - math.log1p(-4e-5), rel=1e-12)
+    assert part.total.epsilon <= 4
+    assert part.total.delta == 1e-4
+    assert part.signal_cap == pytest.approx(smaller.signal_cap, rel=1e-4)
+    steps = make_plan(1000, 4, 1e-4, steps=9, shares={"items": 0.2}, threshold_delta=4e-5)
+    alone = make_plan(1000, 4 + math.log1p(-4e-5), 1e-4 - 4e-5, steps=9, shares={"items": 0.2})
+    assert steps.noise_multiplier == alone.noise_multiplier
+
+
+def test_noise_calibrated_without_the_threshold_is_too_little_with_it():
+    whole = make_plan(1000, 4, 1e-4, shares={"items": 1.0})
+    with pytest.raises(PrivacyError, match="more than the budget"):
+        PrivacyPlan(1000, 1000, 0, 4, 1e-4, 0.0, whole.releases, threshold_delta=4e-5)
+
+
+@pytest.mark.parametrize("threshold", [1e-4, 2e-4, -1e-6, math.nan])
+def test_a_threshold_that_leaves_nothing_is_refused(threshold):
+    with pytest.raises(PrivacyError, match="delta"):
+        make_plan(1000, 4, 1e-4, shares={"items": 1.0}, threshold_delta=threshold)
 
 
 def test_full_batch_and_statistics_only():

@@ -10,9 +10,11 @@ import polars as pl
 import pytest
 
 from dpformer.data import prepare, save
-from dpformer.privacy import plan, statement
+from dpformer.privacy import Curator, plan, statement
 from dpformer.training import recipe
 from dpformer.training.recipe import Recipe, make_recipe
+from dpformer.training.session import AnyRun
+from dpformer.training.workers import Team, Worker
 
 USERS, ITEMS = 60, 20
 TITLES = {"i00": "Good, the Bad, the Ugly", "i01": "Toy,Story", "i02": "Heat"}
@@ -37,7 +39,7 @@ def quick_accounting() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patched:
         for module, name in [
             (plan, "epsilon"),
-            (statement, "epsilon"),
+            (statement, "beside_threshold"),
             (statement, "attack_bound"),
             (statement, "gaussian_multiplier"),
         ]:
@@ -63,5 +65,17 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def small_recipe(**options: Any) -> Recipe:
     """A seeded recipe of 10 steps."""
-    small = {"epsilon": 20.0, "delta": 1e-3, "d": 8, "max_length": 6, "epochs": 5.0, "noise": "seeded", "seed": 1}
+    small = {"epsilon": 20.0, "delta": 1e-3, "d": 8, "max_length": 6, "epochs": 5.0, "seed": 1}
     return make_recipe(**{**small, **options})
+
+
+def plant_curator(run: AnyRun, **options: Any) -> None:
+    """Let a run ask a Curator with other noise, or another sampler."""
+    old = run.curator
+    run.curator = Curator(old._people, old.plan, old.ledger, old.keys, **options)
+
+
+def plant_worker(run: AnyRun, kind: type[Worker]) -> None:
+    """Let a worker of another kind make the run's sums, alone."""
+    trainer = run.trainer
+    trainer.query.team = Team(kind(trainer.model, trainer.worker.clipping), 1)

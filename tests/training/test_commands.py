@@ -24,7 +24,7 @@ from dpformer.training.sizes import column_hashes
 from tests.training.conftest import ITEMS, USERS, small_log, small_recipe
 
 SMALL = [
-    *("--epsilon", "20", "--delta", "1e-3", "--noise", "seeded", "--seed", "1"),
+    *("--epsilon", "20", "--delta", "1e-3", "--seed", "1"),
     *("--set", "d=8", "--set", "max-length=6", "--set", "epochs=5"),
 ]
 
@@ -231,9 +231,9 @@ def test_settings_from_preset_file_and_flags(tmp_path):
         ("epsilon = 0", "setting 'epsilon'"),
         ("epsilon = nan", "epsilon"),
         ("[model]\nx = 1", "setting 'model'"),
-        ("seed = 1", "a seed goes with noise 'seeded'"),
-        ('noise = "seeded"\nseed = -1', "setting 'seed'"),
-        ('noise = "seeded"\nseed = 9223372036854775808', "setting 'seed'"),
+        ('noise = "crypto"', "setting 'noise' was removed: there is one noise"),
+        ("seed = -1", "setting 'seed'"),
+        ("seed = 9223372036854775808", "setting 'seed'"),
         ("batch_size = 0", "setting 'batch_size'"),
         ('model = "gru"\nreattention = "logits"', "reattention is for the transformer"),
         ('reattention = "logits"\nhistogram_share = 0', "reattention needs item frequencies"),
@@ -258,6 +258,8 @@ def test_wrong_arguments_are_one_line(tmp_path, data, dpformer, finished):
     assert_one_line(dpformer("fit", tmp_path, "--run", run), "holds no prepared data")
     assert_one_line(dpformer("fit", data, "--run", run, "--preset", "papr"), "no preset")
     assert_one_line(dpformer("fit", data, "--run", run, "--set", "d"), "is not name=value")
+    for removed in (["--set", "noise=crypto"], ["--noise", "system"]):
+        assert_one_line(dpformer("fit", data, "--run", run, *removed), "there is one noise")
     assert_one_line(dpformer("fit", data, "--run", run, "--config", tmp_path / "none"), "cannot be read")
     assert not run.exists()
     (tmp_path / "file").write_text("")
@@ -268,11 +270,15 @@ def test_wrong_arguments_are_one_line(tmp_path, data, dpformer, finished):
     assert_one_line(dpformer("evaluate", finished, data, "--item", "first"), "validation")
 
 
-def test_evaluate_wants_the_catalogue_of_the_model(tmp_path, dpformer, finished):
+def test_evaluate_wants_the_catalogue_of_the_model(tmp_path, dpformer, copy):
     from dpformer.data import prepare, save
 
-    save(prepare(small_log(items=ITEMS - 5)), tmp_path / "other")
-    assert_one_line(dpformer("evaluate", finished, tmp_path / "other"), "another catalogue")
+    save(prepare(small_log().with_columns(item_id="other " + pl.col("item_id"))), tmp_path / "other")
+    assert_one_line(dpformer("evaluate", copy, tmp_path / "other"), "has no item in common with the model")
+    save(prepare(small_log().with_columns(item_id=pl.col("item_id").replace("i03", "new"))), tmp_path / "some")
+    done = dpformer("evaluate", copy, tmp_path / "some")
+    assert done.code == 0
+    assert "1 of 20 items of" in done.err
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -313,11 +319,11 @@ def test_a_second_ctrl_c_stops_at_once(tmp_path, data, dpformer, monkeypatch):
 
     real = Trainer.make_step
 
-    def step(self):
+    def step(self, asker):
         if self.step == 3:
             os.kill(os.getpid(), signal.SIGINT)
             os.kill(os.getpid(), signal.SIGINT)
-        return real(self)
+        return real(self, asker)
 
     with monkeypatch.context() as patched:
         patched.setattr(Trainer, "make_step", step)
@@ -447,12 +453,11 @@ def test_wrong_requests_are_one_line(finished, dpformer, data, tmp_path):
 
 
 def test_an_unfinished_run_has_no_model(tmp_path, data, dpformer):
-    start(tmp_path / "run", data, small_recipe()).close()
-    with pytest.raises(DPFormerError, match="holds no released model yet"):
-        load_model(tmp_path / "run")
-    shown = dpformer("show", tmp_path / "run")
-    assert "unfinished" in shown.out
-    assert "0 of 10 steps" in shown.out
+    run = tmp_path / "run"
+    start(run, data, small_recipe()).close()
+    with pytest.raises(DPFormerError, match=r"holds secret state .* and no released model yet, so it is not opened"):
+        load_model(run)
+    assert_one_line(dpformer("show", run), f"finish it with: dpformer resume {run}")
 
 
 def test_the_documentation_has_every_setting():

@@ -15,10 +15,10 @@ def test_a_private_model_beats_popularity_and_a_model_without_privacy_beats_both
     save(prepare_named(DEMO), tmp_path / "data")
     dataset = load(tmp_path / "data")
     held, items = held_out(dataset.sequences, "test"), len(dataset.catalogue)
-    popular = Popularity().fit(held.histories.items, held.histories.offsets, items)
+    popular = Popularity().fit(held.histories, items)
     found = {"popularity": evaluate(popular, held, items)}
     for epsilon in (8.0, float("inf")):
-        recipe = make_recipe(epsilon=epsilon, epochs=20.0, noise="seeded", seed=1)
+        recipe = make_recipe(epsilon=epsilon, epochs=20.0, seed=1)
         assert start(tmp_path / str(epsilon), tmp_path / "data", recipe).train()
         model = load_model(tmp_path / str(epsilon))
         found[str(epsilon)] = evaluate(model, held, items, max_length=recipe.max_length)

@@ -22,8 +22,8 @@ def clock(monkeypatch):
     """Every pass takes a hundredth of a second for each user; gives the users and items of the micro-batches."""
     made = []
 
-    def seconds(team, workers, users, length, items):
-        made.append((workers * users, items))
+    def seconds(team, users, length, items):
+        made.append((team.size * users, items))
         return 0.01 * users
 
     monkeypatch.setattr(module, "_seconds", seconds)

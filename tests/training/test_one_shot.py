@@ -8,8 +8,10 @@ from dpformer import DPFormer, load_model
 from dpformer.data import demo_frame, prepare, save
 from dpformer.errors import DPFormerError
 from dpformer.privacy import read_ledger
+from dpformer.privacy.noise import rounded_gaussian
 from dpformer.training.recipe import make_recipe
 from dpformer.training.session import begin, go_on
+from tests.training.conftest import plant_curator
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +22,7 @@ def data(tmp_path_factory):
 
 
 def recipe(**options):
-    return make_recipe(**{"model": "transitions", "noise": "seeded", "seed": 5, "delta": 1e-4, **options})
+    return make_recipe(**{"model": "transitions", "seed": 5, "delta": 1e-4, **options})
 
 
 @pytest.mark.parametrize(("model", "releases"), [("transitions", 4), ("popularity", 1)])
@@ -38,19 +40,19 @@ def test_every_release_is_charged_and_the_model_loads(data, tmp_path, model, rel
     assert "book-000" not in frame.filter(frame["history"] == 0)["item_id"]
 
 
-def test_a_crash_between_releases_costs_nothing_more(data, tmp_path, monkeypatch):
+def test_a_crash_between_releases_costs_nothing_more(data, tmp_path):
     whole = begin(tmp_path / "whole", data, recipe())
     whole.train()
     run = begin(tmp_path / "run", data, recipe())
-    drawn, real = [], run.noise.gaussian
+    drawn = []
 
-    def dies(shape, std):
+    def dies(key, shape, std):
         drawn.append(std)
         if len(drawn) == 3:
             raise KeyboardInterrupt
-        return real(shape, std)
+        return rounded_gaussian(key, shape, std)
 
-    monkeypatch.setattr(run.noise, "gaussian", dies)
+    plant_curator(run, noise=dies)
     with pytest.raises(KeyboardInterrupt):
         run.train()
     run.close()

@@ -14,7 +14,7 @@ from dpformer.training.session import begin, go_on
 
 
 def recipe(**options):
-    usual = {"preset": "pure", "noise": "seeded", "seed": 3, "delta": 1e-4, "d": 8, "epochs": 3.0, "max_length": 8}
+    usual = {"preset": "pure", "seed": 3, "delta": 1e-4, "d": 8, "epochs": 3.0, "max_length": 8}
     return make_recipe(**{**usual, "prior_share": 0.4, **options})
 
 
@@ -42,8 +42,11 @@ def test_scores_are_those_of_both(data, tmp_path):
     s, lengths = torch.tensor([[3, 5, 2], [4, 0, 0], [0, 0, 0]]), torch.tensor([3, 1, 0])
     found = released.scores(s, lengths)
     network, prior = joined.network.scores(s, lengths.clamp_min(1)), joined.prior.scores(s, lengths)
-    assert torch.equal(found[:2], (network + 0.7 * prior.clamp_min(FLOOR))[:2])
-    assert torch.equal(found[2], prior[2]), "without a history the statistics speak alone"
+    # The same float32 numbers, some dozen of size 10 at the most, by products of other shapes and in another order.
+    near = {"rtol": 1e-5, "atol": 1e-5}
+    torch.testing.assert_close(found[:2], (network + 0.7 * prior.clamp_min(FLOOR))[:2], **near)
+    # Without a history the statistics speak alone.
+    torch.testing.assert_close(found[2], prior[2], **near)
     assert bool((found[:, 0] == -torch.inf).all())
     assert bool(found[:, 1:].isfinite().all())
 
@@ -69,8 +72,8 @@ def test_a_run_that_was_stopped_goes_on_with_the_same_prior(data, tmp_path, monk
     assert isinstance(other, Joined)
     for name, value in one.state().items():
         assert torch.equal(value, other.state()[name]), name
-    entries = [len(read_ledger(tmp_path / name).entries) for name in ("whole", "run")]
-    assert entries[1] <= entries[0] + 1, "what was made again with the same noise is not paid again"
+    entries = [read_ledger(tmp_path / name).entries for name in ("whole", "run")]
+    assert entries[1] == entries[0], "what was asked again got the same answer, and is not paid again"
 
 
 @pytest.mark.parametrize("epochs", [0.0, 3.0])
@@ -136,7 +139,7 @@ def test_training_sees_all_but_what_is_held_out(data, tmp_path, hold_out, missin
     run = begin(tmp_path / "run", data, recipe(hold_out=hold_out, prior_share=0.0, vocabulary=None))
     lengths = dataset.sequences.lengths
     expected = [n - missing if n >= 3 else n for n in lengths.tolist()]
-    assert run.trainer.train.lengths.tolist() == expected
+    assert run.curator._people.lengths.tolist() == expected
     run.close()
 
 

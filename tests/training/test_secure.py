@@ -13,7 +13,7 @@ from dpformer.errors import DPFormerError, PrivacyError
 from dpformer.privacy import read_ledger
 from dpformer.training.run import resume, start
 from dpformer.training.workers import Worker
-from tests.training.conftest import small_log, small_recipe
+from tests.training.conftest import plant_worker, small_log, small_recipe
 
 MARK = "x7Qz"  # in every user id of `small_log`
 SMALL = ["--set", "d=8", "--set", "max_length=6", "--set", "epochs=2", "--epsilon", "20", "--delta", "0.001"]
@@ -75,12 +75,15 @@ def test_who_may_read_what(tmp_path, dpformer):
         assert dpformer("prepare", tmp_path / "log.csv", "-o", tmp_path / "data").code == 0
         assert dpformer("fit", tmp_path / "data", "--run", tmp_path / "run", *SMALL).code == 0
         assert dpformer("evaluate", tmp_path / "run").code == 0
+        assert dpformer("report", tmp_path / "run", "-o", tmp_path / "report.html").code == 0
     finally:
         os.umask(before)
     modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "run").iterdir()}
     assert {name for name, mode in modes.items() if mode == 0o600} == {"local.json", "events.jsonl", "metrics.json"}
     assert not [name for name, mode in modes.items() if mode & 0o022], "writable by others"
     assert (tmp_path / "data").stat().st_mode & 0o777 == 0o700
+    assert (tmp_path / "report.html").stat().st_mode & 0o777 == 0o600
+    assert b"not private" in (tmp_path / "report.html").read_bytes()
 
 
 def test_a_run_without_privacy_is_locked_too(tmp_path, data):
@@ -96,28 +99,31 @@ def test_a_run_without_privacy_is_locked_too(tmp_path, data):
 @pytest.mark.parametrize(
     "trouble", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: 8 bytes")]
 )
-def test_out_of_memory_in_a_micro_batch_spends_nothing(trouble, tmp_path, data, monkeypatch):
+def test_out_of_memory_in_a_micro_batch_spends_nothing(trouble, tmp_path, data):
     run = start(tmp_path / "run", data, small_recipe())
-    real = Worker.add
 
-    def short(self, batch):
-        if run.step == 3:
-            raise trouble
-        return real(self, batch)
+    class Short(Worker):
+        def add(self, batch, masks=None):
+            if run.step == 3:
+                raise trouble
+            return super().add(batch, masks)
 
-    with monkeypatch.context() as patched:
-        patched.setattr(Worker, "add", short)
-        with pytest.raises(DPFormerError, match=r"out of memory.*dpformer resume .*token_budget"):
-            run.train()
+    plant_worker(run, Short)
+    with pytest.raises(DPFormerError, match=r"out of memory.*dpformer resume .*token_budget"):
+        run.train()
     run.close()
     assert read_ledger(tmp_path / "run").steps_charged == 3
     assert resume(tmp_path / "run").train()
     assert read_ledger(tmp_path / "run").steps_charged == 10
 
 
-def test_another_error_is_not_taken_for_a_shortage(tmp_path, data, monkeypatch):
+def test_another_error_is_not_taken_for_a_shortage(tmp_path, data):
+    class Broken(Worker):
+        def add(self, batch, masks=None):
+            return 1 / 0
+
     run = start(tmp_path / "run", data, small_recipe())
-    monkeypatch.setattr(Worker, "add", lambda self, batch: 1 / 0)
+    plant_worker(run, Broken)
     with pytest.raises(ZeroDivisionError):
         run.train()
     run.close()

@@ -67,7 +67,7 @@ def test_statistics_have_a_start_and_an_end(data, tmp_path):
 
 def test_an_infinite_epsilon_is_json(data, tmp_path):
     notebook = Notebook()
-    options = small_recipe(epsilon=float("inf")).model_dump() | {"noise": "system", "seed": None}
+    options = small_recipe(epsilon=float("inf")).model_dump() | {"seed": None}
     DPFormer(**options).fit(small_log(), trackers=[notebook])
     assert json.loads(json.dumps(notebook.events, allow_nan=False))[0]["budget"]["epsilon"] == "inf"
 
@@ -75,9 +75,12 @@ def test_an_infinite_epsilon_is_json(data, tmp_path):
 def test_tensorboard_reads_what_fit_wrote(dpformer, data, tmp_path):
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     small = ["--epsilon", "20", "--delta", "1e-3", "--set", "d=8", "--set", "max-length=6", "--set", "epochs=5"]
+    (tmp_path / "board").mkdir(mode=0o755)
     done = dpformer("fit", data, "--run", tmp_path / "run", *small, "--tensorboard", tmp_path / "board", "--quiet")
     assert done.code == 0, done.err
     assert "not to be published" in done.err
+    assert (tmp_path / "board").stat().st_mode & 0o777 == 0o700
+    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "board").iterdir()} == {0o600}
     found = accumulator.EventAccumulator(str(tmp_path / "board"))
     found.Reload()
     assert set(found.Tags()["scalars"]) == {"not private/loss", "learning_rate"}

@@ -7,16 +7,16 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from dpformer.data import PoissonSampler
-from dpformer.privacy import FullBatchSteps, GaussianRelease, noise_source
+from dpformer.privacy import FullBatchSteps, GaussianRelease
+from dpformer.privacy.noise import rounded_gaussian
 from dpformer.trust.audit import everything
 from dpformer.trust.audit.bounds import claimed_mu, epsilon_of, epsilon_refuted, most_likely_tail, mu_refuted
 from dpformer.trust.audit.controls import run_controls
 from dpformer.trust.audit.membership import judge
 from dpformer.trust.audit.one_run import audit_training
-from dpformer.trust.audit.sampling import FixedSize, Shuffled, check_sampling
+from dpformer.trust.audit.sampling import ByKeys, FixedSize, Shuffled, check_sampling
 from dpformer.trust.audit.setting import embedded
-from dpformer.trust.audit.steps import measure, power, trials_for
+from dpformer.trust.audit.steps import Canary, measure, power, trials_for
 from tests.training.conftest import quick_accounting  # noqa: F401
 
 
@@ -64,10 +64,10 @@ def test_the_claimed_mu_of_gaussians_is_their_own():
 
 def test_sampling_that_is_not_poisson_is_caught():
     for seed in range(20):
-        assert check_sampling(PoissonSampler(100, 0.2, seed).draw, 100, 0.2, 200).passed
+        assert check_sampling(ByKeys(100, 0.2, seed).draw, 100, 0.2, 200).passed
     for kind in (FixedSize, Shuffled):
         assert not check_sampling(kind(100, 0.2, 1).draw, 100, 0.2, 200).passed
-    sticky = PoissonSampler(100, 0.2, 1)
+    sticky = ByKeys(100, 0.2, 1)
     twice = iter([batch for _ in range(100) for batch in [sticky.draw()] * 2])
     assert not check_sampling(
         lambda: next(twice), 100, 0.2, 200
@@ -80,16 +80,19 @@ def sums():
 
     random = torch.Generator().manual_seed(0)
     canary = torch.randn(40, generator=random)
-    return {"w": torch.randn(40, generator=random)}, {"w": canary / canary.norm()}
+    others = {"w": torch.randn(40, generator=random)}
+    return Canary.of_floats(others, {"w": canary / canary.norm()}, bound=1.0)
 
 
 def test_a_step_holds_its_claim_and_every_control_is_caught(sums):
-    others, canary = sums
     sigma = 0.8
     trials = trials_for(sigma)
-    noise = noise_source("seeded", 3)
-    assert measure(others, canary, noise, sigma, 1.0, trials).passed
-    controls = run_controls(others, canary, noise, sigma, 1.0, trials, seed=1)
+    assert sums.size == pytest.approx(1, abs=1e-6)
+    assert measure(sums, sigma, trials, seed=3).passed
+    assert not measure(
+        sums, sigma, trials, seed=3, noise=lambda key, shape, std: rounded_gaussian(key, shape, 0.7 * std)
+    ).passed
+    controls = run_controls(sums, sigma, trials, seed=1)
     assert [control.name for control in controls if not control.caught] == []
     assert {control.name for control in controls} >= {
         *("half the noise", "a duplicated user", "no cross term in the tied norm", "shuffled instead of Poisson"),

@@ -12,20 +12,27 @@ from torch import nn
 
 from dpformer.clipping import forms, gradient, stream
 from dpformer.clipping.clip import Clip
-from dpformer.data import batches
-from dpformer.models.statistics import release
-from dpformer.privacy import noise as noise_module
+from dpformer.data import batches, prepare, save
+from dpformer.privacy import Curator, Keys, query, selection
 from dpformer.privacy.chain import CHAIN, HEAD
+from dpformer.privacy.ledger import Ledger
+from dpformer.privacy.noise import rounded_gaussian
+from dpformer.statistics import histogram, transitions
 from dpformer.training import trainer as trainer_module
 from dpformer.training.files import sha256
 from dpformer.training.recipe import Recipe, make_recipe
+from dpformer.training.released import load_model
 from dpformer.training.session import begin
 from dpformer.trust.verify import run as verify_run_module
 from dpformer.trust.verify import verify_module, verify_run
 from dpformer.trust.verify.built_in import BUILT_IN, embedded, make
 from dpformer.trust.verify.checks import Found
-from dpformer.trust.verify.papers import gaussian_delta, gaussian_epsilon
-from tests.training.conftest import quick_accounting  # noqa: F401  (the same plans are asked for again and again)
+from dpformer.trust.verify.papers import gaussian_delta, gaussian_epsilon, ledger_against_statement
+from tests.training.conftest import (
+    quick_accounting,  # noqa: F401  (the same plans are asked for again and again)
+    small_log,
+    small_recipe,
+)
 
 NETWORK = "gru"  # the quickest with a tied table
 
@@ -64,12 +71,60 @@ def test_a_released_folder_alone_is_verified_and_says_what_is_not_checked(runs, 
     assert "does not tell where its data is" in next(c.detail for c in found.checks if c.name == "users")
 
 
+def test_a_released_network_alone_is_tried_on_invented_people(runs, tmp_path, monkeypatch):
+    monkeypatch.setattr(verify_run_module, "check_resume", lambda *a: Found(True, "left out, to be quick"))
+    alone = copied(runs[NETWORK], tmp_path / "alone")
+    (alone / "local.json").unlink()
+    found = verify_run(alone)
+    assert found.passed, found.failed
+    assert "invented people" in next(c.detail for c in found.checks if c.name == "float32 slack")
+
+
+def test_a_run_without_privacy_is_not_held_to_what_it_does_not_claim(runs, tmp_path, monkeypatch):
+    monkeypatch.setattr(verify_run_module, "check_resume", lambda *a: Found(True, "left out, to be quick"))
+    recipe = make_recipe(model=NETWORK, epsilon=float("inf"), epochs=2.0, d=8, max_length=6)
+    begin(tmp_path / "run", runs[NETWORK].parent / "data", recipe).train()
+    found = verify_run(tmp_path / "run")
+    assert found.passed, found.failed
+    unclaimed = {"float32 slack", "ledger against statement", "recount of epsilon"}
+    assert {name for name, status in statuses(found).items() if status == "not checked"} == unclaimed
+
+
+def test_a_private_catalogue_and_a_population_are_verified(tmp_path, monkeypatch):
+    log = small_log(users=300, items=6).drop("title")
+    save(prepare(log, catalogue="private"), tmp_path / "data")
+    begin(tmp_path / "run", tmp_path / "data", small_recipe(model="popularity", population=1000, delta=1e-4)).train()
+    found = verify_run(tmp_path / "run")
+    assert set(statuses(found).values()) == {"pass"}, found.failed
+    assert "a public number, 1,000, was given" in next(c.detail for c in found.checks if c.name == "users")
+    monkeypatch.setattr(selection, "threshold", lambda noise_std, delta, most: 0.0)
+    assert verify_run(tmp_path / "run").failed == ["items chosen"]
+
+
 # --- planted defects --------------------------------------------------------------------------------------------------
 
 
-def half_the_noise(patch):
-    plain = noise_module.GeneratorNoise.normal
-    patch.setattr(noise_module.GeneratorNoise, "normal", lambda self, count: plain(self, count) / 2)
+def with_noise(patch, noise):
+    """Every Curator that is made now has this noise."""
+    patch.setitem(Curator.__init__.__kwdefaults__, "noise", noise)
+
+
+def less_noise(patch):
+    with_noise(patch, lambda key, shape, std: rounded_gaussian(key, shape, 0.7 * std))
+
+
+def no_noise(patch):
+    with_noise(patch, lambda key, shape, std: np.zeros(shape, dtype=np.int64))
+
+
+def another_sampler(patch):
+    """Batches of a fixed size."""
+    random = np.random.default_rng(0)
+
+    def draw(key, users, rate):
+        return np.sort(random.permutation(users)[: round(users * rate)])
+
+    patch.setitem(Curator.__init__.__kwdefaults__, "draw", draw)
 
 
 def no_cross_term(patch):
@@ -91,32 +146,13 @@ def a_dropped_user(patch):
 
 
 def division_by_the_realised_batch(patch):
-    plain = trainer_module.Trainer.make_step
+    plain = trainer_module.Trainer.gradients
 
-    def make_step(self):
-        n = {}
-        draw = self.sampler.draw
+    def gradients(self, answer):
+        factor = self.plan.batch_size / max(1, self.query.report.users)
+        return [factor * value for value in plain(self, answer)]
 
-        def drawn():
-            users = draw()
-            n["users"] = max(1, len(users))
-            return users
-
-        self.sampler.draw = drawn
-        update = self._update
-
-        def by_realised(step):
-            for p in self.model.parameters():
-                p.grad.mul_(self.plan.batch_size / n["users"])
-            update(step)
-
-        self._update = by_realised
-        try:
-            return plain(self)
-        finally:
-            del self._update, self.sampler.draw
-
-    patch.setattr(trainer_module.Trainer, "make_step", make_step)
+    patch.setattr(trainer_module.Trainer, "gradients", gradients)
 
 
 def a_frozen_parameter(patch):
@@ -144,15 +180,15 @@ def an_unused_parameter(patch):
 
 
 def a_parameter_that_never_moves(patch):
-    plain = trainer_module.Trainer._update
+    plain = trainer_module.Trainer.update
 
-    def update(self, step):
+    def update(self, gradients):
         kept = self.model.recurrent.bias_hh.detach().clone()
-        plain(self, step)
+        plain(self, gradients)
         with torch.no_grad():
             self.model.recurrent.bias_hh.copy_(kept)
 
-    patch.setattr(trainer_module.Trainer, "_update", update)
+    patch.setattr(trainer_module.Trainer, "update", update)
 
 
 def a_nonfinite_sample_that_leaks(patch):
@@ -167,37 +203,63 @@ def a_nonfinite_sample_that_leaks(patch):
 
 
 def resume_that_redraws_noise(patch):
-    patch.setattr(noise_module.GeneratorNoise, "restore", lambda self, state: self.__init__(977))
+    """New keys, and a ledger that takes them."""
+    plain = Keys.restored.__func__
+
+    def restored(cls, state):
+        return plain(cls, state | {"secret": "77" * 32})
+
+    patch.setattr(Keys, "restored", classmethod(restored))
+    any_replay_is_taken(patch)
+
+
+def any_replay_is_taken(patch):
+    """A replay is not compared with what was charged."""
+    plain = Ledger.charge
+
+    def charge(self, place, name, tag):
+        return False if place < len(self._entries) else plain(self, place, name, tag)
+
+    patch.setattr(Ledger, "charge", charge)
+
+
+def steps_charged_once(patch):
+    """Of all answers with the same name the first is charged."""
+    plain = Ledger.charge
+
+    def charge(self, place, name, tag):
+        return False if name in [entry.name for entry in self._entries] else plain(self, place, name, tag)
+
+    patch.setattr(Ledger, "charge", charge)
 
 
 def noise_twice_the_same(patch):
-    """The generator goes on, and what it gives is always the same."""
-    plain = noise_module.GeneratorNoise.normal
-
-    def normal(self, count):
-        plain(self, count)
-        return np.random.default_rng(1).standard_normal(count, np.float32)
-
-    patch.setattr(noise_module.GeneratorNoise, "normal", normal)
+    """The keys go on, and the noise is always the same."""
+    with_noise(patch, lambda key, shape, std: rounded_gaussian(bytes(32), shape, std))
 
 
+RESUME = "resume equality"
 DEFECTS = {
-    half_the_noise: {"noise scale", "histogram release"},
+    less_noise: {"noise scale", "answer noise"},
+    no_noise: {"noise scale", "answer noise", "empty batch"},
+    noise_twice_the_same: {"noise scale", "answer noise"},
+    another_sampler: {"sampler"},
     no_cross_term: {"norms"},
-    a_dropped_user: {"every user once"},
+    a_dropped_user: {"every user once", "float32 slack"},
     division_by_the_realised_batch: {"expected-batch division"},
     a_frozen_parameter: {"parameters recorded"},
     a_parameter_that_never_moves: {"parameters moving"},
     a_nonfinite_sample_that_leaks: {"non-finite sample"},
-    resume_that_redraws_noise: {"resume equality"},
-    noise_twice_the_same: {"noise scale", "histogram release"},
+    resume_that_redraws_noise: {RESUME},
+    any_replay_is_taken: {RESUME},
+    steps_charged_once: {"steps charged", RESUME},
 }
 
 
 @pytest.mark.parametrize("defect", DEFECTS, ids=lambda defect: defect.__name__)
 def test_a_planted_defect_turns_exactly_its_check_red(runs, defect, monkeypatch):
     defect(monkeypatch)
-    if defect is not resume_that_redraws_noise:
+    if RESUME not in DEFECTS[defect]:
         monkeypatch.setattr(verify_run_module, "check_resume", lambda *a: Found(True, "left out, to be quick"))
     failed = set(verify_run(runs[NETWORK]).failed)
     if defect is no_cross_term:
@@ -213,24 +275,40 @@ def test_an_unused_parameter_is_refused_and_nothing_else_is_claimed(runs, monkey
     assert statuses(found)["norms"] == "not checked"
 
 
-def test_a_network_without_steps_is_held_to_its_releases(runs, monkeypatch, tmp_path):
-    begin(tmp_path / "run", runs["gru"].parent / "data", make_recipe("distilled", distil=2, d=8)).train()
-    found = verify_run(tmp_path / "run")
-    assert set(statuses(found).values()) == {"pass"}, found.failed
-    half_the_noise(monkeypatch)
-    assert verify_run(tmp_path / "run").failed == ["noise scale"]
+def test_presets_with_statistics_are_held_to_their_answers(runs, monkeypatch):
+    less_noise(monkeypatch)
+    monkeypatch.setattr(verify_run_module, "check_resume", lambda *a: Found(True, "left out, to be quick"))
+    assert verify_run(runs["the default preset"]).failed == ["answer noise"]
+    assert set(verify_run(runs["preset whole"]).failed) == {"answer noise", "noise scale"}
 
 
 def test_defects_of_statistics(runs, monkeypatch):
     with monkeypatch.context() as patch:
-        half_the_noise(patch)
-        assert verify_run(runs["transitions"]).failed == ["noise scale"]
+        less_noise(patch)
+        assert verify_run(runs["transitions"]).failed == ["answer noise"]
     with monkeypatch.context() as patch:
-        patch.setattr(release, "SCALE", 1.01)
-        assert verify_run(runs["transitions"]).failed == ["contribution bound"]
-    with monkeypatch.context() as patch:
-        resume_that_redraws_noise(patch)
-        assert verify_run(runs["popularity"]).failed == ["resume equality"]
+        any_replay_is_taken(patch)
+        assert verify_run(runs["popularity"]).failed == [RESUME]
+
+
+def test_vectors_of_norm_1_3(runs, monkeypatch):
+    """The Curator's query refuses them; and where that check is missing, the sensitivity is measured."""
+    for module in (histogram, transitions):
+        monkeypatch.setattr(module, "SCALE", 1.3)
+    found = verify_run(runs["transitions"])
+    assert set(found.failed) == {"answers planned", RESUME}
+    assert "norm 1.3, above its bound" in found.checks[0].detail
+
+    def unchecked(name, vectors, people, cells, bound, grid):
+        total = np.zeros(cells)
+        for _, cell, value in vectors:
+            total += np.bincount(cell, weights=np.trunc(value / grid), minlength=cells)
+        return total.astype(np.int64)
+
+    monkeypatch.setattr(query, "sum_on_grid", unchecked)
+    found = verify_run(runs["transitions"])
+    assert found.failed == ["answer sensitivity"]
+    assert "item histogram 1.300000 of 1" in found.checks[1].detail
 
 
 def shorter_ledger(run: Path) -> None:
@@ -250,6 +328,31 @@ def smaller_epsilon_at_one_over_users(run: Path) -> None:
     stated = json.loads((run / "privacy.json").read_text())
     stated["epsilon_at_delta_1_over_users"] *= 0.99
     (run / "privacy.json").write_text(json.dumps(stated))
+
+
+def restated(run: Path, *names: str, value) -> None:
+    stated = json.loads((run / "privacy.json").read_text())
+    part = stated
+    for name in names[:-1]:
+        part = part[name]
+    part[names[-1]] = value
+    (run / "privacy.json").write_text(json.dumps(stated))
+
+
+def other_neighbours(run: Path) -> None:
+    restated(run, "neighbours", value="one user is added or removed")
+
+
+def a_finer_grid(run: Path) -> None:
+    restated(run, "noise", "grid", value="none")
+
+
+def a_silent_assumption(run: Path) -> None:
+    restated(run, "assumptions", value=["none" for _ in json.loads((run / "privacy.json").read_text())["assumptions"]])
+
+
+def a_public_catalogue(run: Path) -> None:
+    restated(run, "data", "catalogue", value="public")
 
 
 def hashes_that_fit(run: Path) -> None:
@@ -272,6 +375,9 @@ def objects_in_numpy(run: Path) -> None:
 
 TAMPERED = {
     shorter_ledger: {"ledger against statement"},
+    other_neighbours: {"ledger against statement"},
+    a_finer_grid: {"ledger against statement"},
+    a_public_catalogue: {"data against statement"},
     smaller_epsilon: {"recount of epsilon"},
     smaller_epsilon_at_one_over_users: {"recount of epsilon"},
     a_pickle: {"no pickle"},
@@ -284,12 +390,23 @@ TAMPERED = {
 @pytest.mark.parametrize("model", ["popularity", "gru"])
 def test_tampered_papers_turn_exactly_their_check_red(runs, tamper, model, tmp_path, monkeypatch):
     if model == "gru":  # the papers alone: the training is checked above
-        monkeypatch.setattr(verify_run_module, "_check_network", lambda *a: None)
+        monkeypatch.setattr(verify_run_module, "_check_small", lambda *a: None)
         monkeypatch.setattr(verify_run_module, "check_resume", lambda *a: Found(True, "left out, to be quick"))
     run = copied(runs[model], tmp_path / "run")
     tamper(run)
     hashes_that_fit(run)
     assert set(verify_run(run).failed) == TAMPERED[tamper]
+
+
+def test_the_assumption_of_float32_is_stated_where_there_are_steps(runs, tmp_path):
+    statement = load_model(runs[NETWORK]).statement
+    assert ledger_against_statement(runs[NETWORK], statement, load_model(runs[NETWORK]).recipe).good
+    run = copied(runs[NETWORK], tmp_path / "run")
+    a_silent_assumption(run)
+    hashes_that_fit(run)
+    changed = load_model(run)
+    assert "assumption of float32" in ledger_against_statement(run, changed.statement, changed.recipe).detail
+    assert load_model(runs["popularity"]).statement.assumptions == ()
 
 
 def test_the_command_prints_a_table_and_exits_with_1_on_a_failure(runs, dpformer, tmp_path):

@@ -1,0 +1,125 @@
+"""The choice of cells that are not public: the threshold against closed forms and a simulation, and what leaves."""
+
+import math
+
+import numpy as np
+import polars as pl
+import pytest
+from scipy.stats import binom, norm
+
+from dpformer.data import Sequences
+from dpformer.errors import PrivacyError
+from dpformer.privacy import Curator, Keys, create_ledger, make_plan
+from dpformer.privacy.plan import beside_threshold
+from dpformer.privacy.selection import threshold
+from dpformer.statistics.histogram import Histogram
+from dpformer.statistics.item_selection import ITEMS, ItemCounts
+
+TINY = 1e-6
+
+
+def people(*sequences: list[int]) -> Sequences:
+    offsets = np.concatenate([[0], np.cumsum([len(s) for s in sequences])]).astype(np.int64)
+    items = np.array([item for s in sequences for item in s], dtype=np.int32)
+    return Sequences(pl.Series("user_id", range(len(sequences))), items, offsets)
+
+
+@pytest.mark.parametrize("std", [0.3, 1.0, 2.7, 10.0])
+@pytest.mark.parametrize("delta", [1e-3, 1e-6, 1e-9])
+@pytest.mark.parametrize("most", [1, 7, 2000])
+def test_the_threshold_is_the_smallest_that_keeps_the_probability(std, delta, most):
+    def named(t: float) -> float:
+        return max(n * norm.sf((t - 1 / math.sqrt(n)) / std) for n in range(1, most + 1))
+
+    t = threshold(std, delta, most)
+    assert named(t) <= delta
+    assert named(t * (1 - 1e-6) - 1e-6) > delta * (1 - 1e-9)
+
+
+def test_one_item_has_the_closed_form():
+    assert threshold(2.0, 1e-6, 1) == pytest.approx(1 + 2 * norm.isf(1e-6), rel=1e-6)
+
+
+def test_a_delta_outside_of_its_range_is_refused():
+    with pytest.raises(PrivacyError, match="threshold"):
+        threshold(1.0, 0.0, 10)
+
+
+PLAN = make_plan(40, 6.0, 1e-2, shares={ITEMS: 1.0}, threshold_delta=5e-3)
+
+
+def ask(folder, log: Sequences, ids: list[str], seed: int | None = None, plan=PLAN):
+    with create_ledger(folder, plan) as ledger:
+        return Curator(log, plan, ledger, Keys(seed)).ask(ItemCounts(ids))
+
+
+def test_items_that_many_have_are_named_and_rare_ones_are_not(tmp_path):
+    log = people(*([1, 2] for _ in range(39)), [3])
+    answer = ask(tmp_path, log, ["a", "b", "c"])
+    assert answer.labels == ("a", "b")
+    assert answer.values[ITEMS].shape == (2,)
+    assert (answer.values[ITEMS] % answer.grid == 0).all()
+
+
+def test_an_item_of_one_person_is_named_as_rarely_as_planned(tmp_path):
+    """One person with one item of their own: the probability is at most the threshold's delta; without threshold it is 1."""
+    log = people(*([] for _ in range(39)), [1])
+    trials = 400
+    named = sum(bool(ask(tmp_path / str(k), log, ["odd"]).labels) for k in range(trials))
+    assert named <= binom.isf(TINY, trials, PLAN.threshold_delta)
+    least = threshold(PLAN.releases[0].noise_multiplier, PLAN.threshold_delta, 1)
+    assert norm.sf((least - 1) / PLAN.releases[0].noise_multiplier) == pytest.approx(PLAN.threshold_delta, rel=1e-3)
+
+
+def test_a_threshold_that_is_too_low_would_be_seen(tmp_path, monkeypatch):
+    """The control of the test above: at a threshold of 1 every second release names the item."""
+    monkeypatch.setattr("dpformer.privacy.selection.threshold", lambda std, delta, most: 1.0)
+    log = people(*([] for _ in range(39)), [1])
+    named = sum(bool(ask(tmp_path / str(k), log, ["odd"]).labels) for k in range(40))
+    assert named > binom.isf(TINY, 40, PLAN.threshold_delta)
+
+
+def test_the_budget_pays_for_the_threshold():
+    plain = make_plan(40, 6.0, 1e-2, shares={ITEMS: 1.0})
+    assert PLAN.releases[0].noise_multiplier > plain.releases[0].noise_multiplier
+    spent = beside_threshold(PLAN.mechanisms(), PLAN.delta, PLAN.threshold_delta)
+    assert spent.epsilon == pytest.approx(6.0, rel=1e-5)
+    assert spent.epsilon <= 6.0
+    assert PLAN.total == spent
+    with pytest.raises(PrivacyError, match="threshold delta"):
+        make_plan(40, 6.0, 1e-2, shares={ITEMS: 1.0}, threshold_delta=1e-2)
+
+
+def test_a_plan_without_a_threshold_names_nothing(tmp_path):
+    plan = make_plan(40, 6.0, 1e-2, shares={ITEMS: 1.0})
+    with pytest.raises(PrivacyError, match="threshold"):
+        ask(tmp_path, people(*([1] for _ in range(40))), ["a"], plan=plan)
+
+
+def test_a_selection_that_the_plan_has_no_threshold_for_is_refused_and_nothing_is_charged(tmp_path):
+    """Two selections would name twice what one threshold delta pays for."""
+    log = people(*([1] for _ in range(40)))
+    without = make_plan(40, 6.0, 1e-2, shares={ITEMS: 1.0})
+    later = make_plan(40, 6.0, 1e-2, shares={"first": 0.5, ITEMS: 0.5}, threshold_delta=5e-3)
+    for plan, asked in ((without, 0), (later, 1)):
+        with create_ledger(tmp_path / str(asked), plan) as ledger:
+            curator = Curator(log, plan, ledger, Keys())
+            if asked:
+                curator.ask(Histogram(1, name="first"))
+            with pytest.raises(PrivacyError, match="no threshold"):
+                curator.ask(ItemCounts(["a"]))
+            assert len(ledger.account().entries) == asked
+
+
+def test_the_grid_does_not_tell_how_many_items_there_are(tmp_path):
+    """Above 2^24 numbers a grid is finer; the number of items of a selection is private."""
+
+    class Many(ItemCounts):
+        numbers = 2**26
+
+        def sum(self, people, sample, grid):
+            assert grid == 2.0**-26
+            raise KeyboardInterrupt
+
+    with create_ledger(tmp_path, PLAN) as ledger, pytest.raises(KeyboardInterrupt):
+        Curator(people([1]), PLAN, ledger, Keys()).ask(Many(["a"]))
