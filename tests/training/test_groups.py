@@ -21,7 +21,7 @@ def test_more_people_than_stated_are_never_drawn_from_a_group(users, batch):
     """By the exact tail of the binomial law, over all groups of a million steps."""
     groups = Groups.of(users, batch / users)
     count = -(-users // groups.block)
-    assert groups.most <= 2048
+    assert groups.most <= 4768
     assert 10**6 * count * binom.sf(groups.most, groups.block, batch / users) < 1e-12
 
 

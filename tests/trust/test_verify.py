@@ -245,7 +245,7 @@ DEFECTS = {
     noise_twice_the_same: {"noise scale", "answer noise"},
     another_sampler: {"sampler"},
     no_cross_term: {"norms"},
-    a_dropped_user: {"every user once", "float32 slack"},
+    a_dropped_user: {"every user once"},
     division_by_the_realised_batch: {"expected-batch division"},
     a_frozen_parameter: {"parameters recorded"},
     a_parameter_that_never_moves: {"parameters moving"},
@@ -265,6 +265,9 @@ def test_a_planted_defect_turns_exactly_its_check_red(runs, defect, monkeypatch)
     if defect is no_cross_term:
         # The bound too, if the two sides of some sample point the same way: that depends on the weights.
         failed -= {"contribution bound"}
+    if defect is a_dropped_user:
+        # Nearly always: who takes the place of somebody who leaves depends on who was drawn.
+        failed -= {"float32 slack"}
     assert failed == DEFECTS[defect]
 
 

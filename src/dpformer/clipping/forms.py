@@ -280,9 +280,12 @@ def add_to_rows(out: Tensor, rows: Tensor, values: Tensor) -> None:
     """`out[rows[k]] += values[k]`, added up in float64 first: a row that many samples share is a long sum, and rounding in it
     would grow with its length when samples agree.
     """
-    distinct, place = rows.unique(return_inverse=True)
-    sums = torch.zeros(len(distinct), values.shape[1], dtype=torch.float64, device=values.device)
-    out.index_add_(0, distinct, sums.index_add_(0, place, values.double()).to(out.dtype))
+    if len(out) <= len(rows):
+        out += out.new_zeros(out.shape, dtype=torch.float64).index_add_(0, rows, values.double())
+        return
+    distinct, place = rows.unique(return_inverse=True)  # of a large table: memory for the rows that occur
+    sums = values.new_zeros(len(distinct), values.shape[1], dtype=torch.float64).index_add_(0, place, values.double())
+    out.index_add_(0, distinct, sums.to(out.dtype))
 
 
 def add_weighted_rows(out: Tensor, rows: Tensor, weights: Tensor) -> None:
