@@ -31,21 +31,3 @@ def test_a_seed_gives_the_same_answer_again_and_another_seed_another(people):
     first = answer(people, 1)
     np.testing.assert_array_equal(first, answer(people, 1))
     assert (first != answer(people, 2)).mean() > 0.99
-
-
-def test_the_histogram_has_the_same_draws_at_every_epsilon(people):
-    """What the page of `reproduce transitions` says: noise of one seed is the same, but for its size."""
-    plans = {epsilon: make_plan(len(people), epsilon, 1e-5, shares={HISTOGRAM: 1.0}) for epsilon in (4.0, 8.0)}
-    items = int(people.items.max())
-    exact = Histogram(items).sum(people, _everybody(people), 2.0**-26)[HISTOGRAM] * 2.0**-26
-    noise = {
-        epsilon: (answer(people, 1, epsilon) - exact) / plan.releases[0].noise_multiplier
-        for epsilon, plan in plans.items()
-    }
-    np.testing.assert_allclose(noise[4.0], noise[8.0], atol=1e-6)
-
-
-def _everybody(people):
-    from dpformer.privacy import Sample
-
-    return Sample(np.arange(len(people)), bytes(32))

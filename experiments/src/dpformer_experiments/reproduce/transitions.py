@@ -178,8 +178,7 @@ def _notes(result: dict[str, Any]) -> list[str]:
         "user's events are replaced by none; no sampling. Prototype: NDCG@10 / HIT@10 that the statistics were expected to "
         "reach. Head, torso and tail: targets among the most frequent items that make up 50 %, the next 30 % and the last 20 % "
         "of the events.",
-        "The same seeds are used at every epsilon and in every model, and what is asked first has the same draws then, scaled to "
-        "its noise: rows are not independent.",
+        "The same seeds are used at every epsilon and in every model.",
         *(f"{name}: {line}." for name, line in result["protocols"].items()),
     ]
 
