@@ -309,7 +309,7 @@ def end_is_written(folder: Path) -> bool:
 def step_of(folder: Path) -> int:
     """The step of a run's newest checkpoint; -1 without one."""
     found = sorted((folder / "private").glob("checkpoint-*/state.json"))
-    return int(json.loads(found[-1].read_text())["step"]) if found else -1
+    return int(json.loads(found[-1].read_text()).get("step", 0)) if found else -1
 
 
 def can_mount() -> bool:
