@@ -12,8 +12,8 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from dpformer import PhantomClipping
 from dpformer.data import demo_frame
+from dpformer.fit.module_sum import ModuleGradientSum
 from dpformer.privacy import Curator, Keys, create_ledger, make_plan
-from dpformer.training.module_sum import ModuleGradientSum
 
 # Everyone's titles, oldest first, cut or filled up to 48 bytes.
 texts = demo_frame().sort("timestamp").group_by("user_id").agg("title")["title"].to_list()

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from dpformer.privacy import GaussianRelease, epsilon, gaussian_multiplier
-from dpformer.privacy.tradeoff import delta_curve, power
+from dpformer.privacy.attack_bounds import delta_curve, power
 from dpformer.report.svg import Axis, Series, lines
 
 DELTA = 1e-5

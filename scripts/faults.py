@@ -299,8 +299,8 @@ def short_of_memory(kind: str, step: int) -> Fault:
     def install() -> None:
         import torch
 
-        from dpformer.training.trainer import Trainer
-        from dpformer.training.workers import Worker
+        from dpformer.fit.dpsgd import Trainer
+        from dpformer.fit.workers import Worker
 
         real, make_step, at = Worker.add, Trainer.make_step, [0]
 

@@ -31,9 +31,9 @@ import torch
 
 from dpformer.cli import main
 from dpformer.errors import DPFormerError
+from dpformer.fit import recipe
+from dpformer.fit.run import Run
 from dpformer.privacy import Curator, Keys, chain, ledger, plan, read_ledger, spending, statement
-from dpformer.training import recipe
-from dpformer.training.run import Run
 
 SMALL = {"epsilon": 20, "delta": 0.001, "d": 8, "max_length": 6, "epochs": 5}
 STEPS = 10
@@ -108,7 +108,7 @@ def _text(path: Path) -> str:
 
 def import_all() -> None:
     """What commands import when they run, and what torch imports when the first optimiser is made."""
-    for name in ("cli.app", "training.session", "training.released", "cli.output", "data"):
+    for name in ("cli.app", "fit.session", "artifact.artifact", "cli.output", "data"):
         importlib.import_module(f"dpformer.{name}")
     torch.optim.Adam([torch.nn.Parameter(torch.zeros(1))])
 
@@ -286,7 +286,7 @@ def stop_after(steps: int) -> Fault:
     """SIGTERM, as `kill` sends it, after so many steps."""
 
     def install() -> None:
-        from dpformer.training.trainer import Trainer
+        from dpformer.fit.dpsgd import Trainer
 
         real = Trainer.make_step
 

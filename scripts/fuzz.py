@@ -29,21 +29,21 @@ if "--inside" in sys.argv:  # atheris counts coverage in what is imported under 
     import atheris
 
     with atheris.instrument_imports(include=["dpformer"]):
-        for part in ("training.released", "training.session", "data.read", "data.json_lines", "privacy.ledger"):
+        for part in ("artifact.artifact", "fit.session", "data.read", "data.read.json_lines", "privacy.ledger"):
             importlib.import_module(f"dpformer.{part}")
 
 import polars as pl
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
+from dpformer.artifact.artifact import load_model
+from dpformer.artifact.sizes import column_hashes
 from dpformer.data import load, prepare, save
 from dpformer.errors import DPFormerError
+from dpformer.files import sha256
+from dpformer.fit.recipe import make_recipe
+from dpformer.fit.session import begin
 from dpformer.privacy import parse_statement, read_ledger
-from dpformer.training.files import sha256
-from dpformer.training.recipe import make_recipe
-from dpformer.training.released import load_model
-from dpformer.training.session import begin
-from dpformer.training.sizes import column_hashes
 
 WORK = Path(tempfile.mkdtemp(prefix="dpformer-fuzz-"))
 USERS = [f"u{n}" for n in range(6)]

@@ -25,8 +25,8 @@ import polars as pl
 def make_run(folder: Path, items: int, model: str) -> Path:
     """A private run over so many items. What it learned does not matter here: the work of an answer is the same."""
     from dpformer.data import prepare, save
-    from dpformer.training.recipe import make_recipe
-    from dpformer.training.session import begin
+    from dpformer.fit.recipe import make_recipe
+    from dpformer.fit.session import begin
 
     random = np.random.default_rng(0)
     item = np.concatenate([np.arange(items), random.zipf(1.3, 2 * items) % items])

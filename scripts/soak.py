@@ -31,14 +31,14 @@ import polars as pl
 import torch
 from safetensors.torch import load_file
 
+from dpformer.artifact.artifact import load_model
 from dpformer.data import load, prepare, save
 from dpformer.evaluation import evaluate, held_out
+from dpformer.fit.recipe import Recipe, make_recipe
+from dpformer.fit.run import Run
+from dpformer.fit.session import begin, go_on
 from dpformer.privacy import Sample, parse_statement, read_ledger
 from dpformer.privacy.query import grid_step
-from dpformer.training.recipe import Recipe, make_recipe
-from dpformer.training.released import load_model
-from dpformer.training.run import Run
-from dpformer.training.session import begin, go_on
 
 MARK = "Zq7-unmistakable"
 

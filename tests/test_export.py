@@ -12,12 +12,12 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
+from dpformer.artifact.artifact import load_model
 from dpformer.data import prepare, save
 from dpformer.export import export_run, graph_of
-from dpformer.training.recipe import make_recipe
-from dpformer.training.released import load_model
-from dpformer.training.session import begin
-from tests.training.conftest import ITEMS, small_log
+from dpformer.fit.recipe import make_recipe
+from dpformer.fit.session import begin
+from tests.fit.conftest import ITEMS, small_log
 
 KINDS = {
     "transformer": {"d": 8, "heads": 2, "blocks": 2, "max_length": 6},

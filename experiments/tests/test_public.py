@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dpformer.models.statistics.stages import Measured
+from dpformer.statistics.combine import Measured
 from dpformer_experiments.reproduce.public_facts import Facts, class_log_lift, facts, pair_classes
 
 

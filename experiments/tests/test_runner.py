@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dpformer.errors import DPFormerError
-from dpformer.training.recipe import Recipe, make_recipe
+from dpformer.fit.recipe import Recipe, make_recipe
 from dpformer_experiments.reproduce import convergence, runner, tables, work
 from dpformer_experiments.reproduce.cells import Cell
 from dpformer_experiments.reproduce.estimate import Estimates, Speed
@@ -234,7 +234,7 @@ def test_the_command_of_a_cell_is_its_recipe():
     """What is printed for people to type gives the recipe that was trained."""
     import shlex
 
-    from dpformer.cli.train import _settings
+    from dpformer.cli.fit import _settings
     from dpformer_experiments.reproduce.methods import METHODS
 
     for cell in [cell for method in METHODS for cell in method.cells("amazon-games", 1)]:

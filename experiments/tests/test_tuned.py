@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from dpformer.data import demo_frame, prepare
-from dpformer.data.splits import without_last
-from dpformer.models.statistics import Popularity
+from dpformer.data.split import without_last
+from dpformer.models.popularity import Popularity
 from dpformer.privacy import (
     GaussianRelease,
     Sample,

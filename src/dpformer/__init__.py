@@ -10,7 +10,7 @@ _EXPORTS = {
     "DPFormer": "dpformer.estimator",
     "PhantomClipping": "dpformer.clipping",
     "TiedCrossEntropy": "dpformer.clipping",
-    "load_model": "dpformer.training.released",
+    "load_model": "dpformer.artifact.artifact",
     "prepare": "dpformer.data",
     "prepare_named": "dpformer.data",
 }

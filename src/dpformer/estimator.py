@@ -11,17 +11,17 @@ from typing import Any
 
 import polars as pl
 
+from dpformer.artifact.artifact import Released, load_model
 from dpformer.data import Dataset, prepare
 from dpformer.data import save as save_data
 from dpformer.errors import DPFormerError
 from dpformer.evaluation import Evaluation, evaluate, held_out
+from dpformer.fit.events import Tracker
+from dpformer.fit.folder import EVENTS, LOCAL
+from dpformer.fit.recipe import make_recipe
+from dpformer.fit.run import Progress
+from dpformer.fit.session import begin
 from dpformer.privacy import PrivacyStatement
-from dpformer.training.folder import EVENTS, LOCAL
-from dpformer.training.recipe import make_recipe
-from dpformer.training.released import Released, load_model
-from dpformer.training.run import Progress
-from dpformer.training.session import begin
-from dpformer.training.trackers import Tracker
 
 
 class DPFormer:

@@ -18,11 +18,11 @@ import numpy as np
 from scipy.stats import binom
 
 from dpformer.data import Sequences, load
+from dpformer.fit.recipe import Recipe
+from dpformer.fit.session import begin
 from dpformer.privacy import Answer, Curator
 from dpformer.privacy.query import SCALE, Statistic
 from dpformer.statistics.histogram import Histogram
-from dpformer.training.recipe import Recipe
-from dpformer.training.session import begin
 from tests.attacks.support import Target
 
 
@@ -77,8 +77,8 @@ def emptied(people: Sequences, out: np.ndarray) -> Sequences:
 def release(folder: Path, data: Path, recipe: Recipe, curator: Callable[..., Any]) -> Path:
     """A released folder, made as `dpformer fit` makes it; `curator` stands where `Curator` does: (people, plan, ledger, keys)."""
     with (
-        mock.patch("dpformer.training.run.Curator", curator),
-        mock.patch("dpformer.training.one_shot.Curator", curator),
+        mock.patch("dpformer.fit.run.Curator", curator),
+        mock.patch("dpformer.fit.one_shot.Curator", curator),
     ):
         assert begin(folder, data, recipe).train()
     return folder

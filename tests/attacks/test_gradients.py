@@ -18,10 +18,10 @@ import torch
 from dpformer import PhantomClipping
 from dpformer.data import Sequences, demo_frame, prepare, save
 from dpformer.errors import PrivacyError
+from dpformer.fit.module_sum import ModuleGradientSum
+from dpformer.fit.recipe import make_recipe
 from dpformer.privacy import GRADIENTS, Answer, Curator, Sample, make_plan
 from dpformer.privacy.query import grid_step
-from dpformer.training.module_sum import ModuleGradientSum
-from dpformer.training.recipe import make_recipe
 from tests.attacks.folders import emptied, release
 
 USERS = 200

@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 
 from dpformer.data import Sequences, demo_frame, prepare
-from dpformer.models.statistics.settings import TransitionSettings
-from dpformer.models.statistics.stages import measure
 from dpformer.privacy import Answer, Curator, Keys, PrivacyPlan, Sample, create_ledger, make_plan
 from dpformer.privacy.noise import rounded_gaussian
 from dpformer.privacy.query import Query
+from dpformer.statistics.combine import measure
 from dpformer.statistics.histogram import HISTOGRAM, Histogram
+from dpformer.statistics.settings import TransitionSettings
 from tests.attacks.folders import emptied, least_right, most_right, phi
 
 RELEASES = 400

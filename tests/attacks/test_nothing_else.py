@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from dpformer.data import Dataset, Sequences, demo_frame, prepare, save
+from dpformer.fit.recipe import Recipe, make_recipe
 from dpformer.privacy import Answer, Curator
-from dpformer.training.recipe import Recipe, make_recipe
 from tests.attacks.folders import Hearing, release
 
 USERS = 200

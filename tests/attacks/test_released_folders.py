@@ -16,11 +16,11 @@ from safetensors.numpy import load_file
 
 from dpformer.data import demo_frame, prepare, save
 from dpformer.data.named import ML_1M, prepare_named
-from dpformer.models.statistics import TransitionSettings
+from dpformer.fit.recipe import Recipe, make_recipe
 from dpformer.privacy import Answer, Curator
 from dpformer.privacy.query import grid_step
 from dpformer.statistics.histogram import histogram_of
-from dpformer.training.recipe import Recipe, make_recipe
+from dpformer.statistics.settings import TransitionSettings
 from tests.attacks.folders import Game, Hearing, OldNoise, most_right, phi, release, right, wrong
 from tests.attacks.support import Float32Noise, GridNoise, PriorAttack, Target, attack_scores
 from tests.conftest import find_set

@@ -16,11 +16,11 @@ import pytest
 from safetensors.numpy import load_file
 
 from dpformer.data import Sequences, demo_frame, load, prepare, save
+from dpformer.fit.recipe import make_recipe
 from dpformer.privacy import Answer, Curator, Keys, Sample, read_ledger
 from dpformer.privacy.noise import rounded_gaussian
 from dpformer.privacy.query import Query, grid_step
 from dpformer.statistics.histogram import Histogram
-from dpformer.training.recipe import make_recipe
 from tests.attacks.folders import emptied, release
 
 SEED = 20

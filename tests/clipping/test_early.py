@@ -6,11 +6,11 @@ from torch import nn
 from torch.overrides import handle_torch_function, has_torch_function
 
 from dpformer.clipping import PhantomClipping, phantom, register_rule
-from dpformer.clipping.forms import Outer
-from dpformer.clipping.tape import Use
+from dpformer.clipping.algebra import Outer
+from dpformer.clipping.recorder import Use
 from dpformer.errors import ClippingError
+from dpformer.fit.workers import Worker
 from dpformer.models.transformer import Transformer
-from dpformer.training.workers import Worker
 from tests.clipping.oracle import assert_exact
 
 pytestmark = pytest.mark.usefixtures("float64")

@@ -8,7 +8,9 @@ from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
 from dpformer import PhantomClipping
-from dpformer.clipping import Dense, forms, register_rule, tape
+from dpformer.clipping import Dense, register_rule
+from dpformer.clipping import algebra as forms
+from dpformer.clipping import recorder as tape
 from dpformer.errors import ClippingError
 from tests.clipping.models import Tied
 from tests.clipping.oracle import assert_exact, loop

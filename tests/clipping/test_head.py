@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from dpformer import PhantomClipping, TiedCrossEntropy
-from dpformer.clipping import head as head_module
+from dpformer.clipping import tied_head as head_module
 from dpformer.errors import ClippingError
 from tests.clipping.oracle import assert_exact
 

@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from dpformer import PhantomClipping
-from dpformer.clipping.tape import Tape
+from dpformer.clipping.recorder import Tape
 from tests.clipping.oracle import assert_exact
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")

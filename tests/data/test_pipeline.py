@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from dpformer.data import Dataset, Filter, Sequences, prepare, prepare_named, split, statistics
 from dpformer.data.filters import keep_frequent
-from dpformer.data.ids import encode_items, encode_users, sorted_ids
+from dpformer.data.read.ids import encode_items, encode_users, sorted_ids
 
 PAIRS = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), min_size=1, max_size=60)
 

@@ -18,13 +18,13 @@ import torch
 
 from dpformer.data import load
 from dpformer.errors import DPFormerError
-from dpformer.training import folder as folder_module
-from dpformer.training import run as run_module
-from dpformer.training import together
-from dpformer.training.ranks import Ranks, join
-from dpformer.training.recipe import Recipe
-from dpformer.training.run import resume, start
-from tests.training.conftest import data, quick_accounting, small_recipe  # noqa: F401
+from dpformer.fit import folder as folder_module
+from dpformer.fit import run as run_module
+from dpformer.fit.distributed import together
+from dpformer.fit.distributed.ranks import Ranks, join
+from dpformer.fit.recipe import Recipe
+from dpformer.fit.run import resume, start
+from tests.fit.conftest import data, quick_accounting, small_recipe  # noqa: F401
 
 Work = Callable[[Ranks], Any]
 SECONDS = 120.0

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from dpformer.fit.distributed.ranks import Ranks
+from dpformer.fit.distributed.together import follow
 from dpformer.privacy import plan as plan_module
 from dpformer.privacy import statement as statement_module
-from dpformer.training.ranks import Ranks
-from dpformer.training.together import follow
 
 
 def together(size: int, function: Callable[..., Any], *arguments: Any, failing: bool = False) -> list[Any]:
@@ -29,7 +29,7 @@ def together(size: int, function: Callable[..., Any], *arguments: Any, failing: 
     with tempfile.TemporaryDirectory() as folder:
         # Forked from a process that has imported all this and done nothing else: as clean as a new one, without its seconds.
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["dpformer.training.run", "polars", "pytest"])
+        context.set_forkserver_preload(["dpformer.fit.run", "polars", "pytest"])
         made = [context.Process(target=_enter, args=(folder, r, size, function, arguments)) for r in range(size)]
         for process in made:
             process.start()

@@ -8,16 +8,16 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from dpformer.fit.distributed.ranks import Ranks
+from dpformer.fit.distributed.together import follow
+from dpformer.fit.dpsgd import Trainer
+from dpformer.fit.gradient_sum import Groups
+from dpformer.fit.run import Run, resume
+from dpformer.fit.workers import Team, Worker
 from dpformer.privacy import read_ledger
 from dpformer.privacy.noise import rounded_gaussian
-from dpformer.training.gradient_sum import Groups
-from dpformer.training.ranks import Ranks
-from dpformer.training.run import Run, resume
-from dpformer.training.together import follow
-from dpformer.training.trainer import Trainer
-from dpformer.training.workers import Team, Worker
 from tests.distributed.conftest import begun, copied, fork_ranks, small_recipe, train_on
-from tests.training.conftest import plant_curator
+from tests.fit.conftest import plant_curator
 
 # Sums of some dozen float32 numbers of size 1 in another order, through ten steps of Adam at rate 0.01.
 TOLERANCE = 1e-5

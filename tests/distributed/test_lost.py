@@ -12,13 +12,13 @@ import pytest
 import torch
 
 from dpformer.errors import DPFormerError
+from dpformer.fit.distributed import together
+from dpformer.fit.distributed.ranks import Ranks
+from dpformer.fit.distributed.together import follow
+from dpformer.fit.gradient_sum import GradientSum
+from dpformer.fit.run import resume
+from dpformer.fit.session import begin
 from dpformer.privacy import read_ledger
-from dpformer.training import together
-from dpformer.training.gradient_sum import GradientSum
-from dpformer.training.ranks import Ranks
-from dpformer.training.run import resume
-from dpformer.training.session import begin
-from dpformer.training.together import follow
 from tests.distributed.conftest import begun, copied, fork_ranks, small_recipe, train_on
 
 

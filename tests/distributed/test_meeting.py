@@ -13,11 +13,11 @@ import pytest
 import torch.distributed as dist
 
 from dpformer.errors import DPFormerError
+from dpformer.fit.distributed.ranks import Ranks
+from dpformer.fit.distributed.rendezvous import Meeting
+from dpformer.fit.session import begin, finished, go_on
 from dpformer.privacy import read_ledger
-from dpformer.training.meeting import Meeting
-from dpformer.training.ranks import Ranks
-from dpformer.training.session import begin, finished, go_on
-from tests.training.conftest import data, quick_accounting, small_recipe  # noqa: F401
+from tests.fit.conftest import data, quick_accounting, small_recipe  # noqa: F401
 
 Open = Callable[..., Meeting]
 

@@ -12,15 +12,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from dpformer.fit.distributed import together
+from dpformer.fit.distributed.ranks import Ranks
+from dpformer.fit.distributed.together import follow
+from dpformer.fit.recipe import Recipe, make_recipe
+from dpformer.fit.session import begin, go_on
 from dpformer.privacy import GRADIENTS, read_ledger
-from dpformer.training import together
-from dpformer.training.ranks import Ranks
-from dpformer.training.recipe import Recipe, make_recipe
-from dpformer.training.session import begin, go_on
-from dpformer.training.together import follow
 from tests.distributed.processes import ranks_of
 from tests.distributed.processes import together as run_together
-from tests.training.conftest import data, quick_accounting  # noqa: F401
+from tests.fit.conftest import data, quick_accounting  # noqa: F401
 
 BUDGET: dict[str, Any] = {"epsilon": 20.0, "delta": 1e-3, "seed": 1}
 SMALL: dict[str, Any] = {**BUDGET, "d": 8, "max_length": 6}

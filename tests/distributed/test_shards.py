@@ -12,10 +12,10 @@ from dpformer.data import load
 from dpformer.data.store import ITEMS, SHARDS, finish
 from dpformer.data.summary import item_counts
 from dpformer.errors import DataError
+from dpformer.fit.session import begin, go_on
 from dpformer.privacy import read_ledger
-from dpformer.training.session import begin, go_on
 from tests.distributed.processes import ranks_of, together, train
-from tests.training.conftest import data, quick_accounting, small_recipe  # noqa: F401
+from tests.fit.conftest import data, quick_accounting, small_recipe  # noqa: F401
 
 RECIPES = {
     "network": small_recipe(vocabulary=11, popularity_bias=True, histogram_share=0.1, dropout=0.2),

@@ -20,7 +20,7 @@ from dpformer.errors import DataError, DPFormerError
 from dpformer.evaluation import evaluate, held_out, metrics, rank, ranking
 from dpformer.evaluation.evaluate import popularity_classes
 from dpformer.evaluation.metrics import CUTOFFS
-from dpformer.models.statistics import Popularity
+from dpformer.models.popularity import Popularity
 from dpformer.models.transformer import Transformer
 
 ITEMS = 30

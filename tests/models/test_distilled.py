@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from dpformer.models.distilled import Teacher, distil
+from dpformer.fit.distil import Teacher, distil
 from dpformer.models.recurrent import GRURecommender
-from dpformer.models.statistics import TransitionSettings
 from dpformer.models.transformer import Transformer
+from dpformer.statistics.settings import TransitionSettings
 from tests.models.test_transitions import HISTORIES, ITEMS, batch, fitted
 
 

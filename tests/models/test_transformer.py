@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from dpformer import PhantomClipping, TiedCrossEntropy
-from dpformer.clipping.tape import Tape
+from dpformer.clipping.recorder import Tape
 from dpformer.models import attention, error
 from dpformer.models.recurrent import GRURecommender, LSTMRecommender
 from dpformer.models.transformer import ReAttention, Transformer

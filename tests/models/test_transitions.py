@@ -7,8 +7,12 @@ import torch
 from dpformer.data import demo_frame, prepare
 from dpformer.errors import DPFormerError
 from dpformer.evaluation import evaluate, held_out
-from dpformer.models.statistics import DPPopularity, DPTransitions, Popularity, TransitionSettings, bayes, low_rank
+from dpformer.models.popularity import DPPopularity, Popularity
+from dpformer.models.transitions import DPTransitions
 from dpformer.privacy import Curator, Keys, create_ledger, make_plan
+from dpformer.statistics import low_rank
+from dpformer.statistics import posterior as bayes
+from dpformer.statistics.settings import TransitionSettings
 from tests.asking import Asking, Replay
 from tests.people import people
 

@@ -13,7 +13,7 @@ from dpformer.errors import PrivacyError
 from dpformer.privacy import accounting
 from dpformer.privacy.accounting import epsilon
 from dpformer.privacy.calibration import calibrate, gaussian_multiplier, step_multiplier
-from dpformer.privacy.mechanisms import (
+from dpformer.privacy.charge import (
     FullBatchSteps,
     GaussianRelease,
     PoissonSteps,

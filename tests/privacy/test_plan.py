@@ -11,9 +11,9 @@ from scipy.stats import norm
 
 from dpformer.errors import PrivacyError
 from dpformer.privacy.accounting import epsilon
-from dpformer.privacy.mechanisms import FullBatchSteps, GaussianRelease, PoissonSteps
+from dpformer.privacy.attack_bounds import attack_bound, bound_from, delta_curve, power
+from dpformer.privacy.charge import FullBatchSteps, GaussianRelease, PoissonSteps
 from dpformer.privacy.plan import GRADIENTS, Planned, PrivacyPlan, make_plan, steps_of
-from dpformer.privacy.tradeoff import attack_bound, bound_from, delta_curve, power
 from dpformer.privacy.tuning import Tuning, tuned_epsilon, tuned_multiplier
 
 

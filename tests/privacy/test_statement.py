@@ -12,9 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dpformer.privacy
-from dpformer.data.splits import without_last
+from dpformer.data.split import without_last
 from dpformer.errors import PrivacyError
+from dpformer.fit.stated import TRAINED_ON
 from dpformer.privacy.accounting import epsilon
+from dpformer.privacy.attack_bounds import attack_bound, percent_up
 from dpformer.privacy.ledger import create_ledger, read_ledger
 from dpformer.privacy.plan import make_plan
 from dpformer.privacy.statement import (
@@ -25,10 +27,8 @@ from dpformer.privacy.statement import (
     json_schema,
     parse_statement,
 )
-from dpformer.privacy.tradeoff import attack_bound, percent_up
 from dpformer.privacy.tuning import Tuning, tuned_epsilon
 from dpformer.privacy.wording import round_up
-from dpformer.training.stated import TRAINED_ON
 from tests.people import people
 
 SCHEMA = Path(__file__).parents[2] / "docs" / "privacy.schema.json"

@@ -13,15 +13,15 @@ from xml.etree import ElementTree
 import polars as pl
 import pytest
 
-from dpformer.cli.train import _settings
+from dpformer.artifact.artifact import load_model
+from dpformer.cli.fit import _settings
 from dpformer.data import prepare, save
 from dpformer.errors import DPFormerError
 from dpformer.evaluation import evaluate, held_out
+from dpformer.fit.recipe import make_recipe
+from dpformer.fit.session import begin
 from dpformer.report import make_report
-from dpformer.training.recipe import make_recipe
-from dpformer.training.released import load_model
-from dpformer.training.session import begin
-from tests.training.conftest import small_log
+from tests.fit.conftest import small_log
 
 SCRIPT = "<script>alert(1)</script>"
 NASTY = {"i00": SCRIPT, "i01": "</style></svg>&amp;\"'", "i02": "{{ 7 * 7 }}"}

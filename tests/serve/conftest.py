@@ -16,9 +16,9 @@ pytest.importorskip("fastapi", reason="needs the extra `serve`")
 pytest.importorskip("httpx", reason="needs httpx")
 
 from dpformer.data import prepare, save
-from dpformer.training.recipe import make_recipe
-from dpformer.training.session import begin
-from tests.training.conftest import small_log
+from dpformer.fit.recipe import make_recipe
+from dpformer.fit.session import begin
+from tests.fit.conftest import small_log
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,10 @@ import pytest
 from fastapi.testclient import TestClient
 from prometheus_client.parser import text_string_to_metric_families
 
+from dpformer.artifact.artifact import load_model
 from dpformer.errors import DPFormerError
+from dpformer.files import sha256
+from dpformer.fit.run import start
 from dpformer.privacy import parse_statement
 from dpformer.serve.app import create_app
 from dpformer.serve.batcher import Batcher, BusyError
@@ -20,10 +23,7 @@ from dpformer.serve.guard import JsonLines
 from dpformer.serve.limits import Limits
 from dpformer.serve.recommender import Recommender, load_for_serving
 from dpformer.serve.search import ItemSearch
-from dpformer.training.files import sha256
-from dpformer.training.released import load_model
-from dpformer.training.run import start
-from tests.training.conftest import ITEMS, small_recipe
+from tests.fit.conftest import ITEMS, small_recipe
 
 
 @pytest.fixture(scope="module")

@@ -10,12 +10,14 @@ from hypothesis import strategies as st
 from scipy.stats import kstest, norm
 
 from dpformer.errors import DataError, PrivacyError
-from dpformer.models.statistics import DPPopularity, DPTransitions, TransitionSettings
-from dpformer.models.statistics.stages import measure
+from dpformer.models.popularity import DPPopularity
+from dpformer.models.transitions import DPTransitions
 from dpformer.privacy import Curator, Keys, create_ledger, make_plan, open_ledger, read_ledger
-from dpformer.privacy.mechanisms import composed_multiplier
+from dpformer.privacy.charge import composed_multiplier
 from dpformer.privacy.noise import rounded_gaussian
 from dpformer.privacy.query import Sample
+from dpformer.statistics.combine import measure
+from dpformer.statistics.settings import TransitionSettings
 from tests.asking import Asking
 from tests.people import people, without
 from tests.statistics.test_queries import largest_move, same_for_others

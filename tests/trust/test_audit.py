@@ -9,7 +9,7 @@ from scipy.stats import binom
 
 from dpformer.privacy import FullBatchSteps, GaussianRelease
 from dpformer.privacy.noise import rounded_gaussian
-from dpformer.trust.audit import everything
+from dpformer.trust.audit import suite as everything
 from dpformer.trust.audit.bounds import claimed_mu, epsilon_of, epsilon_refuted, most_likely_tail, mu_refuted
 from dpformer.trust.audit.controls import run_controls
 from dpformer.trust.audit.membership import judge
@@ -17,7 +17,7 @@ from dpformer.trust.audit.one_run import audit_training
 from dpformer.trust.audit.sampling import ByKeys, FixedSize, Shuffled, check_sampling
 from dpformer.trust.audit.setting import embedded
 from dpformer.trust.audit.steps import Canary, measure, power, trials_for
-from tests.training.conftest import quick_accounting  # noqa: F401
+from tests.fit.conftest import quick_accounting  # noqa: F401
 
 
 @pytest.fixture(scope="module")

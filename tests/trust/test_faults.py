@@ -20,7 +20,8 @@ from unittest import mock
 import faults
 from faulty import Stage
 from dpformer.privacy import chain
-from dpformer.training import checkpoint, folder, released, run
+from dpformer.artifact import artifact as released
+from dpformer.fit import checkpoint, folder, run
 
 def forgetful(self, fields):
     self.position = chain.Position(self.position.entries + 1, chain._line(fields)[1])

@@ -10,25 +10,27 @@ import pytest
 import torch
 from torch import nn
 
-from dpformer.clipping import forms, gradient, stream
+from dpformer.artifact.artifact import load_model
+from dpformer.clipping import algebra as forms
+from dpformer.clipping import gradient
+from dpformer.clipping import tied as stream
 from dpformer.clipping.clip import Clip
 from dpformer.data import batches, prepare, save
+from dpformer.files import sha256
+from dpformer.fit import dpsgd as trainer_module
+from dpformer.fit.recipe import Recipe, make_recipe
+from dpformer.fit.session import begin
 from dpformer.privacy import Curator, Keys, query, selection
 from dpformer.privacy.chain import CHAIN, HEAD
 from dpformer.privacy.ledger import Ledger
 from dpformer.privacy.noise import rounded_gaussian
 from dpformer.statistics import histogram, transitions
-from dpformer.training import trainer as trainer_module
-from dpformer.training.files import sha256
-from dpformer.training.recipe import Recipe, make_recipe
-from dpformer.training.released import load_model
-from dpformer.training.session import begin
 from dpformer.trust.verify import run as verify_run_module
 from dpformer.trust.verify import verify_module, verify_run
 from dpformer.trust.verify.built_in import BUILT_IN, embedded, make
 from dpformer.trust.verify.checks import Found
-from dpformer.trust.verify.papers import gaussian_delta, gaussian_epsilon, ledger_against_statement
-from tests.training.conftest import (
+from dpformer.trust.verify.folder import gaussian_delta, gaussian_epsilon, ledger_against_statement
+from tests.fit.conftest import (
     quick_accounting,  # noqa: F401  (the same plans are asked for again and again)
     small_log,
     small_recipe,

@@ -10,14 +10,14 @@ import torch
 
 from dpformer.clipping import PhantomClipping
 from dpformer.data import Sequences
+from dpformer.fit import gradient_sum
+from dpformer.fit.gradient_sum import GradientSum, Groups
+from dpformer.fit.workers import Team, Worker
 from dpformer.models.recurrent import GRURecommender
 from dpformer.models.transformer import Transformer
 from dpformer.privacy import Curator, make_plan
 from dpformer.privacy.noise import rounded_gaussian
 from dpformer.statistics.histogram import Histogram
-from dpformer.training import gradient_sum
-from dpformer.training.gradient_sum import GradientSum, Groups
-from dpformer.training.workers import Team, Worker
 from dpformer.trust.audit.sampling import FixedSize
 from dpformer.trust.verify.answers import check_answers, without
 from dpformer.trust.verify.checks import Verification

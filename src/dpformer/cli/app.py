@@ -9,6 +9,7 @@ from dpformer.cli.audit import audit
 from dpformer.cli.demo import demo
 from dpformer.cli.evaluate import evaluate
 from dpformer.cli.export import export
+from dpformer.cli.fit import fit, resume
 from dpformer.cli.plan import plan
 from dpformer.cli.plugins import Commands
 from dpformer.cli.prepare import prepare
@@ -16,7 +17,6 @@ from dpformer.cli.recommend import recommend
 from dpformer.cli.report import report
 from dpformer.cli.serve import serve
 from dpformer.cli.show import show
-from dpformer.cli.train import fit, resume
 from dpformer.cli.verify import verify
 
 app = typer.Typer(

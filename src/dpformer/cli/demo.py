@@ -18,6 +18,7 @@ def demo(
 
     from rich.table import Table
 
+    from dpformer.artifact.artifact import load_model
     from dpformer.cli.evaluate import table as figures_table
     from dpformer.cli.output import print_json, stderr, stdout
     from dpformer.cli.prepare import statistics_table
@@ -26,13 +27,12 @@ def demo(
     from dpformer.data.named import DEMO
     from dpformer.errors import DPFormerError
     from dpformer.evaluation import Scorer, evaluate, held_out
-    from dpformer.models.statistics.popularity import Popularity
+    from dpformer.files import write_file, write_json
+    from dpformer.fit.one_shot import start_one_shot
+    from dpformer.fit.recipe import make_recipe
+    from dpformer.fit.run import start
+    from dpformer.models.popularity import Popularity
     from dpformer.report import make_report
-    from dpformer.training.files import write_file, write_json
-    from dpformer.training.one_shot import start_one_shot
-    from dpformer.training.recipe import make_recipe
-    from dpformer.training.released import load_model
-    from dpformer.training.run import start
 
     data, folder = output / "data", output / "run"
     if output.exists():

@@ -20,14 +20,14 @@ def evaluate(
     as_json: Annotated[bool, typer.Option("--json", help="Figures as JSON on stdout.")] = False,
 ) -> None:
     """Rank all items for all users and write metrics.json. Figures are computed on people's data: they are not private."""
+    from dpformer.artifact.artifact import load_model
     from dpformer.cli.output import print_json, stderr, stdout
     from dpformer.data import load
     from dpformer.errors import DPFormerError
     from dpformer.evaluation import evaluate as evaluate_model
     from dpformer.evaluation import held_out
-    from dpformer.training.files import read_json, write_json
-    from dpformer.training.folder import LOCAL
-    from dpformer.training.released import load_model
+    from dpformer.files import read_json, write_json
+    from dpformer.fit.folder import LOCAL
 
     model = load_model(run)
     if data is None:

@@ -8,10 +8,10 @@ from typing import Any
 
 from dpformer.errors import PrivacyError
 from dpformer.privacy.accounting import Epsilon, epsilon
+from dpformer.privacy.attack_bounds import attack_bound
 from dpformer.privacy.calibration import coarse_calibrate, gaussian_multiplier, poisson_guess
-from dpformer.privacy.mechanisms import PoissonSteps
+from dpformer.privacy.charge import PoissonSteps
 from dpformer.privacy.plan import PrivacyPlan, steps_of
-from dpformer.privacy.tradeoff import attack_bound
 from dpformer.privacy.tuning import Tuning, tuned_epsilon, tuned_multiplier
 
 EPSILONS = (1.0, 3.0, 5.0, 8.0, 10.0)
@@ -99,8 +99,8 @@ def tuning_offer(plan: PrivacyPlan, trials: float) -> dict[str, Any] | None:
 
 def estimate(plan: PrivacyPlan, shape: Shape) -> dict[str, Any]:
     """Time and memory of the steps, from a micro-batch timed on this machine."""
-    from dpformer.training import estimate
-    from dpformer.training.recipe import make_recipe
+    from dpformer.fit import estimate
+    from dpformer.fit.recipe import make_recipe
 
     items, mean, dim, blocks = shape
     length = max(1, round(mean))

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dpformer.training.run import Progress
-    from dpformer.training.session import AnyRun
+    from dpformer.fit.run import Progress
+    from dpformer.fit.session import AnyRun
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import typer
 if TYPE_CHECKING:
     import polars as pl
 
-    from dpformer.training.released import Released
+    from dpformer.artifact.artifact import Released
 
 _ROWS = 4096
 
@@ -37,9 +37,9 @@ def recommend(
     """Rank all items as the next one after a history. Works for people whom the model has never seen."""
     import polars as pl
 
+    from dpformer.artifact.artifact import load_model
     from dpformer.cli.output import print_json, stderr, stdout
     from dpformer.errors import DPFormerError
-    from dpformer.training.released import load_model
 
     if (history is None) == (file is None):
         raise DPFormerError("give either --history or --file")

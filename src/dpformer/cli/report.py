@@ -17,8 +17,8 @@ def report(
 ) -> None:
     """Write one HTML page about runs: accuracy with its protocol, privacy in plain words, plots. It needs no network."""
     from dpformer.cli.output import print_json, stderr, stdout
+    from dpformer.files import write_file
     from dpformer.report import make_report
-    from dpformer.training.files import write_file
 
     with stderr.status("drawing ..."):
         made = make_report(runs, history or [])

@@ -13,11 +13,11 @@ def show(
     """Show a run: its state, its budget, its settings, its privacy statement."""
     import json
 
+    from dpformer.artifact.artifact import read_statement
+    from dpformer.artifact.write import refuse_unfinished
     from dpformer.cli.output import print_json, stdout
+    from dpformer.fit.folder import check_files, read_config, read_recipe
     from dpformer.privacy import epsilon, read_ledger
-    from dpformer.training.finish import refuse_unfinished
-    from dpformer.training.folder import check_files, read_config, read_recipe
-    from dpformer.training.released import read_statement
 
     config = read_config(run)
     if config.get("version") == 1:
@@ -50,7 +50,7 @@ def show(
 def _show_old(run: Path, config: dict[str, Any], as_json: bool) -> None:
     """A folder of format 1, which nothing else opens."""
     from dpformer.cli.output import print_json, stdout
-    from dpformer.training.folder import OLD_FORMAT
+    from dpformer.fit.folder import OLD_FORMAT
 
     if as_json:
         print_json({"run": str(run), "version": 1, "insecure": OLD_FORMAT, "recipe": config.get("recipe")})

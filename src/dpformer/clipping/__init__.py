@@ -1,10 +1,10 @@
 """Phantom Clipping: exact per-sample gradient clipping for any shared parameter."""
 
+from dpformer.clipping.algebra import Dense, Outer, Sparse
 from dpformer.clipping.clip import Clip
-from dpformer.clipping.forms import Dense, Outer, Sparse
-from dpformer.clipping.head import TiedCrossEntropy
 from dpformer.clipping.phantom import PhantomClipping
-from dpformer.clipping.tape import Tape, register_rule
+from dpformer.clipping.recorder import Tape, register_rule
+from dpformer.clipping.tied_head import TiedCrossEntropy
 from dpformer.clipping.views import View
 
 __all__ = ["Clip", "Dense", "Outer", "PhantomClipping", "Sparse", "Tape", "TiedCrossEntropy", "View", "register_rule"]

@@ -15,7 +15,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from dpformer.clipping.forms import (
+from dpformer.clipping.algebra import (
     Dense,
     Form,
     Outer,

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from dpformer.clipping import rules  # noqa: F401  (fills the registry)
+from dpformer.clipping.algebra import Dense, Form, Outer, merge
 from dpformer.clipping.clip import Clip, Rule
-from dpformer.clipping.forms import Dense, Form, Outer, merge
 from dpformer.clipping.gradient import (
     DenseGradients,
     Formed,
@@ -23,8 +23,8 @@ from dpformer.clipping.gradient import (
     ParameterGradient,
     Route,
 )
-from dpformer.clipping.stream import Head, StreamedGradient, Weigh
-from dpformer.clipping.tape import Tape, Use
+from dpformer.clipping.recorder import Tape, Use
+from dpformer.clipping.tied import Head, StreamedGradient, Weigh
 from dpformer.clipping.views import View
 from dpformer.clipping.workspace import Workspace
 from dpformer.errors import ClippingError

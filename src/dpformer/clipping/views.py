@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from dpformer.clipping.forms import Dense, Form, Outer, Sparse
+from dpformer.clipping.algebra import Dense, Form, Outer, Sparse
 from dpformer.clipping.gradient import matrix_shape
 
 

@@ -5,9 +5,9 @@ from dpformer.data.dataset import Dataset
 from dpformer.data.demo import demo_frame
 from dpformer.data.filters import Filter
 from dpformer.data.named import NAMED, prepare_named
-from dpformer.data.pipeline import prepare
+from dpformer.data.prepare import prepare
 from dpformer.data.sequences import Sequences
-from dpformer.data.splits import Split, split
+from dpformer.data.split import Split, split
 from dpformer.data.store import load, save
 from dpformer.data.summary import item_counts, statistics
 

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from dpformer.data.columns import ITEM, TITLE, USER
-from dpformer.data.hashing import sha256_of
-from dpformer.data.ids import id_expression, missing_id, sorted_ids
-from dpformer.data.log import Log
 from dpformer.data.read import read_items
+from dpformer.data.read.columns import ITEM, TITLE, USER
+from dpformer.data.read.ids import id_expression, missing_id, sorted_ids
+from dpformer.data.read.log import Log
 from dpformer.errors import DataError
+from dpformer.files import sha256_of
 
 PUBLIC, LOG, PRIVATE = "public", "log", "private"
 

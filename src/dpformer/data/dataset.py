@@ -8,7 +8,7 @@ import numpy as np
 import polars as pl
 
 from dpformer.data.sequences import Sequences
-from dpformer.data.splits import Split, split, without_last
+from dpformer.data.split import Split, split, without_last
 
 
 @dataclass(frozen=True)

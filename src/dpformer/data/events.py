@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 
 from dpformer.data.filters import Filter, keep_frequent
-from dpformer.data.ids import Coded, compact
+from dpformer.data.read.ids import Coded, compact
 from dpformer.data.sequences import Sequences
 
 

@@ -16,9 +16,9 @@ import polars as pl
 from dpformer.data.dataset import Dataset
 from dpformer.data.demo import demo_frame, demo_items
 from dpformer.data.filters import Filter
-from dpformer.data.hashing import sha256_of
-from dpformer.data.pipeline import prepare
+from dpformer.data.prepare import prepare
 from dpformer.errors import DataError
+from dpformer.files import sha256_of
 
 
 @dataclass(frozen=True)

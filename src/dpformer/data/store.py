@@ -12,12 +12,12 @@ import numpy as np
 import polars as pl
 
 from dpformer.data.dataset import Dataset
-from dpformer.data.hashing import sha256_of
-from dpformer.data.log import READ_ERRORS, first_line
-from dpformer.data.outcome import MANIFEST_FORMAT, MANIFEST_VERSION
+from dpformer.data.manifest import MANIFEST_FORMAT, MANIFEST_VERSION
+from dpformer.data.read.log import READ_ERRORS, first_line
 from dpformer.data.sequences import Sequences, flat
 from dpformer.data.summary import item_counts
 from dpformer.errors import DataError
+from dpformer.files import sha256_of
 
 SEQUENCES, ITEMS, MANIFEST, PLOT = "sequences.parquet", "items.parquet", "manifest.json", "long-tail.png"
 # Sequences of many users are in several files, whose users follow one another: sequences/part-00000.parquet, ...

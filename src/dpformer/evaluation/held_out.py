@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dpformer.data import Sequences
-from dpformer.data.splits import SHORTEST_SPLIT, without_last
+from dpformer.data.split import SHORTEST_SPLIT, without_last
 from dpformer.errors import DataError
 
 ITEMS = {"test": 1, "validation": 2}

@@ -12,12 +12,12 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from dpformer.artifact.artifact import Released
 from dpformer.errors import DPFormerError
-from dpformer.models.base import SequenceModel
-from dpformer.models.joined import Joined
-from dpformer.models.statistics.transitions import DPTransitions
+from dpformer.models.ensemble import Joined
+from dpformer.models.network import SequenceModel
 from dpformer.models.transformer import Transformer
-from dpformer.training.released import Released
+from dpformer.models.transitions import DPTransitions
 
 
 @dataclass(frozen=True)

@@ -20,11 +20,11 @@ import torch
 from safetensors.torch import save as to_safetensors
 from torch import Tensor
 
+from dpformer.artifact.artifact import Released, load_model
 from dpformer.errors import DPFormerError
 from dpformer.export.graphs import Graph, graph_of
-from dpformer.training.files import write_file
-from dpformer.training.folder import ITEMS, PRIVACY
-from dpformer.training.released import Released, load_model
+from dpformer.files import write_file
+from dpformer.fit.folder import ITEMS, PRIVACY
 
 ONNX, PT2, TABLE = "model.onnx", "model.pt2", "table.safetensors"
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dpformer.models.base import SequenceModel
 from dpformer.models.dropout import Dropout
+from dpformer.models.network import SequenceModel
 
 
 class _Recurrent(nn.Module):

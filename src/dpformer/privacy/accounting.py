@@ -21,7 +21,7 @@ import dp_accounting
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 
-from dpformer.privacy.mechanisms import Mechanism, check_delta, event
+from dpformer.privacy.charge import Mechanism, check_delta, event
 
 NEIGHBOURS = dp_accounting.NeighboringRelation.REPLACE_SPECIAL
 """The number of users stays, and one user's events are replaced by none."""

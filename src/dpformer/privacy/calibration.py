@@ -24,7 +24,7 @@ from dpformer.privacy.accounting import (
     pld_epsilon,
     rdp_epsilon,
 )
-from dpformer.privacy.mechanisms import (
+from dpformer.privacy.charge import (
     GaussianRelease,
     Mechanism,
     PoissonSteps,

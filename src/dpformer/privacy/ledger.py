@@ -16,7 +16,7 @@ from typing import Any
 
 from dpformer.errors import PrivacyError
 from dpformer.privacy.chain import Chain, Line, Position, create_chain, open_chain, read_chain
-from dpformer.privacy.mechanisms import GaussianRelease, Mechanism
+from dpformer.privacy.charge import GaussianRelease, Mechanism
 from dpformer.privacy.plan import GRADIENTS, PrivacyPlan
 
 _VERSION = 2

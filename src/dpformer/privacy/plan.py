@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from dpformer.errors import PrivacyError
 from dpformer.privacy.accounting import Epsilon, epsilon
 from dpformer.privacy.calibration import gaussian_multiplier, step_multiplier
-from dpformer.privacy.mechanisms import (
+from dpformer.privacy.charge import (
     FullBatchSteps,
     GaussianRelease,
     Mechanism,

@@ -5,7 +5,7 @@ events are replaced by none. `sensitivity` is how far that moves the sum at most
 
 There are two kinds. A `Statistic` is a sum of one vector for each person; it is summed here, in whole numbers, so that
 its sensitivity is exact: nobody's value depends on anybody else to the last bit. The clipped gradients of `training` exist
-only as sums of some people in float32; their sensitivity has a slack for that (see `training.gradient_sum`).
+only as sums of some people in float32; their sensitivity has a slack for that (see `fit.gradient_sum`).
 """
 
 import abc

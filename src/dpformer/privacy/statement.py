@@ -15,6 +15,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from dpformer import __version__
 from dpformer.errors import PrivacyError
+from dpformer.privacy.attack_bounds import attack_bound, bound_from
 from dpformer.privacy.calibration import gaussian_multiplier
 from dpformer.privacy.ledger import Account
 from dpformer.privacy.plan import PrivacyPlan, beside_threshold
@@ -30,7 +31,6 @@ from dpformer.privacy.statement_parts import (
     StepsPart,
     TuningPart,
 )
-from dpformer.privacy.tradeoff import attack_bound, bound_from
 from dpformer.privacy.tuning import Tuning, tuned_epsilon
 
 UNIT = "one user, with all of that user's events"

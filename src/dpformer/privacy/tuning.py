@@ -20,7 +20,7 @@ from scipy.optimize import brentq
 from dpformer.errors import PrivacyError
 from dpformer.privacy.accounting import rdp_epsilon
 from dpformer.privacy.calibration import smallest_noise
-from dpformer.privacy.mechanisms import GaussianRelease, Mechanism, check_delta, check_epsilon, event
+from dpformer.privacy.charge import GaussianRelease, Mechanism, check_delta, check_epsilon, event
 from dpformer.privacy.plan import PrivacyPlan
 
 SHAPES = {"geometric": 1.0, "logarithmic": 0.0}

@@ -14,19 +14,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dpformer.artifact.artifact import Released, load_model
 from dpformer.errors import DPFormerError
 from dpformer.evaluation.evaluate import SLICES
+from dpformer.files import read_json
+from dpformer.fit.folder import EVENTS, ITEMS
+from dpformer.fit.recipe import PRESETS, Recipe, make_recipe
 from dpformer.models.diagnostics import attention_lift, popularity_groups
-from dpformer.models.joined import Joined
-from dpformer.models.statistics.popularity import DPPopularity
-from dpformer.models.statistics.transitions import DPTransitions
+from dpformer.models.ensemble import Joined
+from dpformer.models.popularity import DPPopularity
 from dpformer.models.transformer import Transformer
+from dpformer.models.transitions import DPTransitions
 from dpformer.privacy import epsilon, read_ledger, spending
-from dpformer.privacy.tradeoff import delta_curve, power
-from dpformer.training.files import read_json
-from dpformer.training.folder import EVENTS, ITEMS
-from dpformer.training.recipe import PRESETS, Recipe, make_recipe
-from dpformer.training.released import Released, load_model
+from dpformer.privacy.attack_bounds import delta_curve, power
 
 # Model-written histories for the attention plot, and their length.
 HISTORIES, LENGTH = 256, 20

@@ -11,9 +11,9 @@ import polars as pl
 import torch
 from torch import Tensor
 
+from dpformer.artifact.artifact import Released, load_model
 from dpformer.errors import DPFormerError
-from dpformer.models.base import SequenceModel
-from dpformer.training.released import Released, load_model
+from dpformer.models.network import SequenceModel
 
 _MASKS = 64
 

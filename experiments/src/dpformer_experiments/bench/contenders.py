@@ -28,10 +28,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dpformer.data import collate, cut
+from dpformer.fit.dpsgd import Optimisation, Trainer
 from dpformer.models.transformer import ReAttention, Transformer
 from dpformer.privacy import Keys, PrivacyPlan
 from dpformer.privacy.noise import poisson_draw
-from dpformer.training.trainer import Optimisation, Trainer
 from dpformer_experiments.bench.workloads import Workload
 from dpformer_experiments.curators import seeded_curator
 

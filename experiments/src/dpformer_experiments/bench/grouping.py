@@ -1,6 +1,6 @@
 """What it costs to cut a batch into micro-batches group by group, compared with cutting it as a whole.
 
-Groups are made of people's places alone (see `dpformer.training.gradient_sum`), so that one person's events change the sum of
+Groups are made of people's places alone (see `dpformer.fit.gradient_sum`), so that one person's events change the sum of
 one group only. People of a group are sorted by length and cut. A whole batch, sorted and cut at once, has less padding and
 fewer micro-batches. Both sum the same batches here, by one worker on one thread, and take turns.
 
@@ -20,11 +20,11 @@ import numpy as np
 import torch
 from rich.table import Table
 
+from dpformer.fit.dpsgd import Trainer
+from dpformer.fit.gradient_sum import GradientSum, Groups
+from dpformer.fit.recipe import make_recipe
 from dpformer.privacy import Keys, PrivacyPlan, Sample
 from dpformer.privacy.noise import poisson_draw
-from dpformer.training.gradient_sum import GradientSum, Groups
-from dpformer.training.recipe import make_recipe
-from dpformer.training.trainer import Trainer
 from dpformer_experiments.bench.contenders import SEED
 from dpformer_experiments.bench.workloads import SHAPES, Workload, find
 from dpformer_experiments.curators import seeded_curator

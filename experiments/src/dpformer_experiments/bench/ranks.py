@@ -82,10 +82,10 @@ def work(path: str, users: int, steps: int) -> dict[str, Any]:
 
     import torch
 
+    from dpformer.fit.distributed.ranks import Ranks, join
+    from dpformer.fit.dpsgd import Optimisation, Trainer
     from dpformer.models.transformer import Transformer
     from dpformer.privacy import make_plan
-    from dpformer.training.ranks import Ranks, join
-    from dpformer.training.trainer import Optimisation, Trainer
     from dpformer_experiments.curators import seeded_curator
 
     workload = load(path)

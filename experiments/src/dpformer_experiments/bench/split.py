@@ -21,15 +21,15 @@ import torch
 
 from dpformer.clipping import phantom
 from dpformer.clipping.gradient import DenseGradients, FormedGradients, OuterGradients, ParameterGradient
-from dpformer.clipping.head import HeadPass
-from dpformer.clipping.stream import StreamedGradient
-from dpformer.clipping.tape import Use
+from dpformer.clipping.recorder import Use
+from dpformer.clipping.tied import StreamedGradient
+from dpformer.clipping.tied_head import HeadPass
+from dpformer.fit import gradient_sum, workers
+from dpformer.fit.dpsgd import Trainer
+from dpformer.fit.gradient_sum import GradientSum, Groups
+from dpformer.fit.workers import WORKERS, Team, Worker
 from dpformer.models.transformer import Transformer
 from dpformer.privacy import Curator, Ledger
-from dpformer.training import gradient_sum, workers
-from dpformer.training.gradient_sum import GradientSum, Groups
-from dpformer.training.trainer import Trainer
-from dpformer.training.workers import WORKERS, Team, Worker
 from dpformer_experiments.bench import workloads
 from dpformer_experiments.bench.contenders import D, Own
 

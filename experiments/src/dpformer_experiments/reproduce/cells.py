@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dpformer.training.recipe import PRESETS, STATISTICS, Recipe, make_recipe
+from dpformer.fit.recipe import PRESETS, STATISTICS, Recipe, make_recipe
 
 # Settings of a recipe on which its figures do not depend.
 FREE = {"token_budget", "tuning", "tried"}

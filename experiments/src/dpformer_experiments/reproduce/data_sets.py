@@ -14,7 +14,7 @@ from dpformer.data.named import NAMED
 from dpformer.data.store import MANIFEST
 from dpformer.data.summary import item_counts, statistics
 from dpformer.errors import DataError
-from dpformer.training.parallel import digest
+from dpformer.fit.distributed.parallel import digest
 from dpformer_experiments.reproduce.page import Page, new_figure
 
 if TYPE_CHECKING:

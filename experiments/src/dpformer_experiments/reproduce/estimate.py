@@ -20,10 +20,10 @@ import torch
 
 from dpformer.data import Dataset, collate, load
 from dpformer.evaluation.held_out import held_out
-from dpformer.training.files import read_json
-from dpformer.training.recipe import STATISTICS, Recipe
-from dpformer.training.run import Run
-from dpformer.training.session import begin
+from dpformer.files import read_json
+from dpformer.fit.recipe import STATISTICS, Recipe
+from dpformer.fit.run import Run
+from dpformer.fit.session import begin
 from dpformer_experiments.reproduce.cells import Cell
 from dpformer_experiments.reproduce.work import PROGRESS
 

@@ -13,7 +13,7 @@ import torch
 from dpformer.data import Dataset, load
 from dpformer.errors import DataError
 from dpformer.evaluation import held_out
-from dpformer.models.statistics import DPTransitions
+from dpformer.models.transitions import DPTransitions
 from dpformer.privacy import epsilon, gaussian_multiplier, make_plan
 from dpformer_experiments.curators import seeded_curator
 from dpformer_experiments.reproduce.cells import Cell

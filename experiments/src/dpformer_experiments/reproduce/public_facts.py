@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dpformer.models.statistics.stages import Measured, off_diagonal, popularity_product
+from dpformer.statistics.combine import Measured, off_diagonal, popularity_product
 
 ALIKE = (0.01, 0.3, 0.45, 0.7, 0.99)
 YEARS = (-15.0, -6.0, -2.5, -1.5, -0.5, 0.5, 1.5, 2.5, 6.0, 15.0)

@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 
 from dpformer.data import Sequences, load
-from dpformer.data.splits import without_last
+from dpformer.data.split import without_last
 from dpformer.evaluation import held_out, rank
 from dpformer.evaluation.ranking import Scorer
-from dpformer.models.statistics import DPTransitions, TransitionSettings
+from dpformer.models.transitions import DPTransitions
 from dpformer.privacy import (
     Answer,
     Asker,
@@ -38,6 +38,7 @@ from dpformer.privacy import (
     tuned_release_multiplier,
 )
 from dpformer.privacy.query import Vectors
+from dpformer.statistics.settings import TransitionSettings
 from dpformer_experiments.curators import seeded_curator
 from dpformer_experiments.reproduce.cells import Cell
 from dpformer_experiments.reproduce.runs import append_line, read_lines

@@ -16,17 +16,17 @@ from pathlib import Path
 from typing import Any
 
 from dpformer import __version__
+from dpformer.artifact.artifact import load_model, read_statement
 from dpformer.data import Dataset, load
 from dpformer.evaluation import evaluate, held_out
 from dpformer.evaluation.ranking import Scorer
-from dpformer.models.statistics import Popularity
-from dpformer.training.checkpoint import PRIVATE
-from dpformer.training.files import read_json, sha256, write_json
-from dpformer.training.folder import MODEL, PRIVACY, read_recipe
-from dpformer.training.recipe import Recipe
-from dpformer.training.released import load_model, read_statement
-from dpformer.training.run import Progress, Run
-from dpformer.training.session import AnyRun, begin, go_on
+from dpformer.files import read_json, sha256, write_json
+from dpformer.fit.checkpoint import PRIVATE
+from dpformer.fit.folder import MODEL, PRIVACY, read_recipe
+from dpformer.fit.recipe import Recipe
+from dpformer.fit.run import Progress, Run
+from dpformer.fit.session import AnyRun, begin, go_on
+from dpformer.models.popularity import Popularity
 from dpformer_experiments.reproduce.cells import FREE, Cell
 from dpformer_experiments.reproduce.data_sets import fingerprint
 from dpformer_experiments.reproduce.runs import append_line, read_lines

@@ -1,6 +1,6 @@
 """What happens to a parameter in each known torch function: one small module per kind of function.
 
-Importing this package fills the registry `dpformer.clipping.tape.RULES`.
+Importing this package fills the registry `dpformer.clipping.recorder.RULES`.
 """
 
 from dpformer.clipping.rules import elementwise, embedding, head, linear, matmul, moving, norm

@@ -1,4 +1,4 @@
-"""`TiedCrossEntropy`: the table's use as a catalogue's output layer; its algebra is in `dpformer.clipping.stream`.
+"""`TiedCrossEntropy`: the table's use as a catalogue's output layer; its algebra is in `dpformer.clipping.tied`.
 
 Two items with logits 0 and target 1: D = (1/2, -1/2), so with H = 4 the gradient is (2, -2):
 
@@ -19,9 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dpformer.clipping.head import HeadPass, tied_cross_entropy
-from dpformer.clipping.stream import Head
-from dpformer.clipping.tape import Tape, register_rule
+from dpformer.clipping.recorder import Tape, register_rule
+from dpformer.clipping.tied import Head
+from dpformer.clipping.tied_head import HeadPass, tied_cross_entropy
 from dpformer.clipping.views import View
 from dpformer.clipping.workspace import Workspace
 

@@ -21,9 +21,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dpformer.clipping.forms import Form
+from dpformer.clipping.algebra import Form
+from dpformer.clipping.recorder import Tape, register_rule
 from dpformer.clipping.rules.shapes import from_broadcast, per_sample
-from dpformer.clipping.tape import Tape, register_rule
 from dpformer.clipping.views import View
 
 

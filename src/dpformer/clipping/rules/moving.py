@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dpformer.clipping.recorder import Tape, register_rule
 from dpformer.clipping.rules.embedding import rows
-from dpformer.clipping.tape import Tape, register_rule
 
 T = torch.Tensor
 

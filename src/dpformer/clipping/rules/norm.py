@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dpformer.clipping.forms import Form
+from dpformer.clipping.algebra import Form
+from dpformer.clipping.recorder import Tape, register_rule
 from dpformer.clipping.rules.shapes import from_broadcast
-from dpformer.clipping.tape import Tape, register_rule
 from dpformer.clipping.views import View
 
 

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from dpformer.clipping.forms import Form, sizes
+from dpformer.clipping.algebra import Form, sizes
 from dpformer.clipping.views import View
 
 

@@ -24,11 +24,8 @@ import numpy as np
 import polars as pl
 
 from dpformer.data.catalogue import Catalogue, chosen_titles, make_catalogue, open_catalogue, title_votes
-from dpformer.data.columns import ITEM, TIME, TITLE, USER
 from dpformer.data.filters import Filter
-from dpformer.data.ids import sorted_ids
-from dpformer.data.log import Log, first_line
-from dpformer.data.outcome import (
+from dpformer.data.manifest import (
     Options,
     check_together,
     count_lengths,
@@ -38,6 +35,9 @@ from dpformer.data.outcome import (
     nothing_left,
 )
 from dpformer.data.read import read_log
+from dpformer.data.read.columns import ITEM, TIME, TITLE, USER
+from dpformer.data.read.ids import sorted_ids
+from dpformer.data.read.log import Log, first_line
 from dpformer.data.sequences import flat
 from dpformer.data.spark.session import session
 from dpformer.data.spark.slices import SLICE, Slice, Source, digest, each, events, look, source_of, to_arrow

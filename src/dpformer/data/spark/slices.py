@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from dpformer.data.columns import ITEM, TIME, USER
-from dpformer.data.hashing import sha256_joined, sha256_of_file
-from dpformer.data.ids import id_expression, missing_id, whole_numbers
-from dpformer.data.log import READ_ERRORS, Log, first_line
-from dpformer.data.outcome import no_rows, time_origin
-from dpformer.data.times import (
+from dpformer.data.manifest import no_rows, time_origin
+from dpformer.data.read.columns import ITEM, TIME, USER
+from dpformer.data.read.ids import id_expression, missing_id, whole_numbers
+from dpformer.data.read.log import READ_ERRORS, Log, first_line
+from dpformer.data.read.times import (
     MILLISECONDS,
     NANOSECONDS,
     SECONDS,
@@ -31,6 +30,7 @@ from dpformer.data.times import (
     time_expression,
     unit_of,
 )
+from dpformer.files import sha256_joined, sha256_of_file
 
 if TYPE_CHECKING:
     import pyarrow as pa

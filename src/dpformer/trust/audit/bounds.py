@@ -36,9 +36,9 @@ from scipy.optimize import brentq, linprog
 from scipy.stats import binom, norm
 
 from dpformer.privacy import epsilon
-from dpformer.privacy.mechanisms import Mechanism
-from dpformer.privacy.tradeoff import delta_curve
-from dpformer.trust.verify.papers import gaussian_delta, gaussian_epsilon
+from dpformer.privacy.attack_bounds import delta_curve
+from dpformer.privacy.charge import Mechanism
+from dpformer.trust.verify.folder import gaussian_delta, gaussian_epsilon
 
 TANGENTS = 24
 CONFIDENCE = 0.95

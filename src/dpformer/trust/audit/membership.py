@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from scipy.stats import beta, norm, rankdata
 
+from dpformer.artifact.artifact import load_model
+from dpformer.fit.dpsgd import Trainer
+from dpformer.fit.run import Run
 from dpformer.privacy import PrivacyStatement
-from dpformer.training.released import load_model
-from dpformer.training.run import Run
-from dpformer.training.trainer import Trainer
 from dpformer.trust.audit.setting import Setting
 
 CONFIDENCE = 0.99

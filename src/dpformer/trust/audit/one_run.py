@@ -19,13 +19,13 @@ import torch
 from torch import Tensor
 
 from dpformer.clipping import PhantomClipping
+from dpformer.fit.dpsgd import Trainer
 from dpformer.privacy import Curator
 from dpformer.privacy.curator import Noise
 from dpformer.privacy.noise import rounded_gaussian
-from dpformer.training.trainer import Trainer
 from dpformer.trust.audit.bounds import claimed_mu, epsilon_of, epsilon_refuted, mu_refuted
 from dpformer.trust.audit.setting import Setting
-from dpformer.trust.verify.loop import factors
+from dpformer.trust.verify.reference import factors
 from dpformer.trust.verify.steps import losses_of
 from dpformer.trust.verify.watch import Watched
 

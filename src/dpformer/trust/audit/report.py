@@ -9,8 +9,8 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from rich.table import Table
 
-from dpformer.training.files import write_file, write_json
-from dpformer.trust.audit.everything import Audit
+from dpformer.files import write_file, write_json
+from dpformer.trust.audit.suite import Audit
 
 Rows = list[tuple[str, ...]]
 

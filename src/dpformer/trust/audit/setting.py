@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from dpformer.artifact.write import refuse_unfinished
 from dpformer.data import Dataset, Sequences, demo_frame, load, prepare
 from dpformer.errors import DPFormerError
-from dpformer.training.files import read_json
-from dpformer.training.finish import refuse_unfinished
-from dpformer.training.folder import LOCAL, read_recipe
-from dpformer.training.recipe import STATISTICS, Recipe, make_recipe
-from dpformer.training.run import Run, start
+from dpformer.files import read_json
+from dpformer.fit.folder import LOCAL, read_recipe
+from dpformer.fit.recipe import STATISTICS, Recipe, make_recipe
+from dpformer.fit.run import Run, start
 from dpformer.trust.verify.scratch import write_data
 
 

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from dpformer.data import Sequences
+from dpformer.fit import statistics_stages as releases
+from dpformer.fit.dpsgd import Trainer
+from dpformer.fit.recipe import STATISTICS, Recipe
 from dpformer.privacy import Asker, PrivacyPlan, Query, Sample
-from dpformer.training import releases
-from dpformer.training.recipe import STATISTICS, Recipe
-from dpformer.training.trainer import Trainer
 from dpformer.trust.verify.checks import Found, Verification
 from dpformer.trust.verify.noise import noise_found
 from dpformer.trust.verify.watch import Asked, Curators, Watched

@@ -10,8 +10,8 @@ from typing import Any
 import polars as pl
 
 from dpformer.data import demo_frame, prepare, save
-from dpformer.training.recipe import make_recipe
-from dpformer.training.session import begin
+from dpformer.fit.recipe import make_recipe
+from dpformer.fit.session import begin
 from dpformer.trust.verify.checks import Verification
 from dpformer.trust.verify.run import verify_run
 

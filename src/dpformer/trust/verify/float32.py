@@ -1,4 +1,4 @@
-"""What one person's leaving changes in the float32 arithmetic of the others: the assumption of `training.gradient_sum`, measured.
+"""What one person's leaving changes in the float32 arithmetic of the others: the assumption of `fit.gradient_sum`, measured.
 
 The noise has room for (1e-6 + m 2^-21) C, m people at the most in a group: 1e-6 for the person's own rounding, the rest for the
 others. Measured on one group of people, with the released weights, are both together:
@@ -19,12 +19,12 @@ from torch import Tensor
 
 from dpformer.clipping import PhantomClipping
 from dpformer.data import Dataset, Sequences
-from dpformer.models.base import SequenceModel
+from dpformer.fit.gradient_sum import CLIP_SLACK, FLOAT32_SLACK, GradientSum, Groups
+from dpformer.fit.recipe import Recipe
+from dpformer.fit.workers import Team, Worker
+from dpformer.models.network import SequenceModel
 from dpformer.privacy import Keys, PrivacyStatement, Sample
 from dpformer.privacy.noise import poisson_draw
-from dpformer.training.gradient_sum import CLIP_SLACK, FLOAT32_SLACK, GradientSum, Groups
-from dpformer.training.recipe import Recipe
-from dpformer.training.workers import Team, Worker
 from dpformer.trust.verify.answers import without
 from dpformer.trust.verify.checks import Found, NotChecked
 from dpformer.trust.verify.scratch import SEED, invented

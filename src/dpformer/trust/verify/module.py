@@ -23,9 +23,9 @@ from torch import Tensor, nn
 from dpformer.errors import DPFormerError
 from dpformer.privacy import make_plan
 from dpformer.trust.verify.checks import Found, NotChecked, Verification
-from dpformer.trust.verify.clipped import check_clipping, clipping, gradients
-from dpformer.trust.verify.loop import Subject, trainable
+from dpformer.trust.verify.clipping import check_clipping, clipping, gradients
 from dpformer.trust.verify.noise import noise_found
+from dpformer.trust.verify.reference import Subject, trainable
 from dpformer.trust.verify.watch import Blank, Curators, Watched
 
 RUN_ONLY = ("expected-batch division", "resume equality", "ledger against statement", "recount of epsilon", "no pickle")

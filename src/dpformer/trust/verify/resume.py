@@ -12,13 +12,13 @@ from safetensors.torch import load_file
 from torch import equal
 
 from dpformer.errors import DPFormerError, PrivacyError
+from dpformer.fit.folder import MODEL, reopen
+from dpformer.fit.one_shot import OneShotRun
+from dpformer.fit.recipe import STATISTICS, Recipe
+from dpformer.fit.run import Run
+from dpformer.fit.session import begin, go_on
 from dpformer.privacy import Answer, Asker, Curator, Keys, Query, Sample, read_ledger
 from dpformer.statistics.histogram import Histogram
-from dpformer.training.folder import MODEL, reopen
-from dpformer.training.one_shot import OneShotRun
-from dpformer.training.recipe import STATISTICS, Recipe
-from dpformer.training.run import Run
-from dpformer.training.session import begin, go_on
 from dpformer.trust.verify.checks import Found
 from dpformer.trust.verify.watch import Delegate
 

@@ -7,21 +7,21 @@ from pathlib import Path
 
 import polars as pl
 
+from dpformer.artifact.artifact import Released, load_model
 from dpformer.data import Dataset, Sequences, load
 from dpformer.errors import DPFormerError
-from dpformer.models.base import SequenceModel
-from dpformer.models.joined import Joined
-from dpformer.training.files import read_json
-from dpformer.training.folder import LOCAL
-from dpformer.training.recipe import STATISTICS
-from dpformer.training.released import Released, load_model
-from dpformer.training.trainer import Trainer
+from dpformer.files import read_json
+from dpformer.fit.dpsgd import Trainer
+from dpformer.fit.folder import LOCAL
+from dpformer.fit.recipe import STATISTICS
+from dpformer.models.ensemble import Joined
+from dpformer.models.network import SequenceModel
 from dpformer.trust.verify.answers import check_answers, statistics_of
 from dpformer.trust.verify.checks import Found, NotChecked, Verification
-from dpformer.trust.verify.clipped import check_clipping
+from dpformer.trust.verify.clipping import check_clipping
 from dpformer.trust.verify.float32 import a_group, float32_slack, query_of
-from dpformer.trust.verify.loop import Subject
-from dpformer.trust.verify.papers import ledger_against_statement, no_pickle, recount
+from dpformer.trust.verify.folder import ledger_against_statement, no_pickle, recount
+from dpformer.trust.verify.reference import Subject
 from dpformer.trust.verify.resume import check_resume
 from dpformer.trust.verify.scratch import a_few, invented, small, write_data
 from dpformer.trust.verify.selection import items_chosen

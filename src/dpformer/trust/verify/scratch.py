@@ -10,9 +10,9 @@ import numpy as np
 import polars as pl
 
 from dpformer.data import Dataset, Sequences, save
-from dpformer.data.outcome import MANIFEST_FORMAT, MANIFEST_VERSION
-from dpformer.data.splits import SHORTEST_SPLIT
-from dpformer.training.recipe import STATISTICS, Recipe
+from dpformer.data.manifest import MANIFEST_FORMAT, MANIFEST_VERSION
+from dpformer.data.split import SHORTEST_SPLIT
+from dpformer.fit.recipe import STATISTICS, Recipe
 
 SAMPLES = 20
 SEED = 20_231

@@ -10,9 +10,9 @@ import polars as pl
 from scipy.stats import norm
 
 from dpformer.data import Sequences
+from dpformer.fit.recipe import ITEMS_SHARE, THRESHOLD_SHARE, Recipe
 from dpformer.privacy import Answer, make_plan
 from dpformer.statistics.item_selection import ITEMS, ItemCounts
-from dpformer.training.recipe import ITEMS_SHARE, THRESHOLD_SHARE, Recipe
 from dpformer.trust.verify.checks import Found
 from dpformer.trust.verify.watch import Curators
 

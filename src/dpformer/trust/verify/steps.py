@@ -14,15 +14,15 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from torch import Tensor, nn
 
 from dpformer.data import Sequences
-from dpformer.models.base import SequenceModel
+from dpformer.fit.dpsgd import Trainer
+from dpformer.fit.gradient_sum import Groups
+from dpformer.models.network import SequenceModel
 from dpformer.privacy import Sample
 from dpformer.privacy.query import grid_step
-from dpformer.training.gradient_sum import Groups
-from dpformer.training.trainer import Trainer
 from dpformer.trust.verify.checks import Found, Verification
-from dpformer.trust.verify.clipped import SLACK, clipping
-from dpformer.trust.verify.loop import Losses, Subject, factors, loop, size
+from dpformer.trust.verify.clipping import SLACK, clipping
 from dpformer.trust.verify.noise import most_zeros, noise_found
+from dpformer.trust.verify.reference import Losses, Subject, factors, loop, size
 from dpformer.trust.verify.scratch import Chosen
 from dpformer.trust.verify.watch import Blank, Curators, Watched
 

@@ -1,0 +1,334 @@
+"""The record of every use of every trainable parameter while a forward pass runs, and the guard.
+
+While a `Tape` is active, every torch function that receives a trainable parameter, or a view of one, comes here first:
+
+- a function with a *rule* runs with the parameter detached. Its output is remembered together with how the gradient at
+  that output becomes the parameter's gradient, sample by sample: that is a *use*;
+- a function that only moves elements (transpose, slice, rows at positions) makes a *view*;
+- a function whose result carries no gradient (a size, a detached copy) runs as it is;
+- anything else raises.
+
+Parameters are always detached, so autograd itself never reaches one through a torch function; what is no torch function (a custom
+autograd.Function) shows in the graph, where `Tape.check_graph` looks for it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode, resolve_name
+
+from dpformer.clipping.algebra import Dense, Form, sizes
+from dpformer.clipping.gradient import Formed, Route
+from dpformer.clipping.guard import Samples
+from dpformer.clipping.views import View
+from dpformer.errors import ClippingError
+
+# From the gradient at a use's output and the batch size to the forms that it adds, one or more for each view used. It runs under
+# `torch.no_grad`: nothing that it makes is recorded.
+Derive = Callable[[Tensor, int], Iterable[tuple[View, Form]]]
+
+
+@dataclass
+class Use:
+    """One call of `function` with one or more parameters; `gradient` is the one at its output, after the backward.
+
+    merged: see `Samples`; saved: the tensors that `derive` reads, with their versions; superseded: see `Tape.note_broadcast`;
+    take: while set, a gradient that comes is given to it, and not kept; found: the forms, once they are derived.
+    """
+
+    function: Any
+    views: tuple[View, ...]
+    derive: Derive
+    shape: torch.Size
+    merged: int | None
+    saved: tuple[tuple[Tensor, int], ...]
+    superseded: bool = False
+    gradient: Tensor | None = field(default=None, repr=False)
+    take: Callable[[Tensor], None] | None = field(default=None, repr=False)
+    found: list[tuple[View, Any]] | None = field(default=None, repr=False)
+
+    @property
+    def reached(self) -> bool:
+        """Whether a gradient came."""
+        return self.gradient is not None or self.found is not None
+
+    def settle(self, batch: int, shorten: Callable[[View, Form, int], Form | Formed], gradient: Tensor) -> None:
+        """Derive and shorten the forms while the gradient is at hand, and let go of it and of what else they were made from."""
+        self.gradient = gradient
+        forms = list(self.forms(batch))
+        # Of a parameter with several forms, theirs have terms with one another too.
+        times = Counter(id(view.parameter) for view, _ in forms)
+        self.found = [(v, shorten(v, form, batch) if times[id(v.parameter)] == 1 else form) for v, form in forms]
+        self.gradient, self.derive = None, _spent
+        if all(isinstance(form, (Formed, Dense)) for _, form in self.found):
+            self.saved = ()  # else they are read once more
+
+    def forms(self, batch: int) -> Iterable[tuple[View, Any]]:
+        """What this use adds to each view's parameter."""
+        if any(tensor._version != version for tensor, version in self.saved):
+            raise ClippingError(
+                f"what went into {self.called} with {self.names} was changed in place afterwards; make the change on a copy"
+            )
+        if self.found is not None:
+            return self.found
+        assert self.gradient is not None
+        return self.derive(self.gradient, batch)
+
+    @property
+    def called(self) -> str:
+        """The name of the function, for messages."""
+        return _name(self.function)
+
+    @property
+    def names(self) -> str:
+        """The names of the parameters used, for messages."""
+        return ", ".join(repr(view.name) for view in self.views)
+
+
+class Tape(TorchFunctionMode):
+    """Records the uses of the trainable parameters of `module`; a context manager around the forward pass."""
+
+    def __init__(self, module: nn.Module, route: Route | None = None) -> None:
+        super().__init__()
+        # How whoever clips wants samples measured: a head forms their gradients, or not, while it has what they are made of.
+        self.route = route
+        self.uses: list[Use] = []
+        parameters = list(module.named_parameters())
+        self.trainable = [(name, p) for name, p in parameters if p.requires_grad]
+        self.samples = Samples([*module.buffers(), *(p for _, p in parameters if not p.requires_grad)])
+        self._views = {id(p): View(p, name, p) for name, p in self.trainable}
+        self._broadcasts: dict[int, tuple[Tensor, View, Use]] = {}
+        # Norms of inputs by sample and identity, found once for what several uses share; all inputs are there when the backward
+        # pass begins. It holds neither the tape nor an input: a circle of references would keep the memory of a pass until the
+        # collector comes.
+        self.sizes: dict[int, Tensor] = {}
+        # Every recorded output hangs on this, so one backward to it passes all of them and nothing else.
+        self.anchor = torch.zeros((), requires_grad=True)
+
+    # -- for rules ---------------------------------------------------------------------------------------------
+
+    def view(self, value: Any) -> View | None:
+        """The view that `value` is, or None for anything that is not a trainable parameter or a part of one."""
+        return self._views.get(id(value)) if isinstance(value, Tensor) else None
+
+    def value(self, value: Any) -> Any:
+        """`value` cut off from the parameter it is or comes from; everything else as it is."""
+        return value.detach() if self.view(value) is not None else value
+
+    def add_view(self, view: View) -> Tensor:
+        """Remember a view and give its value, to be returned to the model."""
+        self._views[id(view.value)] = view
+        return view.value
+
+    def record(
+        self,
+        function: Any,
+        output: Tensor,
+        views: Iterable[View | None],
+        derive: Derive,
+        like: Tensor,
+        saved: Iterable[Tensor] = (),
+        shape: torch.Size | None = None,
+    ) -> Tensor:
+        """Remember a use; returns `output`, to be returned to the model in its place.
+
+        `like` is the tensor whose first dimension says how samples lie in the output; `saved` are the tensors that `derive` will
+        read, which must not change until then. `shape` is the output's own, or one that the model will see it in.
+        """
+        if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
+            raise ClippingError(
+                f"{_name(function)} runs inside torch.utils.checkpoint or other hooks on saved tensors, which would run it again "
+                "unrecorded: switch checkpointing off and use smaller micro-batches"
+            )
+        used = tuple(view for view in views if view is not None)
+        kept = tuple((tensor, tensor._version) for tensor in saved)
+        use = Use(function, used, derive, shape or output.shape, self.samples.merged(like), kept)
+        self.uses.append(use)
+        # In place, so that it stays the same tensor for a function that wrote in place; that cannot be done to a view.
+        return _Record.apply(output.clone() if output._is_view() else output, self.anchor, use)
+
+    def record_rows(self, function: Any, view: View) -> Tensor:
+        """Make a use of a view that has the batch in it; returns its value."""
+        output = view.value.detach().clone()
+
+        def derive(gradient: Tensor, batch: int) -> list[tuple[View, Form]]:
+            bound = sizes(gradient.reshape(batch, -1))
+            return [(view, view.from_gradient(gradient, batch, bound, own_rows=True))]
+
+        return self.record(function, output, [view], derive, like=output)
+
+    def note_broadcast(self, output: Tensor, view: View) -> None:
+        """Remember that the look-up just recorded, of ids `[1, ...]`, may be meant to be broadcast over samples."""
+        self._broadcasts[id(output)] = output, view, self.uses[-1]
+
+    def refuse(self, function: Any, view: View, why: str = "has no clipping rule") -> ClippingError:
+        """The error for a parameter in a place where its per-sample gradient is not known."""
+        return ClippingError(
+            f"parameter {view.name!r} is used by {_name(function)}, which {why}: its gradient would escape the norm. "
+            "Write the layer with functions that have rules (linear, embedding, layer_norm, rms_norm, addmm, matmul, "
+            "indexing, + and *), add a rule with dpformer.clipping.register_rule, or freeze the parameter"
+        )
+
+    # -- the mode ----------------------------------------------------------------------------------------------
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in PLAIN:
+            return func(*args, **kwargs)
+        rule = RULES.get(func)
+        if self._broadcasts and rule in LAZY:
+            args = self._broadcast(args)
+        tensors: list[Tensor] = []
+        _collect(args, tensors)
+        if kwargs:
+            _collect(kwargs.values(), tensors)
+        views = [self._views[id(t)] for t in tensors if id(t) in self._views]
+        if not views:
+            out = func(*args, **kwargs)
+            self.samples.note(func, args, kwargs, tensors, out)
+            return out
+        if not torch.is_grad_enabled() or (rule is None and getattr(func, "__name__", "") == "__get__"):
+            return func(*args, **kwargs)
+        if rule not in LAZY or len(views) > 1:
+            # Rows picked, or a parameter repeated, for each sample: the batch is in there already, so that is a use.
+            swapped = {id(view.value): self.record_rows(func, view) for view in views if view.has_batch}
+            args, kwargs = _swap(args, swapped), {key: _swap(value, swapped) for key, value in kwargs.items()}
+            views = [view for view in views if not view.has_batch]
+        if not views:
+            return func(*args, **kwargs)
+        if rule is not None:
+            return rule(self, func, *args, **kwargs)
+        # A size or a comparison has no gradient to lose. Values are leaves, so everything else shows itself.
+        out = func(*args, **kwargs)
+        found: list[Tensor] = []
+        _collect((out,), found)
+        if any(t.requires_grad for t in found):
+            raise self.refuse(func, views[0])
+        return out
+
+    def _broadcast(self, args: Any) -> Any:
+        """Put the view of a `[1, ...]` look-up in its place where it meets a tensor with more samples."""
+        found = [a for a in args if isinstance(a, Tensor) and id(a) in self._broadcasts]
+        others = [
+            a for a in args if isinstance(a, Tensor) and id(a) not in self._broadcasts and a.dim() and a.shape[0] > 1
+        ]
+        if not any(a.dim() >= f.dim() for a in others for f in found):
+            return args
+        for f in found:
+            self._broadcasts[id(f)][2].superseded = True
+        return _swap(args, {id(f): self.add_view(self._broadcasts[id(f)][1]) for f in found})
+
+    # -- after the forward pass --------------------------------------------------------------------------------
+
+    def check_graph(self, losses: Tensor) -> None:
+        """Raise if any leaf other than the anchor can receive a gradient from `losses`."""
+        seen: set[Any] = set()
+        stack = [(losses.grad_fn, "the loss")]
+        while stack:
+            node, user = stack.pop()
+            if node is None or node in seen:
+                continue
+            seen.add(node)
+            leaf = getattr(node, "variable", None)
+            if leaf is not None and leaf is not self.anchor:
+                view = self._views.get(id(leaf))
+                if view is not None:
+                    raise self.refuse(user, view, "was not seen by the recorder")
+                raise ClippingError(
+                    f"a tensor of shape {tuple(leaf.shape)} that requires a gradient reaches the loss through {user} and is "
+                    "no parameter of the module: give PhantomClipping the module that holds it, or detach it"
+                )
+            stack.extend((following, node.name()) for following, _ in node.next_functions)
+
+    def unused(self) -> list[str]:
+        """Names of trainable parameters without a use."""
+        used = {id(view.parameter) for use in self.uses for view in use.views}
+        return [name for name, p in self.trainable if id(p) not in used]
+
+
+# What is asked of a tensor, a hundred times in a forward pass, and is no tensor itself.
+PLAIN: set[Any] = {
+    *(getattr(Tensor, name).__get__ for name in ("shape", "dtype", "device", "ndim", "requires_grad", "is_leaf")),
+    *(Tensor.dim, Tensor.size, Tensor.numel, Tensor.__len__, torch._C._set_grad_enabled),
+}
+
+Rule = Callable[..., Any]
+RULES: dict[Any, Rule] = {}
+# Rules that can take a view whose first dimension may be the samples, and so leave it a view.
+LAZY: set[Rule | None] = set()
+
+
+def register_rule(*functions: Any, lazy: bool = False) -> Callable[[Rule], Rule]:
+    """Decorator: `rule(tape, function, *args, **kwargs)` takes the place of `functions` while a tape is active.
+
+    The rule computes the output with `tape.value(...)` of its arguments (never with a parameter itself) and returns
+    `tape.record(function, output, views, derive, like=input, saved=[input])`, where `derive(gradient, batch)` turns the gradient
+    at the output into one form (`Outer`, `Sparse` or `Dense`) for each view, and `saved` are the tensors it reads for that.
+    """
+
+    def add(rule: Rule) -> Rule:
+        for function in functions:
+            RULES[function] = rule
+        if lazy:
+            LAZY.add(rule)
+        return rule
+
+    return add
+
+
+def _spent(gradient: Tensor, batch: int) -> Iterable[tuple[View, Form]]:
+    raise AssertionError("the forms of a use are derived once")
+
+
+class _Record(torch.autograd.Function):
+    """The identity; its backward leaves the gradient in the use. In place, so that later in-place changes are allowed."""
+
+    @staticmethod
+    def forward(ctx: Any, output: Tensor, anchor: Tensor, use: Use) -> Tensor:
+        ctx.use = use
+        ctx.mark_dirty(output)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None]:
+        if torch.is_grad_enabled():
+            raise ClippingError(
+                f"a gradient of a gradient passes {ctx.use.called}: second derivatives have no clipping rule"
+            )
+        gradient = gradient.contiguous()  # once, where each look at it as a matrix would make a copy
+        if ctx.use.take is not None:
+            ctx.use.take(gradient)
+        else:
+            ctx.use.gradient = gradient
+        return (gradient if ctx.needs_input_grad[0] else None), None, None
+
+
+def _collect(values: Iterable[Any], found: list[Tensor]) -> None:
+    """Add all tensors among values to `found`. No generator: this runs for every operation of a forward pass."""
+    for value in values:
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif isinstance(value, (list, tuple)):
+            _collect(value, found)
+        elif isinstance(value, dict):
+            _collect(value.values(), found)
+
+
+def _swap(values: Any, swapped: dict[int, Tensor]) -> Any:
+    if isinstance(values, (list, tuple)):
+        return type(values)(_swap(v, swapped) for v in values)
+    return swapped.get(id(values), values)
+
+
+@functools.lru_cache(maxsize=1024)
+def _name(function: Any) -> str:
+    if isinstance(function, str):
+        return function
+    return resolve_name(function) or getattr(function, "__name__", str(function))

@@ -1,0 +1,261 @@
+"""The gradient of a table that is a catalogue's output layer, and perhaps its input layer too: Phantom Clipping proper.
+
+With s: tokens looked up, x: gradient at what was looked up, D: gradient at the logits, H: input of the head, for one sample
+
+    |G|^2 = sum_{t,u} [s_t = s_u] <x_t, x_u>  +  <H H', D D'>  +  2 sum_{t,u} D[u, s_t] <x_t, H_u>
+
+(the paper's claim, with its first term unsquared). Nothing of size M x M or B x M x d is built. Where a sample has about
+as many tokens as the table has columns, or more, the products of D with itself cost more than `G = D'H + onehot(s)'x`,
+which is then formed for a few samples at a time in memory that is used again, and added to the sum straight away. Gradients are
+formed and summed transposed, `[d, M]`: H'D runs over D in the order it lies in memory, and is up to twice as fast as D'H.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from dpformer.clipping.algebra import BLOCK, Form, Outer, Sparse, inner, squared_norms
+from dpformer.clipping.gradient import ParameterGradient, Route
+from dpformer.clipping.tied_head import Group, HeadPass, Tile, by_pairs
+
+# From samples, their squared norms and squared bounds, each [b], to their weights in the sum, [b].
+Weigh = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+# Elements of gradients that are formed at once: 8 MB of float32, or one sample's.
+FORMED_ELEMENTS = 2**21
+# Tokens at a time in products of D with itself. Products of a few rows, thousands of numbers long, run several times as fast
+# as those of 16 or more.
+PIECE = 8
+
+
+@dataclass
+class Head:
+    """The form of a table's use as output layer; `upstream` `[B]` is the gradient at the losses."""
+
+    head: HeadPass
+    upstream: Tensor
+
+
+class StreamedGradient:
+    """Per-sample gradients of a table with one use as output layer and any other uses."""
+
+    def __init__(
+        self, parameter: nn.Parameter, head: Head, others: list[Form], batch: int, route: Route | None = None
+    ) -> None:
+        self.parameter = parameter
+        self.head, self.upstream = head.head, head.upstream.to(parameter.dtype)
+        self.others = ParameterGradient(parameter, others, batch, route)
+        self.route = route
+
+    def measure(self) -> tuple[Tensor, Tensor]:
+        """As `ParameterGradient.measure`."""
+        return self.clip(None)
+
+    def add_weighted_sum(self, weights: Tensor) -> None:
+        """As `ParameterGradient.add_weighted_sum`."""
+        self.clip(lambda samples, squared, bound: weights[samples])
+
+    def forget(self, samples: Tensor) -> None:
+        """As `ParameterGradient.forget`."""
+        self.upstream = self.upstream.masked_fill(samples, 0)
+        self.others.forget(samples)
+
+    def clip(self, weigh: Weigh | None, rest: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, Tensor]:
+        """Squared norms and squared bounds `[B]`; and, if `weigh` is given, the weighted sum in the same pass over D.
+
+        rest: the same of the samples' other gradients, to be added for `weigh`.
+        """
+        others = self.others.bound()
+        bound = (others + self.head.bound.double() * self.upstream.abs().double()).square()
+        # Of the other uses alone, for samples that are not formed: theirs come with the head's.
+        all_formed = not len(self.head.empty) and not any(self._by_gram(group) for group in self.head.groups)
+        squared = torch.zeros_like(bound) if all_formed else self.others.squared(others)
+        known = (torch.zeros_like(bound), bound) if rest is None else (rest[0], rest[1] + bound)
+        # What is looked up for each tile lies in its order, so that a tile takes a slice.
+        order = self.head.order
+        pass_ = _Pass(self, weigh, order, squared[order], known[0][order], known[1][order])
+        H: Tensor | None = None
+        for group in self.head.groups:
+            if (G := self.head.kept(group)) is not None:
+                pass_.kept(group, G)
+                continue
+            if H is None:
+                H = self.head.scaled * self.upstream[self.head.owners, None]
+            for tile in self.head.tiles_of(group, H):
+                pass_.gram(tile) if self._by_gram(group) else pass_.formed(tile)
+        squared[order] = pass_.squared
+        if weigh is not None and pass_.total is not None:
+            whole = pass_.close_block()
+            self.head.release()
+            assert self.parameter.grad is not None
+            self.parameter.grad.add_(whole.T)
+            if all_formed:
+                return squared, bound
+            # The other uses' forms are added here, but for those that went into a formed gradient.
+            pending = torch.zeros_like(squared)
+            pending[order] = pass_.pending
+            empty = self.head.empty
+            pending[empty] = weigh(empty, known[0][empty] + squared[empty], known[1][empty]).double()
+            if (lost := ~squared.isfinite()).any():
+                self.others.forget(lost)
+            self.others.add_weighted_sum(pending)
+        return squared, bound
+
+    def _by_gram(self, group: Group) -> bool:
+        """Whether a group's samples are measured by pairs of tokens."""
+        forms = self.others.forms
+        simple = not forms or (len(forms) == 1 and isinstance(forms[0], Sparse))
+        whole = len(group.samples) > 1 or self.head.group >= group.T
+        return simple and whole and not group.kept and by_pairs(group.T, self.parameter.shape[1], self.route)
+
+
+class _Pass:
+    """One pass over D. Everything by sample is in the order of the tiles: `squared` is first of the other uses, then of all."""
+
+    def __init__(
+        self,
+        gradient: StreamedGradient,
+        weigh: Weigh | None,
+        order: Tensor,
+        squared: Tensor,
+        known: Tensor,
+        bound: Tensor,
+    ) -> None:
+        self.head, self.weigh, self.order = gradient.head, weigh, order
+        self.upstream = gradient.upstream
+        self.shape = gradient.parameter.shape
+        self.squared, self.known, self.bound = squared, known, bound
+        self.pending = torch.zeros_like(squared)
+        self.forms = gradient.others.forms
+        self.sparse: Sparse | None = None
+        if len(self.forms) == 1 and isinstance(form := self.forms[0], Sparse):
+            self.sparse = form if self.head.ordered else Sparse(form.index[order], form.values[order])
+        self.total = self._take("sum", 1)[0].zero_() if weigh is not None else None
+        self._whole: Tensor | None = None
+        self._added = 0
+
+    def close_block(self) -> Tensor:
+        """Add what is in `total` to the sum of all blocks, float64, and begin another; returns that sum, `[d, M]`."""
+        assert self.total is not None
+        if self._whole is None:
+            M, d = self.shape
+            double = torch.empty(0, dtype=torch.float64, device=self.total.device)
+            self._whole = self.head.workspace.take("sum of blocks", d, M, double).copy_(self.total)
+        else:
+            self._whole.add_(self.total)
+        self.total.zero_()
+        self._added = 0
+        return self._whole
+
+    def _count(self, added: int) -> None:
+        self._added += added
+        if self._added >= BLOCK:
+            self.close_block()
+
+    def gram(self, tile: Tile) -> None:
+        """Samples by their pairs of tokens."""
+        part = slice(tile.at, tile.at + len(tile.samples))
+        own = Outer(tile.D, tile.H)
+        squared = self.squared[part] + _products(tile.D, tile.H)
+        if self.sparse is not None:
+            squared += 2 * inner(own, Sparse(self.sparse.index[part], self.sparse.values[part]))
+        weights, finite = self._settle(part, squared)
+        if weights is not None and self.total is not None:
+            if not finite:
+                own.forget(~squared.isfinite())
+            H = own.cols * weights.to(own.cols.dtype)[:, None, None]
+            self.total.addmm_(H.flatten(0, 1).T, own.rows.flatten(0, 1))
+            self.pending[part] = weights
+            self._count(1)
+
+    def formed(self, tile: Tile) -> None:
+        """Samples by their gradients themselves, a few at a time."""
+        M, d = self.shape
+        b = len(tile.samples)
+        for k, n in _parts(b, FORMED_ELEMENTS // (M * d)):
+            part = slice(tile.at + k, tile.at + k + n)
+            # A sample in several tiles is alone in them; its gradient stays in memory from the first to the last.
+            buffer = self._take("formed", n)
+            H, D = tile.H[k : k + n].transpose(1, 2), tile.D[k : k + n]
+            if tile.first:
+                torch.bmm(H, D, out=buffer)
+            else:
+                buffer.baddbmm_(H, D)
+            if tile.last:
+                self._finish(part, buffer)
+
+    def kept(self, group: Group, G: Tensor) -> None:
+        """Samples whose gradients were formed with their losses, a few at a time."""
+        for k, n in _parts(len(G), FORMED_ELEMENTS // max(1, G[0].numel())):
+            part, buffer = slice(group.at + k, group.at + k + n), G[k : k + n]
+            if self.weigh is None:
+                # They may be asked for once more, and the other uses are added in place.
+                buffer = self._take("formed", n).copy_(buffer)
+            upstream = self.upstream[self.order[part]]
+            if bool((upstream != 1).any()):
+                buffer.mul_(upstream[:, None, None])
+            self._finish(part, buffer)
+
+    def _finish(self, part: slice, buffer: Tensor) -> None:
+        """Add the other uses to gradients `[b, d, M]` at the head; note their norms, and add them to the sum."""
+        if self.sparse is not None:
+            self.sparse.form_transposed_into(buffer, part)
+        else:
+            for form in self.forms:
+                form.form_transposed_into(buffer, self.order[part])
+        squared = squared_norms(buffer)
+        weights, finite = self._settle(part, squared)
+        if weights is not None and self.total is not None:
+            if not finite:
+                buffer.masked_fill_(~squared.isfinite()[:, None, None], 0)
+            weights = weights.to(buffer.dtype)
+            for k in range(0, len(buffer), BLOCK):
+                block = slice(k, k + BLOCK)
+                self.total.view(-1).addmv_(buffer[block].flatten(1).T, weights[block])
+                self._count(len(buffer[block]))
+
+    def _settle(self, part: slice, squared: Tensor) -> tuple[Tensor | None, bool]:
+        """Note squared norms `[b]`; returns the weights in the sum, `[b]`, 0 for what is not finite, and whether all are."""
+        self.squared[part] = squared
+        if self.weigh is None:
+            return None, True
+        weights = self.weigh(self.order[part], self.known[part] + squared, self.bound[part])
+        # Of numbers that are not negative: one infinity or NaN makes the sum one.
+        finite = math.isfinite(float(squared.sum()))
+        return (weights if finite else torch.where(squared.isfinite(), weights, 0.0)), finite
+
+    def _take(self, name: str, samples: int) -> Tensor:
+        """Memory for transposed gradients, `[samples, d, M]`."""
+        M, d = self.shape
+        return self.head.workspace.take(name, samples * d, M, self.head.H).view(samples, d, M)
+
+
+def _parts(b: int, most: int) -> Iterator[tuple[int, int]]:
+    """Where parts of b begin, and how many each has: about the same, and no more than `most`, or one."""
+    step = -(-b // -(-b // max(1, most)))
+    for k in range(0, b, step):
+        yield k, min(step, b - k)
+
+
+def _products(D: Tensor, H: Tensor) -> Tensor:
+    """`<H H', D D'>` `[b]`, float64, for D `[b, T, M]` and H `[b, T, d]`.
+
+    Both matrices are symmetric: from `PIECE` tokens with those up to them, pairs before the piece count twice.
+    """
+    T = D.shape[1]
+    HH = torch.bmm(H, H.transpose(1, 2))
+    if T < 2 * PIECE - 2:
+        return torch.bmm(D, D.transpose(1, 2)).mul_(HH).sum((1, 2), dtype=torch.float64)
+    total = torch.zeros(len(D), dtype=torch.float64, device=D.device)
+    for t in range(0, T, PIECE):
+        a, u = slice(t, t + PIECE), slice(0, t + PIECE)
+        pairs = torch.bmm(D[:, a], D[:, u].transpose(1, 2)).mul_(HH[:, a, u])
+        total += pairs.sum((1, 2), dtype=torch.float64)
+        if t:
+            total += pairs[..., :t].sum((1, 2), dtype=torch.float64)
+    return total

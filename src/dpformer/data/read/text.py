@@ -1,0 +1,109 @@
+"""Text files, plain or gzipped: a sample to recognise them by, and what is wrong with one that cannot be read."""
+
+import csv
+import gzip
+import io
+import re
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Literal, cast
+
+from dpformer.data.read.log import first_line
+from dpformer.errors import DataError
+
+SAMPLE_BYTES = 1 << 16
+
+
+def open_bytes(path: Path) -> IO[bytes]:
+    """The file's bytes, unzipped if they are gzipped (told by their first two bytes, not by the name)."""
+    with path.open("rb") as file:
+        zipped = file.read(2) == b"\x1f\x8b"
+    return cast(IO[bytes], gzip.open(path, "rb")) if zipped else path.open("rb")
+
+
+def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Lines with their numbers from 1; raises the `DataError` for damaged gzip and for what is not UTF-8."""
+    number = 0
+    try:
+        with open_bytes(path) as file:
+            for number, line in enumerate(file, 1):
+                yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
+    except UnicodeDecodeError as error:
+        raise _not_utf8(path, number, error) from None
+    except (EOFError, zlib.error, gzip.BadGzipFile):
+        raise _broken_gzip(path, number) from None
+
+
+def sample(path: Path) -> str:
+    """The beginning of a text file: whole lines, without a byte order mark."""
+    try:
+        with open_bytes(path) as file:
+            head = file.read(SAMPLE_BYTES)
+    except (EOFError, zlib.error, gzip.BadGzipFile):
+        raise _broken_gzip(path, 0) from None
+    if head.startswith(b"PK\x03\x04"):
+        raise DataError(f"{path}: is a zip archive; unzip it and give the file inside")
+    if len(head) == SAMPLE_BYTES:
+        head = head[: head.rfind(b"\n") + 1] or head
+    if b"\x00" in head:
+        raise DataError(
+            f"{path}: is neither text (UTF-8), gzip nor Parquet; export the log as CSV, JSON lines or Parquet"
+        )
+    try:
+        text = head.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise _not_utf8(path, head[: error.start].count(b"\n") + 1, error) from None
+    if not text.strip():
+        raise DataError(f"{path}: is empty; give a log with at least the columns user_id and item_id")
+    return text
+
+
+def first_line_of(text: str) -> str:
+    """The first line that is not blank. Only a line feed ends a line: `splitlines` would also cut at rarer marks."""
+    return next(line for line in text.split("\n") if line.strip()).removesuffix("\r")
+
+
+def delimited_fault(
+    path: Path, separator: str, quoted: bool, width: int, header: bool, error: BaseException
+) -> DataError:
+    """Why a delimited file could not be read: walks it row by row, which only an error needs."""
+    cure = 'put fields that hold the separator into "quotes"' if quoted else "mend or drop that row"
+    quotes = 'put the whole field into "quotes" and write each quote in it twice ("")'
+    lines = (line for _, line in numbered_lines(path))
+    number = 0 if header else 1
+    try:
+        for row in csv.reader(lines, delimiter=separator, quoting=_quoting(quoted), strict=True):
+            if len(row) > width:
+                return DataError(f"{path}: row {number} has {len(row)} fields where the first line has {width}; {cure}")
+            number += bool(row)
+        for line_number, line in numbered_lines(path):
+            if quoted and line.count('"') % 2:
+                return DataError(f"{path}: line {line_number} has a quote inside a field; {quotes}")
+    except DataError as fault:
+        return fault
+    except csv.Error:
+        return DataError(f"{path}: row {number} opens a quote and does not close it rightly; {quotes}")
+    return DataError(f"{path}: cannot be read ({first_line(error)}); write it again")
+
+
+def rows_of(text: str, separator: str, quoted: bool = True) -> list[list[str]]:
+    """The non-empty rows of a sample, split at `separator`."""
+    # Only a line feed ends a line, for polars too; the csv module gives up at a bare carriage return.
+    lines = io.StringIO(re.sub("\r(?!\n)", " ", text))
+    return [row for row in csv.reader(lines, delimiter=separator, quoting=_quoting(quoted)) if row]
+
+
+def _quoting(quoted: bool) -> Literal[0, 3]:
+    return csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE
+
+
+def _not_utf8(path: Path, line: int, error: UnicodeDecodeError) -> DataError:
+    byte = error.object[error.start]
+    return DataError(
+        f"{path}: line {line} is not UTF-8 (byte 0x{byte:02x}); convert it first: iconv -f latin1 -t utf-8 OLD > NEW"
+    )
+
+
+def _broken_gzip(path: Path, line: int) -> DataError:
+    return DataError(f"{path}: the gzip data is damaged or breaks off after line {line}; copy or download it again")

@@ -1,0 +1,142 @@
+"""How several processes begin and end a run together: rank 0 has the run, the others follow.
+
+    rank 0                                    the others (`follow`)
+    opens or reopens the run folder
+    `compare_data`: where the data is      -> load theirs, and tell its hash: it must be rank 0's
+    releases histogram and prior
+    `lead`: recipe, plan, weights          -> build the same model from them
+    a step, then: does anybody wish to stop?  the same
+    saves, or releases the model           -> end with it
+
+What the others get has been released or is about to be: weights and the optimiser's state carry noise. The Curator
+stays with rank 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load as from_safetensors
+from safetensors.torch import save as to_safetensors
+
+from dpformer import __version__
+from dpformer.data import Dataset, Sequences, load
+from dpformer.errors import DPFormerError, RankError
+from dpformer.fit.checkpoint import PRIVATE
+from dpformer.fit.distributed.parallel import digest
+from dpformer.fit.distributed.ranks import LeaderError, Ranks
+from dpformer.fit.dpsgd import Trainer
+from dpformer.fit.recipe import Recipe
+from dpformer.privacy.ledger import plan_from_json, plan_to_json
+
+
+def alone(ranks: Ranks) -> Ranks:
+    """Tell the others that rank 0 needs none of them, and be one process from now on."""
+    ranks.tell(None)
+    return Ranks(job=ranks.job, restarts=ranks.restarts, meeting=ranks.meeting)
+
+
+def compare_data(ranks: Ranks, dataset: Dataset, path: Path) -> None:
+    """On rank 0: let the others load the data, and see that it is the same, before anything is spent."""
+    if ranks.size == 1:
+        return
+    ranks.tell(str(path.resolve()))
+    own = _contents(dataset)
+    for rank, found in enumerate(ranks.hear(own)):
+        if found.get("error"):
+            raise DPFormerError(
+                f"rank {rank}: {found['error']}; every machine needs the data, at the same path or by --data"
+            )
+        if found["versions"] != own["versions"]:
+            raise DPFormerError(
+                f"rank {rank} has {found['versions']}, and rank 0 has {own['versions']}; install the same on all machines"
+            )
+        if found != own:
+            raise DPFormerError(f"rank {rank}: {path} is not the data that rank 0 has; copy it to all machines")
+
+
+def lead(trainer: Trainer, recipe: Recipe, items: list[Any] | None) -> None:
+    """On rank 0: tell the others all that the coming steps depend on, but for the Curator. items: of a private catalogue."""
+    if trainer.ranks.size == 1:
+        return
+    tensors, values = trainer.state()
+    about = {"plan": plan_to_json(trainer.plan), "recipe": recipe.settings(), "threads": torch.get_num_threads()}
+    trainer.ranks.tell({**about, "step": values["step"], "items": items})
+    trainer.ranks.tell_bytes(to_safetensors({name: value.contiguous().cpu() for name, value in tensors.items()}))
+    trainer.move(trainer.ranks.device)
+
+
+class Follower:
+    """What rank 1, 2, ... have of a run: a trainer that makes the same steps. It writes nothing."""
+
+    def __init__(self, trainer: Trainer, people: Sequences) -> None:
+        self.trainer, self._people = trainer, people
+
+    def train(self, should_stop: Callable[[], bool] = lambda: False) -> bool:
+        """Make the steps that are left, in step with rank 0. True when the model is released; False if told to stop."""
+        ranks = self.trainer.ranks
+        while self.trainer.step < self.trainer.plan.steps:
+            self.trainer.follow_step(self._people)
+            if ranks.agree(should_stop()):
+                break
+        return bool(ranks.tell())
+
+
+def follow(ranks: Ranks, data: Path | None = None) -> Follower | None:
+    """On all ranks but 0, while rank 0 begins a run or goes on with one. None if it needs nobody."""
+    told = ranks.tell()
+    if told is None:
+        return None
+    try:
+        dataset = load(data or Path(told))
+    except DPFormerError as error:
+        ranks.hear({"error": str(error)})
+        ranks.tell()
+        raise AssertionError("rank 0 goes on without the data of this rank") from error
+    ranks.hear(_contents(dataset))
+    about = ranks.tell()
+    recipe, plan = Recipe.model_validate(about["recipe"]), plan_from_json(about["plan"])
+    torch.set_num_threads(about["threads"])
+    people = dataset.train(recipe.hold_out)
+    if about["items"] is not None:
+        chosen = dataset.with_items(about["items"])
+        people = people.renumbered(dataset.numbers_in(chosen.catalogue))
+        dataset = chosen
+    model = recipe.build(len(dataset.catalogue))
+    trainer = Trainer(model, plan, recipe.optimisation(), ranks, about_run(recipe, len(dataset.catalogue)))
+    trainer.restore(from_safetensors(ranks.tell_bytes()), {"step": about["step"], "nonfinite": 0})
+    trainer.move(ranks.device)
+    return Follower(trainer, people)
+
+
+def about_run(recipe: Recipe, items: int) -> str:
+    """What must be the same on all ranks beside the data, which `compare_data` compares once."""
+    return f"{recipe.model_dump_json()} {items}"
+
+
+@contextmanager
+def explained_loss(folder: Path) -> Iterator[None]:
+    """On rank 0: say what to do when a process was lost."""
+    try:
+        yield
+    except LeaderError:
+        raise
+    except RankError as error:
+        if not (folder / PRIVATE).is_dir():
+            raise RankError(f"{error}. Nothing was begun or spent: start it again") from None
+        raise RankError(
+            f"{error}. The run has ended; the ledger says at least what was spent, and steps since the last checkpoint are made "
+            f"again at no cost. Go on with: dpformer resume {folder}, or under torchrun with any number of processes"
+        ) from None
+
+
+def _contents(dataset: Dataset) -> dict[str, str]:
+    sequences = dataset.sequences
+    # Of another version the clipping may be other than it says.
+    versions = f"dpformer {__version__}, torch {torch.__version__}"
+    items = str(len(dataset.catalogue))
+    return {"sequences": digest(sequences.items, sequences.offsets), "items": items, "versions": versions}

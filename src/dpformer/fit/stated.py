@@ -1,0 +1,34 @@
+"""The privacy statement of a run: what its ledger says was charged, and what was decided by its data."""
+
+from __future__ import annotations
+
+from dpformer.data import Dataset, Sequences
+from dpformer.fit.gradient_sum import slack_in_words
+from dpformer.fit.recipe import STATISTICS, Recipe
+from dpformer.privacy import Circumstances, Curator, DataPart, PrivacyStatement, TuningPart, build_statement
+
+TRAINED_ON = {
+    "validation": "each user's events but the last two (all of them, of users with fewer than three)",
+    "test": "each user's events but the last one (all of them, of users with fewer than three)",
+    "nothing": "all events",
+}
+
+
+def state_privacy(curator: Curator[Sequences], recipe: Recipe, dataset: Dataset) -> PrivacyStatement:
+    """The privacy statement of a run, from what its ledger says was charged."""
+    public = ["the catalogue of items"] if dataset.catalogue_mode == "log" else []
+    if recipe.model not in STATISTICS:
+        public.append(f"the greatest length of a history, {recipe.max_length}")
+    plan = curator.plan
+    about = Circumstances(
+        data=DataPart(
+            catalogue=dataset.catalogue_mode,
+            outside_guarantee=tuple(dataset.outside_guarantee),
+            trained_on=TRAINED_ON[recipe.hold_out],
+        ),
+        seeded=curator.keys.seeded,
+        assumed_public=tuple(public),
+        assumptions=(slack_in_words(plan.users, plan.rate),) if plan.steps else (),
+    )
+    account = None if curator.ledger is None else curator.ledger.account()
+    return build_statement(plan, account, about, TuningPart(kind=recipe.tuning, configurations=recipe.tried))

@@ -1,0 +1,198 @@
+"""Gradients of a batch, by workers side by side: threads that share a model's weights, each with sums of its own.
+
+Most of a step is passes over tiles that fit a core's own cache. Two cores that share each small product wait for each other more
+than two that work on different people, so with two threads or more the groups of a batch (see `gradient_sum`) are divided between
+two workers, each with half of the threads. How many workers there are depends on public numbers alone.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from dpformer.clipping import PhantomClipping, TiedCrossEntropy
+from dpformer.data import MicroBatch
+from dpformer.models.dropout import Masks, use_masks
+from dpformer.models.network import SequenceModel
+
+WORKERS = 2
+# Below this many positions in a batch one worker is faster: each micro-batch has a fixed cost.
+FEW = 4096
+# Numbers of an item table that two workers share: a quarter of a million items of width 64.
+LARGE = 2**24
+
+Group = Iterable[MicroBatch]
+MasksOf = Callable[[np.ndarray], Masks]
+
+
+class Worker:
+    """Adds the (clipped) gradients of people to `.grad` of a model."""
+
+    def __init__(self, model: SequenceModel, clipping: PhantomClipping | None, head: nn.Module | None = None) -> None:
+        self.model, self.clipping, self.head = model, clipping, head or TiedCrossEntropy()
+        self._own: list[Tensor] = []
+
+    def add(self, batch: MicroBatch, masks: MasksOf | None = None) -> float:
+        """Add the gradients of some people; returns the sum of their losses."""
+        tokens = batch.tokens.to(self.model.embedding.weight.device)
+        values: list[Tensor] = []
+
+        def losses() -> Tensor:
+            use_masks(self.model, None if masks is None else masks(batch.users))
+            value = self.losses(tokens)
+            values.append(value.detach())
+            return value
+
+        if self.clipping is not None:
+            self.clipping.backward(losses)
+        else:
+            losses().sum().backward()
+        use_masks(self.model, None)
+        return float(torch.nan_to_num(values[0]).sum())
+
+    def losses(self, tokens: Tensor) -> Tensor:
+        """Mean loss of predicting each next item, `[B]`, for sequences `[B, L + 1]`; 0 for a person with a single item."""
+        s, y = tokens[:, :-1], tokens[:, 1:]
+        used = y > 0
+        weights = used / used.sum(1, keepdim=True).clamp_min(1)
+        if s.shape[1] == 0:
+            s, y, weights = tokens, torch.zeros_like(tokens), torch.zeros(tokens.shape, device=tokens.device)
+        losses: Tensor = self.head(self.model(s), self.model.table, y, weights, self.model.table_bias)
+        return losses
+
+    def sum(self, groups: Iterable[Group], scale: float, totals: Sequence[Tensor], masks: MasksOf | None) -> float:
+        """Add each group's sum, times `scale` and rounded, to `totals`, one float64 tensor a parameter; returns the loss."""
+        loss = 0.0
+        parameters = list(self.model.parameters())
+        # The sums of one group, in float64: rounding in a long float32 sum would grow with its length.
+        if [own.shape for own in self._own] != [total.shape for total in totals]:
+            self._own = [torch.zeros_like(total) for total in totals]
+        for group in groups:
+            for sums in self._own:
+                sums.zero_()
+            for batch in group:
+                for p in parameters:
+                    p.grad = torch.zeros_like(p) if p.grad is None else p.grad.zero_()
+                loss += self.add(batch, masks)
+                for p, sums in zip(parameters, self._own, strict=True):
+                    assert p.grad is not None
+                    sums.add_(p.grad)
+            for sums, total in zip(self._own, totals, strict=True):
+                add_rounded(total, sums, scale)
+        return loss
+
+
+# Numbers at a time, so that what is between float32 and the rounded sum stays in the cache.
+_CHUNK = 1 << 15
+
+
+@torch.no_grad()
+def add_rounded(total: Tensor, gradient: Tensor, scale: float) -> None:
+    """total += round(scale gradient), for a float64 `total` of whole numbers; scale is a power of 2, so nothing else rounds."""
+    flat, source = total.view(-1), gradient.reshape(-1)
+    for start in range(0, len(flat), _CHUNK):
+        piece = source[start : start + _CHUNK].double() * scale
+        flat[start : start + _CHUNK].add_(piece.round_())
+
+
+class Team:
+    """The first worker, whose model is the one that is trained, and another that works beside it on copies of it.
+
+    positions: expected in a batch at the most, a public number.
+    """
+
+    def __init__(self, first: Worker, positions: int) -> None:
+        self.first = first
+        model = first.model
+        single = model.embedding.weight.device.type != "cpu" or model.table.numel() > LARGE
+        single |= torch.get_num_threads() < WORKERS or positions <= FEW
+        self.size = 1 if single else WORKERS
+        self._others: list[Worker] = []
+        self._memory: list[list[Tensor]] = []
+        self._totals: list[list[Tensor]] = []
+        self._threads: tuple[int, int] | None = None
+        self._pool: ThreadPoolExecutor | None = None
+
+    def sum(
+        self, parts: Sequence[Sequence[Group]], grid: float, masks: MasksOf | None
+    ) -> tuple[list[Tensor], float, int]:
+        """The sums of all groups in whole steps of `grid`, float64, one tensor a parameter; the loss; samples not finite.
+
+        parts: the groups of each worker. The sums are in memory that the next call overwrites.
+        """
+        workers = [self.first, *(self._other(k) for k in range(len(parts) - 1))]
+        before = [0 if worker.clipping is None else worker.clipping.nonfinite for worker in workers]
+        totals = [self._totals_of(k) for k in range(len(workers))]
+        jobs = [
+            partial(worker.sum, part, 1 / grid, total, masks)
+            for worker, part, total in zip(workers, parts, totals, strict=True)
+        ]
+        loss = sum(self._side_by_side(jobs)) if len(jobs) > 1 else jobs[0]()
+        for other in totals[1:]:
+            for mine, theirs in zip(totals[0], other, strict=True):
+                mine += theirs  # whole numbers below 2^53: exact
+        nonfinite = sum(
+            worker.clipping.nonfinite - start
+            for worker, start in zip(workers, before, strict=True)
+            if worker.clipping is not None
+        )
+        return totals[0], loss, nonfinite
+
+    def _totals_of(self, k: int) -> list[Tensor]:
+        """Zeros for the sums of worker k; fresh memory in each step would cost more than the zeros."""
+        parameters = list(self.first.model.parameters())
+        if k == len(self._totals):
+            self._totals.append([])
+        if [(t.shape, t.device) for t in self._totals[k]] != [(p.shape, p.device) for p in parameters]:
+            self._totals[k] = [torch.empty(p.shape, dtype=torch.float64, device=p.device) for p in parameters]
+        return [total.zero_() for total in self._totals[k]]
+
+    def _other(self, k: int) -> Worker:
+        """A worker on the weights of the model as it is now; it keeps its memory from step to step."""
+        model = _sharing(self.first.model)
+        if k == len(self._others):
+            mine = self.first.clipping
+            clipping = None if mine is None else PhantomClipping(model, mine.clip.max_norm, mine.clip.rule, mine.route)
+            self._others.append(Worker(model, clipping))
+            self._memory.append([])
+        other = self._others[k]
+        other.model = model
+        if other.clipping is not None:
+            other.clipping.module = model
+        if [(m.shape, m.dtype) for m in self._memory[k]] != [(p.shape, p.dtype) for p in model.parameters()]:
+            self._memory[k] = [torch.empty_like(p) for p in model.parameters()]
+        for p, memory in zip(model.parameters(), self._memory[k], strict=True):
+            p.grad = memory
+        return other
+
+    def _side_by_side(self, jobs: Sequence[Callable[[], float]]) -> list[float]:
+        """What they return. None is still at work afterwards, whatever happened."""
+        futures = [self._threads_of(len(jobs)).submit(job) for job in jobs]
+        try:
+            return [future.result() for future in futures]
+        finally:
+            wait(futures)
+
+    def _threads_of(self, workers: int) -> ThreadPoolExecutor:
+        each = max(1, torch.get_num_threads() // workers)
+        # A forked process has none of its parent's threads.
+        wanted = (os.getpid(), each)
+        if self._pool is None or self._threads != wanted:
+            # torch keeps the number for each thread that calls it.
+            self._pool = ThreadPoolExecutor(workers, "dpformer", torch.set_num_threads, (each,))
+            self._threads = wanted
+        return self._pool
+
+
+def _sharing(model: SequenceModel) -> SequenceModel:
+    """A copy of a model in which weights and buffers are the model's own memory."""
+    shared: dict[int, object] = {id(p): nn.Parameter(p.data, p.requires_grad) for p in model.parameters()}
+    shared |= {id(buffer): buffer for buffer in model.buffers()}
+    return copy.deepcopy(model, shared)

@@ -1,0 +1,103 @@
+"""What epsilon means: the best that any membership attack can do.
+
+An attacker who sees everything that was released, and knows everybody else's data, wants to tell whether one user took
+part. Say that a test accuses a non-member with probability alpha (false positives) and a member with probability beta
+(true positives). (epsilon, delta)-DP for one pair bounds every test by
+
+    beta <= delta + e^epsilon alpha    and    1 - alpha <= delta + e^epsilon (1 - beta),
+
+and a mechanism has a whole curve delta(epsilon), so the best test is at most the smallest of these bounds over epsilon.
+The advantage beta - alpha is at most delta(0), the total variation distance. For one Gaussian mechanism of multiplier
+sigma the curve is known: beta = Phi(Phi^-1(alpha) + 1 / sigma).
+
+Every number here is an upper bound on the attacker. The curve comes from the privacy loss distribution, or, where that
+is not reliable, from the one point (epsilon, delta).
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import dp_accounting
+import numpy as np
+
+from dpformer.privacy.accounting import Epsilon, coarse_interval, epsilon, pld_deltas
+from dpformer.privacy.charge import Mechanism, event
+
+# A delta at which PLD is at ease.
+PLD_DELTA = 1e-9
+
+
+@dataclass(frozen=True)
+class AttackBound:
+    """No membership attack finds more than `true_positive_rate` of the members at `false_positive_rate`.
+
+    `advantage` is the most that true positives can exceed false positives, at any false positive rate.
+    """
+
+    false_positive_rate: float
+    true_positive_rate: float
+    advantage: float
+
+    def sentence(self) -> str:
+        """The bound in plain words."""
+        return (
+            "An attacker who knows everybody else's data and wrongly flags "
+            f"{self.false_positive_rate:.0%} of non-members can correctly identify at most "
+            f"{percent_up(self.true_positive_rate)} of members; guessing whether one person took part succeeds at most "
+            f"{percent_up((1 + self.advantage) / 2)} of the time (a coin: 50%)."
+        )
+
+
+def percent_up(share: float) -> str:
+    """A share in percent with one digit, rounded up: it is an upper bound.
+
+    >>> percent_up(0.25441), percent_up(0.254), percent_up(1.0)
+    ('25.5%', '25.4%', '100.0%')
+    """
+    return f"{math.ceil(round(share * 1000, 9)) / 10:.1f}%"
+
+
+def attack_bound(
+    mechanisms: Iterable[Mechanism], delta: float, false_positive_rate: float = 0.01, beside: float = 0.0
+) -> AttackBound:
+    """The best that any membership attack can do against everything that these mechanisms release.
+
+    beside: the delta of a threshold that is released with them; see `selection`.
+    """
+    mechanisms = tuple(mechanisms)
+    # The curve belongs to the mechanisms; delta only says how far it is followed, and PLD cannot follow it to the end.
+    spent = epsilon(mechanisms, max(delta, PLD_DELTA))
+    epsilons, deltas = delta_curve(mechanisms, spent)
+    return bound_from(epsilons - math.log1p(-beside), np.minimum(deltas + beside, 1.0), false_positive_rate)
+
+
+def bound_from(epsilons: np.ndarray, deltas: np.ndarray, false_positive_rate: float = 0.01) -> AttackBound:
+    """The bound that follows from points (epsilon, delta) which all hold; one is enough, more are tighter."""
+    reached = float(power([false_positive_rate], epsilons, deltas)[0])
+    return AttackBound(false_positive_rate, reached, _advantage(epsilons, deltas))
+
+
+def delta_curve(mechanisms: Sequence[Mechanism], spent: Epsilon) -> tuple[np.ndarray, np.ndarray]:
+    """Points (epsilon, delta) that all hold for the mechanisms; the single known one where PLD is not used."""
+    if isinstance(event(mechanisms), dp_accounting.NoOpDpEvent):
+        return np.zeros(1), np.zeros(1)
+    if spent.accountant == "rdp" or math.isinf(spent.epsilon):
+        return np.array([spent.epsilon]), np.array([spent.delta])
+    epsilons = np.linspace(0, 1.5 * spent.epsilon + 1, 401)
+    return epsilons, np.array(pld_deltas(event(mechanisms), epsilons, coarse_interval(spent.epsilon) / 4))
+
+
+def power(alphas: Sequence[float], epsilons: np.ndarray, deltas: np.ndarray) -> np.ndarray:
+    """An upper bound on the true positive rate of any test at each false positive rate alpha."""
+    alpha = np.asarray(alphas, dtype=float)[:, None]
+    with np.errstate(over="ignore", invalid="ignore"):
+        direct = deltas + np.exp(epsilons) * alpha
+        reverse = 1 - np.exp(-epsilons) * (1 - deltas - alpha)
+    bounds = np.where(np.isinf(epsilons), 1.0, np.minimum(direct, reverse))
+    return np.clip(bounds.min(axis=1), 0.0, 1.0)
+
+
+def _advantage(epsilons: np.ndarray, deltas: np.ndarray) -> float:
+    """Each point allows (e^epsilon - 1 + 2 delta) / (e^epsilon + 1); at epsilon 0 that is delta(0)."""
+    return float(np.clip(np.min(np.tanh(epsilons / 2) + 2 * deltas / (np.exp(np.minimum(epsilons, 700)) + 1)), 0, 1))

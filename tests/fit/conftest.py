@@ -1,0 +1,81 @@
+"""A small log of people with recognisable ids, prepared once, and recipes that train on it in a moment."""
+
+import functools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+
+from dpformer.data import prepare, save
+from dpformer.fit import recipe
+from dpformer.fit.recipe import Recipe, make_recipe
+from dpformer.fit.session import AnyRun
+from dpformer.fit.workers import Team, Worker
+from dpformer.privacy import Curator, plan, statement
+
+USERS, ITEMS = 60, 20
+TITLES = {"i00": "Good, the Bad, the Ugly", "i01": "Toy,Story", "i02": "Heat"}
+
+
+def small_log(users: int = USERS, items: int = ITEMS, seed: int = 0) -> pl.DataFrame:
+    """People who walk around a circle of items; everybody's length differs, and user 0 has a single event."""
+    random = np.random.default_rng(seed)
+    rows = []
+    for user in range(users):
+        here = int(random.integers(items))
+        for time in range(1 if user == 0 else int(random.integers(2, 12))):
+            item = f"i{here:02d}"
+            rows.append((f"person-{user:04d}-x7Qz", item, time, TITLES.get(item, f"Title {here}")))
+            here = (here + int(random.integers(1, 3))) % items
+    return pl.DataFrame(rows, schema=["user_id", "item_id", "timestamp", "title"], orient="row")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_accounting() -> Iterator[None]:
+    """The same accounting, computed once for each question: dozens of runs here ask the same."""
+    with pytest.MonkeyPatch.context() as patched:
+        for module, name in [
+            (plan, "epsilon"),
+            (statement, "beside_threshold"),
+            (statement, "attack_bound"),
+            (statement, "gaussian_multiplier"),
+        ]:
+            patched.setattr(module, name, functools.cache(getattr(module, name)))
+        made: dict[str, plan.PrivacyPlan] = {}
+
+        def make_plan(*arguments: Any, **options: Any) -> plan.PrivacyPlan:
+            key = repr((arguments, options))
+            if key not in made:
+                made[key] = plan.make_plan(*arguments, **options)
+            return made[key]
+
+        patched.setattr(recipe, "make_plan", make_plan)
+        yield
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("small") / "data"
+    save(prepare(small_log(), title="title"), folder)
+    return folder
+
+
+def small_recipe(**options: Any) -> Recipe:
+    """A seeded recipe of 10 steps."""
+    small = {"epsilon": 20.0, "delta": 1e-3, "d": 8, "max_length": 6, "epochs": 5.0, "seed": 1}
+    return make_recipe(**{**small, **options})
+
+
+def plant_curator(run: AnyRun, **options: Any) -> None:
+    """Let a run ask a Curator with other noise, or another sampler."""
+    old = run.curator
+    run.curator = Curator(old._people, old.plan, old.ledger, old.keys, **options)
+
+
+def plant_worker(run: AnyRun, kind: type[Worker]) -> None:
+    """Let a worker of another kind make the run's sums, alone."""
+    trainer = run.trainer
+    trainer.query.team = Team(kind(trainer.model, trainer.worker.clipping), 1)

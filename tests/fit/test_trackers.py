@@ -1,0 +1,99 @@
+"""What trackers are told, that it is labelled, and that none of them can end a run."""
+
+import json
+import sys
+
+import pytest
+
+from dpformer import DPFormer
+from dpformer.fit.events import Event
+from dpformer.fit.one_shot import start_one_shot
+from dpformer.fit.run import resume, start
+from tests.fit.conftest import small_log, small_recipe
+
+
+class Notebook:
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    def on_event(self, event: Event) -> None:
+        self.events.append(event)
+
+
+class Broken:
+    calls = 0
+
+    def on_event(self, event: Event) -> None:
+        self.calls += 1
+        event["loss"] = "spoilt"
+        raise RuntimeError("no such dashboard")
+
+
+def test_events_through_a_stop_and_a_resumption(data, tmp_path):
+    first, second = Notebook(), Notebook()
+    run = start(tmp_path / "run", data, small_recipe())
+    assert not run.train(should_stop=lambda: run.step == 4, trackers=[first])
+    run.close()
+    assert [event["event"] for event in first.events] == ["start", *["step"] * 4, "end"]
+    assert first.events[0]["steps"] == 10
+    assert first.events[0]["budget"] == {"epsilon": 20.0, "delta": 1e-3}
+    assert first.events[-1] == {"event": "end", "step": 4, "released": False}
+    assert resume(tmp_path / "run").train(trackers=[second])
+    assert [event["step"] for event in second.events] == [4, 5, 6, 7, 8, 9, 10, 10]
+    assert second.events[-1]["released"]
+    steps = [event for event in first.events + second.events if event["event"] == "step"]
+    lines = (tmp_path / "run" / "events.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == steps
+    # Whatever comes from people is named as such; the rest is known without them.
+    assert all(
+        set(event) - set(event["not_private"]) == {"event", "step", "learning_rate", "not_private"} for event in steps
+    )
+
+
+def test_a_broken_tracker_is_dropped_and_the_run_goes_on(data, tmp_path):
+    broken, notebook = Broken(), Notebook()
+    with pytest.warns(UserWarning, match="Broken failed and gets no more events: no such dashboard"):
+        assert start(tmp_path / "run", data, small_recipe()).train(trackers=[broken, notebook])
+    assert broken.calls == 1
+    assert len(notebook.events) == 12
+    assert "spoilt" not in repr(notebook.events)
+
+
+def test_statistics_have_a_start_and_an_end(data, tmp_path):
+    notebook = Notebook()
+    assert start_one_shot(tmp_path / "run", data, small_recipe(model="popularity")).train(trackers=[notebook])
+    assert [event["event"] for event in notebook.events] == ["start", "end"]
+
+
+def test_an_infinite_epsilon_is_json(data, tmp_path):
+    notebook = Notebook()
+    options = small_recipe(epsilon=float("inf")).model_dump() | {"seed": None}
+    DPFormer(**options).fit(small_log(), trackers=[notebook])
+    assert json.loads(json.dumps(notebook.events, allow_nan=False))[0]["budget"]["epsilon"] == "inf"
+
+
+def test_tensorboard_reads_what_fit_wrote(dpformer, data, tmp_path):
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    small = ["--epsilon", "20", "--delta", "1e-3", "--set", "d=8", "--set", "max-length=6", "--set", "epochs=5"]
+    (tmp_path / "board").mkdir(mode=0o755)
+    done = dpformer("fit", data, "--run", tmp_path / "run", *small, "--tensorboard", tmp_path / "board", "--quiet")
+    assert done.code == 0, done.err
+    assert "not to be published" in done.err
+    assert (tmp_path / "board").stat().st_mode & 0o777 == 0o700
+    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "board").iterdir()} == {0o600}
+    found = accumulator.EventAccumulator(str(tmp_path / "board"))
+    found.Reload()
+    assert set(found.Tags()["scalars"]) == {"not private/loss", "learning_rate"}
+    losses = [json.loads(line)["loss"] for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
+    assert [point.value for point in found.Scalars("not private/loss")] == pytest.approx(losses)
+    text = found.Tensors("run/text_summary")[0].tensor_proto.string_val[0].decode()
+    assert "Do not publish it" in text
+    assert "epsilon 20.0" in text
+
+
+def test_without_tensorboard_nothing_is_begun(dpformer, data, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    done = dpformer("fit", data, "--run", tmp_path / "run", "--tensorboard", tmp_path / "board")
+    assert done.code == 2
+    assert "pip install 'dpformer[tensorboard]'" in done.err
+    assert not (tmp_path / "run").exists()
