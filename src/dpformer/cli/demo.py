@@ -9,7 +9,6 @@ import typer
 def demo(
     output: Annotated[Path, typer.Option("-o", "--output", help="Folder to write.")] = Path("demo-output"),
     epsilon: Annotated[float, typer.Option(help="The budget.")] = 8.0,
-    epochs: Annotated[float | None, typer.Option(help="Fewer for a quicker look.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Figures as JSON on stdout.")] = False,
 ) -> None:
     """Prepare the embedded data, train privately, evaluate, recommend, report: about a minute."""
@@ -28,8 +27,7 @@ def demo(
     from dpformer.errors import DPFormerError
     from dpformer.evaluation import Scorer, evaluate, held_out
     from dpformer.files import write_file, write_json
-    from dpformer.fit.one_shot import start_one_shot
-    from dpformer.fit.recipe import make_recipe
+    from dpformer.fit.presets import make_recipe
     from dpformer.fit.run import start
     from dpformer.models.popularity import Popularity
     from dpformer.report import make_report
@@ -45,10 +43,9 @@ def demo(
     if not as_json:
         stdout.print(statistics_table(statistics(dataset)))
     stderr.rule("2. private training")
-    options: dict[str, Any] = {"epsilon": epsilon} | ({"epochs": epochs} if epochs is not None else {})
-    run = start(folder, data, make_recipe("best", **options))
-    with show_progress(run, quiet=False) as on_step:
-        run.train(on_step)
+    run = start(folder, data, make_recipe(epsilon=epsilon))
+    with show_progress(run, quiet=False) as on_progress:
+        run.train(on_progress)
     run.close()
     stderr.rule("3. how good is it?")
     model = load_model(folder)
@@ -56,8 +53,7 @@ def demo(
     contenders: dict[str, Scorer] = {f"{model.recipe.model}, epsilon {epsilon:g}": model}
     for kind, name in (("transitions", "DP transition statistics"), ("popularity", "DP popularity")):
         # Runs of their own, with ledgers of their own: what they release is as private as the model.
-        other = start_one_shot(output / kind, data, make_recipe("default", model=kind, epsilon=epsilon))
-        other.train()
+        start(output / kind, data, make_recipe(kind, epsilon=epsilon)).train()
         contenders[f"{name}, epsilon {epsilon:g}"] = load_model(output / kind)
     contenders["popularity, not private"] = Popularity().fit(dataset.split().train, items)
     found = {name: evaluate(it, held, items, max_length=model.recipe.window) for name, it in contenders.items()}

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from dpformer.errors import DPFormerError
     from dpformer.fit.distributed.ranks import Ranks
     from dpformer.fit.events import Tracker
-    from dpformer.fit.session import AnyRun
+    from dpformer.fit.run import Run
     from dpformer.privacy import PrivacyStatement
 
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress.")]
@@ -35,14 +35,14 @@ def fit(
     delta: Annotated[float | None, typer.Option(help="Must be below 1 / users.")] = None,
     model: Annotated[
         str | None,
-        typer.Option(help="transformer, gru, lstm; or statistics without a network: transitions, popularity."),
+        typer.Option(help="The network: transformer, gru or lstm."),
     ] = None,
     preset: Annotated[
         str,
         typer.Option(
-            help="best, distilled (no steps), joined, whole, pure (no prior), paper (the paper's settings) or default (plain)."
+            help="default, pure (DP-SGD alone), whole (with statistics), paper; transitions, popularity (no network)."
         ),
-    ] = "best",
+    ] = "default",
     config: Annotated[Path | None, typer.Option(help="A TOML file of settings.")] = None,
     setting: Annotated[
         list[str] | None,
@@ -67,11 +67,14 @@ def fit(
 
     On several processes or machines: torchrun --nproc-per-node 2 -m dpformer fit DATA -o RUN (torchrun takes --run for its own).
     """
-    from dpformer.fit.recipe import make_recipe
-    from dpformer.fit.session import begin, finished, has_steps
+    from dpformer.fit.distributed.together import finished
+    from dpformer.fit.presets import make_recipe
+    from dpformer.fit.run import start
 
     if split_items:
         raise _no_split_items()
+    if model in ("transitions", "popularity"):
+        raise _is_preset(model)
     flags = {"epsilon": epsilon, "delta": delta, "model": model, "population": population, "seed": seed, "noise": noise}
     options = {key: value for key, value in flags.items() if value is not None} | _settings(setting or [])
     with _joined(timeout) as ranks:
@@ -83,11 +86,9 @@ def fit(
         if finished(run, ranks, resuming=False):
             _show_finished(run, as_json)
             return
-        if ranks.size > 1 and not has_steps(recipe) and not quiet:
+        if ranks.size > 1 and not recipe.steps_on_data and not quiet:
             _say_alone(ranks.size)
-        with _told_when_stopped(run):
-            begun = begin(run, data, recipe, ranks)
-        _train(begun, trackers, quiet, as_json)
+        _train(start(run, data, recipe, ranks), trackers, quiet, as_json)
 
 
 def resume(
@@ -99,7 +100,8 @@ def resume(
     as_json: AsJson = False,
 ) -> None:
     """Go on with a run that was interrupted, exactly where an uninterrupted one would be. Also under torchrun, see `fit`."""
-    from dpformer.fit.session import finished, go_on
+    from dpformer.fit.distributed.together import finished
+    from dpformer.fit.run import resume as resume_run
 
     with _joined(timeout) as ranks:
         if not ranks.first:
@@ -110,7 +112,7 @@ def resume(
         if finished(run, ranks):
             _show_finished(run, as_json)
             return
-        _train(go_on(run, data, ranks), trackers, quiet, as_json)
+        _train(resume_run(run, data, ranks), trackers, quiet, as_json)
 
 
 @contextmanager
@@ -160,12 +162,18 @@ def _no_split_items() -> DPFormerError:
     )
 
 
+def _is_preset(name: str) -> DPFormerError:
+    from dpformer.errors import DPFormerError
+
+    return DPFormerError(f"--model {name} is a preset now: use --preset {name}")
+
+
 def _say_alone(processes: int) -> None:
     from dpformer.cli.output import stderr
 
     stderr.print(
         f"{processes} processes, and no steps to share out: one of them makes all of it, and the others end. Presets with steps: "
-        "joined, whole, pure, paper",
+        "pure, whole, paper",
         soft_wrap=True,
     )
 
@@ -174,20 +182,6 @@ def _way_on(run: Path, processes: int) -> str:
     """How to go on with a run of so many processes."""
     more = ", or under torchrun with any number of processes" if processes > 1 else ""
     return f"with: dpformer resume {run}{more}"
-
-
-@contextmanager
-def _told_when_stopped(run: Path) -> Iterator[None]:
-    """Ctrl-C while a run begins: what it has released so far is not lost."""
-    from dpformer.cli.output import stderr
-    from dpformer.fit.checkpoint import PRIVATE
-
-    try:
-        yield
-    except KeyboardInterrupt:
-        if (run / PRIVATE).is_dir():
-            stderr.print(f"stopped before the first step; go on {_way_on(run, 1)}", soft_wrap=True)
-        raise
 
 
 def _trackers(tensorboard: Path | None) -> list[Tracker]:
@@ -209,19 +203,19 @@ def _settings(pairs: list[str]) -> dict[str, Any]:
 
     from dpformer.errors import DPFormerError
 
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for pair in pairs:
         key, equals, text = pair.partition("=")
         if not equals:
             raise DPFormerError(f"--set {pair!r} is not name=value")
         try:
-            found[key.strip().replace("-", "_")] = json.loads(text)
+            settings[key.strip().replace("-", "_")] = json.loads(text)
         except ValueError:
-            found[key.strip().replace("-", "_")] = text
-    return found
+            settings[key.strip().replace("-", "_")] = text
+    return settings
 
 
-def _train(run: AnyRun, trackers: list[Tracker], quiet: bool, as_json: bool) -> None:
+def _train(run: Run, trackers: list[Tracker], quiet: bool, as_json: bool) -> None:
     from dpformer.cli.output import stderr
     from dpformer.cli.progress import show_progress, stoppable
 
@@ -233,8 +227,8 @@ def _train(run: AnyRun, trackers: list[Tracker], quiet: bool, as_json: bool) -> 
             work = f"{len(plan.releases)} releases, no steps"
         stderr.print(f"{plan.users:,} users, {len(run.dataset.catalogue):,} items; {budget}; {work}", soft_wrap=True)
     try:
-        with stoppable() as asked, show_progress(run, quiet) as on_step:
-            done = run.train(on_step, lambda: bool(asked), trackers=trackers)
+        with stoppable() as asked, show_progress(run, quiet) as on_progress:
+            done = run.train(on_progress, lambda: bool(asked), trackers=trackers)
     except KeyboardInterrupt:
         stderr.print(
             f"stopped at once; go on from the last checkpoint {_way_on(run.folder, run.ranks.size)}", soft_wrap=True
@@ -244,7 +238,8 @@ def _train(run: AnyRun, trackers: list[Tracker], quiet: bool, as_json: bool) -> 
         run.close()
     if not done:
         way = _way_on(run.folder, run.ranks.size)
-        stderr.print(f"stopped and saved after step {run.step}; go on {way}", soft_wrap=True)
+        where = f"after step {run.step}" if run.step else "before the first step"
+        stderr.print(f"stopped and saved {where}; go on {way}", soft_wrap=True)
         sys.exit(130)
     _show(run.folder, run.statement(), as_json)
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dpformer.fit.run import Progress
-    from dpformer.fit.session import AnyRun
+    from dpformer.fit.run import Run
+    from dpformer.fit.stage import Progress
+
+TITLES = {"histogram": "histogram", "transitions": "transitions", "distil": "distillation", "dpsgd": "step"}
 
 
 @contextmanager
@@ -32,46 +34,55 @@ def stoppable() -> Iterator[list[int]]:
 
 
 @contextmanager
-def show_progress(run: AnyRun, quiet: bool) -> Iterator[Any]:
+def show_progress(run: Run, quiet: bool) -> Iterator[Callable[[Progress], None]]:
     """A live line on a terminal, a plain line now and then elsewhere."""
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
 
     from dpformer.cli.output import stderr
-    from dpformer.privacy import spending
+    from dpformer.privacy.plan import spending
 
-    plan = run.plan
-    if quiet or not plan.steps:
+    if quiet:
         yield lambda progress: None
         return
-    spent = spending(plan)
+    spent = spending(run.plan) if run.plan.steps else {}
     if not stderr.is_terminal:
-        every = max(1, plan.steps // 10)
 
         def plain(progress: Progress) -> None:
-            if progress.report.step % every == 0 or progress.report.step == plan.steps:
-                stderr.print(f"step {progress.report.step}/{plan.steps}  {_line(progress, spent)}", soft_wrap=True)
+            every = max(1, progress.total // 10)
+            if progress.done == progress.total or (progress.report and progress.done % every == 0):
+                stderr.print(
+                    f"{TITLES[progress.stage]} {progress.done}/{progress.total}{_line(progress, spent)}", soft_wrap=True
+                )
 
         yield plain
         return
     columns = (
-        TextColumn("step"),
+        TextColumn("{task.description}"),
         MofNCompleteColumn(),
         BarColumn(),
-        TextColumn("{task.description}"),
+        TextColumn("{task.fields[line]}"),
         TimeRemainingColumn(),
     )
     with Bar(*columns, console=stderr, transient=True) as bar:
-        task = bar.add_task("", total=plan.steps, completed=run.step)
-        yield lambda progress: bar.update(task, completed=progress.report.step, description=_line(progress, spent))
+        tasks: dict[str, Any] = {}
+
+        def live(progress: Progress) -> None:
+            if progress.stage not in tasks:
+                tasks[progress.stage] = bar.add_task(TITLES[progress.stage], total=progress.total, line="")
+            bar.update(tasks[progress.stage], completed=progress.done, line=_line(progress, spent))
+
+        yield live
 
 
 def _line(progress: Progress, spent: dict[int, float]) -> str:
     report, plan = progress.report, progress.plan
+    if report is None:
+        return ""
     epoch = report.step * plan.batch_size / plan.users
     budget = (
         f"epsilon {spent[min(s for s in spent if s >= report.step)]:.2f} of {plan.epsilon:g}"
         if plan.private
         else "not private"
     )
-    return f"epoch {epoch:.1f}  {progress.speed:,.0f} users/s  {budget}  loss {report.loss:.3f} (not private)"
+    return f"  epoch {epoch:.1f}  {progress.speed:,.0f} users/s  {budget}  loss {report.loss:.3f} (not private)"

@@ -1,23 +1,24 @@
-"""A run: from prepared data, a recipe and a budget to a folder with a released model, through any number of interruptions.
+"""A run: from prepared data and a recipe to a folder with a released model, through any number of interruptions.
 
     config.json         recipe, catalogue size, versions              items.jsonl       the catalogue
-    model.safetensors   the released model                            privacy.json      the privacy statement
-    ledger.jsonl        what was charged, before it was seen          events.jsonl      progress; losses are not private
-    metrics.json        evaluation; not private                       README.md         the model card
-    files.json          SHA-256 of the above that are released    run.lock          keeps a second process out
+    model.json          what the model is                             model.safetensors its tensors
+    ledger.jsonl        what was charged, before it was seen          privacy.json      the privacy statement
+    metrics.json        evaluation; not private                       events.jsonl      progress; losses are not private
+    files.json          SHA-256 of the above that are released        README.md         the model card
     private/            state of an unfinished run; owner only, removed at the end
     local.json          where the data was, for this machine; owner only
 
-The first checkpoint (with the keys of the noise to come) is saved before the first answer, so that a crash after an answer asks
-again with the same keys, which is the same answer and costs nothing more. How a run ends: see `finish`.
+The first checkpoint, with the keys of the noise to come, is saved before the first answer. A run that is interrupted before its
+steps asks again from there: with the same keys it gets the same answers, which cost nothing more. During the steps there is a
+checkpoint a minute. How a run ends: see `artifact.write`.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +26,13 @@ import torch
 
 from dpformer.artifact.write import publish
 from dpformer.data import Dataset, Sequences, load
+from dpformer.errors import DPFormerError
 from dpformer.files import write_file
-from dpformer.fit import statistics_stages as releases
 from dpformer.fit.checkpoint import Checkpoints
 from dpformer.fit.distributed.ranks import ALONE, Ranks
-from dpformer.fit.distributed.restart import take_over
-from dpformer.fit.distributed.together import about_run, compare_data, explained_loss, lead
-from dpformer.fit.dpsgd import StepReport, Trainer
+from dpformer.fit.distributed.restart import began_in, refuse_second, take_over
+from dpformer.fit.distributed.together import about_run, alone, compare_data, explained_loss, lead
+from dpformer.fit.dpsgd import Optimisation, Trainer, network_for_steps, part_of
 from dpformer.fit.events import Tracker, Trackers, ended, started, stepped
 from dpformer.fit.folder import (
     EVENTS,
@@ -41,6 +42,7 @@ from dpformer.fit.folder import (
     closed_on_error,
     data_of,
     explained,
+    finish_written,
     hold,
     hold_new,
     make_folder,
@@ -53,158 +55,183 @@ from dpformer.fit.folder import (
 )
 from dpformer.fit.memory import enough_memory
 from dpformer.fit.recipe import Recipe
+from dpformer.fit.stage import Outputs, Progress, Setup
 from dpformer.fit.stated import state_privacy
-from dpformer.models.transitions import DPTransitions
-from dpformer.privacy import (
-    Curator,
-    Keys,
-    PrivacyPlan,
-    PrivacyStatement,
-)
-from dpformer.statistics.histogram import ItemFrequencies
+from dpformer.fit.statistics_stages import choose_items, restrict, stages_before_steps
+from dpformer.models.recommender import parse_spec, restore
+from dpformer.models.transitions import TransitionScorer
+from dpformer.privacy import Answer, Curator, Keys, PrivacyPlan, PrivacyStatement
+from dpformer.statistics.histogram import HISTOGRAM
 
 CHECKPOINT_SECONDS = 60.0
-
-
-@dataclass(frozen=True)
-class Progress:
-    """Where a run stands, for whoever shows it. `report` is not private; `speed` is in users a second."""
-
-    report: StepReport
-    plan: PrivacyPlan
-    speed: float
+OnProgress = Callable[[Progress], None]
 
 
 class Run:
-    """An open run. Make one with `start` or `resume`; `train` until it is done or told to stop."""
+    """An open run. Make one with `start` or `resume`; `train` until the model is released or it is stopped."""
 
     def __init__(
-        self,
-        folder: Path,
-        dataset: Dataset,
-        recipe: Recipe,
-        trainer: Trainer,
-        curator: Curator[Sequences],
-        begun: Begun,
-        lock: RunLock,
+        self, folder: Path, dataset: Dataset, recipe: Recipe, curator: Curator[Sequences], begun: Begun, lock: RunLock
     ) -> None:
-        self.folder, self.dataset, self.recipe, self.lock = folder, dataset, recipe, lock
-        self.trainer, self.curator, self._begun = trainer, curator, begun
-        self.ranks = trainer.ranks
-        self.frequencies: ItemFrequencies | None = None
-        self.prior: DPTransitions | None = None
+        self.folder, self.dataset, self.recipe, self.curator = folder, dataset, recipe, curator
+        self.ranks: Ranks = ALONE
+        self.outputs = Outputs()
         self.checkpoints = Checkpoints(folder)
+        self._begun, self._lock = begun, lock
+        self._trainer: Trainer | None = None
 
     @property
     def plan(self) -> PrivacyPlan:
         """What the run may spend."""
-        return self.trainer.plan
+        return self.curator.plan
 
     @property
     def step(self) -> int:
         """How many steps have been made."""
-        return self.trainer.step
+        return 0 if self._trainer is None else self._trainer.step
+
+    @property
+    def trainer(self) -> Trainer:
+        """What makes the steps; `begin_steps` makes it."""
+        if self._trainer is None:
+            raise DPFormerError(f"{self.folder}: the steps have not begun; call begin_steps first")
+        return self._trainer
 
     def train(
         self,
-        on_step: Callable[[Progress], None] = lambda progress: None,
+        on_progress: OnProgress = lambda progress: None,
         should_stop: Callable[[], bool] = lambda: False,
         checkpoint_seconds: float = CHECKPOINT_SECONDS,
         trackers: Iterable[Tracker] = (),
     ) -> bool:
-        """Make the steps that are left. True when the model is released; False if told to stop, with everything saved."""
-        self._forget_events()
-        told = Trackers(trackers)
-        told.on_event(started(self.step, self.plan.steps, self.recipe.settings()))
+        """Do the work that is left. True when the model is released; False if it was stopped, with everything saved."""
+        self._drop_events()
+        listeners = Trackers(trackers)
+        listeners.on_event(started(self.step, self.plan.steps, self.recipe.settings()))
         with enough_memory(self.folder), explained_loss(self.folder):
-            done = self._train(on_step, should_stop, checkpoint_seconds, told)
+            done = self._train(on_progress, should_stop, checkpoint_seconds, listeners)
             self.ranks.tell(done)
             return done
 
     def _train(
-        self,
-        on_step: Callable[[Progress], None],
-        should_stop: Callable[[], bool],
-        checkpoint_seconds: float,
-        told: Trackers,
+        self, on_progress: OnProgress, should_stop: Callable[[], bool], checkpoint_seconds: float, listeners: Trackers
     ) -> bool:
-        began = saved = time.monotonic()
-        users = 0
-        for report in self.trainer.run(self.curator):
-            now = time.monotonic()
-            event = stepped(report.step, self.trainer.how.rate_at(report.step, self.plan.steps), report.loss)
-            with explained(self.folder), open(self.folder / EVENTS, "a", encoding="utf-8", opener=owner_only) as events:
-                events.write(json.dumps(event) + "\n")
-            told.on_event(event)
-            users += report.users
-            on_step(Progress(report, self.trainer.plan, users / max(now - began, 1e-9)))
+        with self.ranks.leading():
+            for progress in self._before_steps():
+                on_progress(progress)
+                if should_stop():
+                    self.ranks = alone(self.ranks)
+                    listeners.on_event(ended(self.step, released=False))
+                    return False
+        saved = time.monotonic()
+        for progress in self._steps(listeners):
+            on_progress(progress)
             if self.ranks.agree(should_stop()):
                 self.save()
-                told.on_event(ended(self.step, released=False))
+                listeners.on_event(ended(self.step, released=False))
                 return False
-            if now - saved > checkpoint_seconds:
+            if time.monotonic() - saved > checkpoint_seconds:
                 self.save()
-                saved = now
+                saved = time.monotonic()
         self.release()
-        told.on_event(ended(self.step, released=True))
+        listeners.on_event(ended(self.step, released=True))
         return True
 
-    def ask(self) -> None:
-        """Ask for the statistics that come before the steps: the item histogram and those of the prior."""
-        frequencies = releases.histogram(self.curator, self.recipe, self.plan, len(self.dataset.catalogue))
-        if frequencies is not None:
-            self.use(frequencies)
-        self.prior = releases.prior(self.curator, self.recipe, self.trainer, len(self.dataset.catalogue))
+    def begin_steps(self) -> Trainer:
+        """Run the stages before the steps, and make the trainer; `train` continues from there."""
+        with self.ranks.leading():
+            for _ in self._before_steps():
+                pass
+        return self.trainer
 
-    def use(self, frequencies: ItemFrequencies) -> None:
-        """Choose the vocabulary by the released histogram, and tell Re-Attention the noise."""
-        self.frequencies = frequencies
-        self.trainer.choose(torch.from_numpy(frequencies.probability).float(), self.recipe.popularity_bias)
-        releases.set_errors(self.trainer.model, self.plan, frequencies, self.recipe)
+    def _before_steps(self) -> Iterator[Progress]:
+        """The histogram, the transitions, the distilled network; then the trainer. Nothing if the steps have begun."""
+        if self._trainer is not None:
+            return
+        self.dataset = choose_items(self.curator, self.dataset)
+        self.outputs = Outputs()
+        for stage in stages_before_steps(self._setup()):
+            self.outputs = yield from stage.run(self.outputs, self.curator)
+        if self.recipe.steps_on_data:
+            self._make_trainer()
+            self._lead()
 
-    def lead(self) -> None:
-        """Tell the others all that the coming steps depend on."""
+    def _setup(self) -> Setup:
+        return Setup(self.recipe, self.plan, len(self.dataset.catalogue), self._begun.seed)
+
+    def _make_trainer(self) -> Trainer:
+        network = network_for_steps(self._setup(), self.outputs)
+        about = about_run(self.recipe, len(self.dataset.catalogue))
+        self._trainer = Trainer(network, self.plan, Optimisation.of(self.recipe), self.ranks, about)
+        self.outputs = replace(self.outputs, network=network)
+        return self._trainer
+
+    def _lead(self) -> None:
+        """Send the other processes all that the coming steps depend on."""
         lead(self.trainer, self.recipe, self._chosen_items())
 
-    def save(self) -> None:
-        """A checkpoint of everything that the next steps depend on."""
-        self.checkpoints.save(*self._state())
+    def _steps(self, listeners: Trackers) -> Iterator[Progress]:
+        if self._trainer is None:
+            return
+        began, users = time.monotonic(), 0
+        how, total = self._trainer.how, self.plan.steps
+        for report in self._trainer.run(self.curator):
+            event = stepped(report.step, how.rate_at(report.step, total), report.loss)
+            with explained(self.folder), open(self.folder / EVENTS, "a", encoding="utf-8", opener=owner_only) as events:
+                events.write(json.dumps(event) + "\n")
+            listeners.on_event(event)
+            users += report.users
+            speed = users / max(time.monotonic() - began, 1e-9)
+            yield Progress("dpsgd", report.step, total, self.plan, report, speed)
 
-    def _state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    def save(self) -> None:
+        """Save a checkpoint of everything that the next steps depend on."""
         tensors, values = self.trainer.state()
-        if self.frequencies is not None:
-            tensors["frequencies"] = torch.from_numpy(self.frequencies.probability)
-            values["floor"] = self.frequencies.floor
-        if self.prior is not None:
-            tensors |= {f"prior.{name}": value for name, value in self.prior.state().items()}
+        if self.outputs.histogram is not None:
+            answer = self.outputs.histogram
+            tensors[HISTOGRAM] = torch.from_numpy(answer.values[answer.name])
+            values[HISTOGRAM] = [answer.noise_std, answer.grid]
+        if self.outputs.transitions is not None:
+            values["transitions"] = self.outputs.transitions.spec.model_dump(mode="json")
+            state = self.outputs.transitions.state_dict()
+            tensors |= {f"transitions.{name}": value for name, value in state.items()}
         values["items"] = self._chosen_items()
         values |= begun_values(self._begun, self.curator.keys, self.curator.ledger)
-        return tensors, values
+        self.checkpoints.save(tensors, values)
+
+    def restore(self, tensors: dict[str, torch.Tensor], values: dict[str, Any]) -> None:
+        """Continue from a checkpoint that `save` wrote, during the steps."""
+        if values["items"] is not None:
+            self.dataset = restrict(self.curator, self.dataset, values["items"])
+        histogram = transitions = None
+        if HISTOGRAM in values:
+            histogram = Answer(HISTOGRAM, {HISTOGRAM: tensors[HISTOGRAM].numpy()}, *values[HISTOGRAM])
+        if "transitions" in values:
+            transitions = restore(parse_spec(values["transitions"]), part_of(tensors, "transitions"))
+            assert isinstance(transitions, TransitionScorer)
+        self.outputs = Outputs(histogram, transitions)
+        self._make_trainer().restore(tensors, values)
+        self._lead()
 
     def _chosen_items(self) -> list[Any] | None:
         """The ids of a private catalogue's items."""
         private = self.dataset.catalogue_mode == "private"
         return self.dataset.catalogue["item_id"].to_list() if private else None
 
-    def _forget_events(self) -> None:
+    def _drop_events(self) -> None:
         """Drop events of steps that will be made again, and a torn last line."""
         path = self.folder / EVENTS
         with explained(self.folder):
             lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
-        write_file(path, b"".join(line for line in lines[: self.trainer.step] if line.endswith(b"\n")), 0o600)
+        if lines or self.recipe.steps_on_data:
+            write_file(path, b"".join(line for line in lines[: self.step] if line.endswith(b"\n")), 0o600)
 
     def release(self) -> None:
         """Write the released model with its statement, and remove the private state."""
-        averaging = self.trainer.finish()
-        self.trainer.move(torch.device("cpu"))
-        model = self.trainer.model
-        releases.set_errors(model, self.trainer.plan, self.frequencies, self.recipe, averaging)
-        tensors = {f"model.{name}": value.contiguous() for name, value in self.trainer.model.state_dict().items()}
-        if self.frequencies is not None:
-            tensors["popularity"] = torch.from_numpy(self.frequencies.probability).float()
-        if self.prior is not None:
-            tensors |= {f"prior.{name}": value.contiguous() for name, value in self.prior.state().items()}
-        publish(self.folder, release_files(self.recipe, self.statement(), self.dataset.catalogue, tensors))
+        if self._trainer is not None:
+            self._trainer.move(torch.device("cpu"))
+        model = self.outputs.recommender(self.recipe)
+        publish(self.folder, release_files(self.recipe, self.statement(), self.dataset.catalogue, model))
         self.close()
 
     def statement(self) -> PrivacyStatement:
@@ -215,87 +242,70 @@ class Run:
         """Let another process open the run."""
         if self.curator.ledger is not None:
             self.curator.ledger.close()
-        self.lock.close()
+        self._lock.close()
 
 
-def start(folder: Path, data: Path, recipe: Recipe, ranks: Ranks = ALONE) -> Run:
-    """Begin a run in a new folder, on data that `dpformer prepare` wrote. Rank 0 calls it, while the others `follow`."""
-    refuse_used(folder)
-    dataset = load(data)
-    compare_data(ranks, dataset, data)
-    plan = recipe.plan(len(dataset.sequences), dataset.catalogue_mode == "private")
-    lock = hold_new(folder)
-    with closed_on_error(lock):
-        ledger = make_folder(folder, data, recipe, plan, ranks.job)
-        with closed_on_error(ledger), explained(folder):
-            ranks.note_run(folder)
-            begun = Begun.new(folder, data, recipe.seed)
-            keys = Keys(recipe.seed)
-            save_begun(folder, begun, keys, ledger)
-            run = _begin(
-                folder, dataset, recipe, Curator(dataset.train(recipe.hold_out), plan, ledger, keys), begun, lock, ranks
-            )
-    return run
+MakeCurator = Callable[..., Curator[Sequences]]
 
 
-def resume(folder: Path, data: Path | None = None, ranks: Ranks = ALONE) -> Run:
-    """Go on with a run that was interrupted, exactly where an uninterrupted one would be. As `start` among several processes."""
-    lock = hold(folder)
-    with closed_on_error(lock):
-        recipe = read_recipe(folder)
-        dataset, ledger, tensors, values = reopen(folder, data)
-        with closed_on_error(ledger):
-            private = dataset.catalogue_mode == "private"
-            plan = ledger.plan if ledger is not None else recipe.plan(len(dataset.sequences), private)
-            begun = Begun(**values["begun"])
-            torch.set_num_threads(begun.threads)
-            compare_data(ranks, dataset, data or data_of(folder))
-            take_over(folder, ranks)
-            people = dataset.train(recipe.hold_out)
-            curator = Curator(people, plan, ledger, Keys.restored(values["keys"]))
-            if "step" not in values:  # it was interrupted before its first checkpoint
-                return _begin(folder, dataset, recipe, curator, begun, lock, ranks)
-            if values["items"] is not None:
-                dataset = releases.restrict(curator, dataset, values["items"])
-            run = _build(folder, dataset, recipe, curator, begun, lock, ranks)
-            released = tensors.pop("frequencies", None)
-            prior = {name.removeprefix("prior."): value for name, value in tensors.items() if name.startswith("prior.")}
-            if released is not None:  # before the state: what was made of them since is in it
-                run.use(ItemFrequencies(released.numpy(), values["floor"]))
-            run.trainer.restore(tensors, values)
-            if prior:
-                run.prior = DPTransitions.from_state(prior)
-            run.lead()
-    return run
-
-
-def _begin(
-    folder: Path,
-    dataset: Dataset,
-    recipe: Recipe,
-    curator: Curator[Sequences],
-    begun: Begun,
-    lock: RunLock,
-    ranks: Ranks,
+def start(
+    folder: Path, data: Path, recipe: Recipe, ranks: Ranks = ALONE, make_curator: MakeCurator = Curator
 ) -> Run:
-    """Ask for all that comes before the steps, and build the model."""
-    run = _build(folder, releases.choose_items(curator, dataset), recipe, curator, begun, lock, ranks)
-    run.ask()
-    run.lead()
-    return run
+    """Start a run in a new folder, on data that `dpformer prepare` wrote.
+
+    Of several processes rank 0 calls it, while the others `follow`; without steps they are not needed. When torchrun has restarted
+    its processes, the run that they started is resumed. make_curator: for tests that plant a defect.
+    """
+    with ranks.leading():
+        restarted = ranks.restarts > 0 and began_in(folder, ranks.job)
+    if restarted:
+        return resume(folder, data, ranks, make_curator)
+    with explained_loss(folder):
+        with ranks.leading():
+            refuse_second(folder, ranks)
+            refuse_used(folder)
+            dataset = load(data)
+            ranks = ranks if recipe.steps_on_data else alone(ranks)
+            compare_data(ranks, dataset, data)
+        with ranks.leading():
+            plan = recipe.plan(len(dataset.sequences), dataset.catalogue_mode == "private")
+            lock = hold_new(folder)
+            with closed_on_error(lock):
+                ledger = make_folder(folder, data, recipe, plan, ranks.job)
+                with closed_on_error(ledger), explained(folder):
+                    ranks.note_run(folder)
+                    begun, keys = Begun.new(folder, data, recipe.seed), Keys(recipe.seed)
+                    save_begun(folder, begun, keys, ledger)
+                    curator = make_curator(dataset.train(recipe.hold_out), plan, ledger, keys)
+            run = Run(folder, dataset, recipe, curator, begun, lock)
+            run.ranks = ranks
+            return run
 
 
-def _build(
-    folder: Path,
-    dataset: Dataset,
-    recipe: Recipe,
-    curator: Curator[Sequences],
-    begun: Begun,
-    lock: RunLock,
-    ranks: Ranks,
+def resume(
+    folder: Path, data: Path | None = None, ranks: Ranks = ALONE, make_curator: MakeCurator = Curator
 ) -> Run:
-    torch.manual_seed(begun.seed)  # initial weights; never the noise
-    model = recipe.build(len(dataset.catalogue))
-    about = about_run(recipe, len(dataset.catalogue))
-    trainer = Trainer(model, curator.plan, recipe.optimisation(), ranks, about)
-    return Run(folder, dataset, recipe, trainer, curator, begun, lock)
+    """Resume a run that was interrupted, exactly where an uninterrupted one would be. Several processes: see `start`."""
+    with explained_loss(folder):
+        with ranks.leading():
+            recipe = read_recipe(folder)
+            if finish_written(folder):
+                raise DPFormerError(f"{folder}: is finished; its model is released")
+            ranks = ranks if recipe.steps_on_data else alone(ranks)
+        with ranks.leading():
+            lock = hold(folder)
+            with closed_on_error(lock):
+                dataset, ledger, tensors, values = reopen(folder, data)
+                with closed_on_error(ledger):
+                    private = dataset.catalogue_mode == "private"
+                    plan = ledger.plan if ledger is not None else recipe.plan(len(dataset.sequences), private)
+                    begun = Begun(**values["begun"])
+                    torch.set_num_threads(begun.threads)
+                    compare_data(ranks, dataset, data or data_of(folder))
+                    take_over(folder, ranks)
+                    people, keys = dataset.train(recipe.hold_out), Keys.restored(values["keys"])
+                    run = Run(folder, dataset, recipe, make_curator(people, plan, ledger, keys), begun, lock)
+                    run.ranks = ranks
+                    if "step" in values:  # else it was interrupted before its steps
+                        run.restore(tensors, values)
+            return run

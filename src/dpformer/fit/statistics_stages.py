@@ -1,8 +1,9 @@
-"""What a run asks for beside its steps: the item histogram and the statistics of a prior."""
+"""The stages before the steps: the histogram, the transitions, and the network that learns from them."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Generator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -10,14 +11,87 @@ import torch
 from dpformer.data import Dataset, Sequences
 from dpformer.errors import DPFormerError
 from dpformer.fit.distil import distil
-from dpformer.fit.dpsgd import Trainer
-from dpformer.fit.recipe import PRIOR, Recipe
-from dpformer.models.network import SequenceModel
-from dpformer.models.transformer import Transformer
-from dpformer.models.transitions import DPTransitions
-from dpformer.privacy import Asker, Curator, PrivacyPlan
-from dpformer.statistics.histogram import HISTOGRAM, Histogram, ItemFrequencies, frequencies
+from dpformer.fit.recipe import DistilSettings, HistogramSettings, TransitionsSettings
+from dpformer.fit.stage import Outputs, Progress, Setup, Stage, new_network
+from dpformer.models.transitions import TransitionScorer
+from dpformer.privacy import Asker, Curator
+from dpformer.statistics.combine import measure
+from dpformer.statistics.histogram import Histogram
 from dpformer.statistics.item_selection import ItemCounts
+from dpformer.statistics.score_matrix import scorer_arrays
+from dpformer.statistics.settings import TransitionSettings
+
+
+@dataclass(frozen=True)
+class HistogramStage:
+    """Asks for the item histogram: one answer."""
+
+    setup: Setup
+    name = "histogram"
+
+    def run(self, before: Outputs, asker: Asker) -> Generator[Progress, None, Outputs]:
+        """Ask."""
+        answer = asker.ask(Histogram(self.setup.items))
+        yield Progress(self.name, 1, 1, self.setup.plan)
+        return replace(before, histogram=answer)
+
+
+@dataclass(frozen=True)
+class TransitionsStage:
+    """Asks for the transitions and makes a score matrix of them: three answers, each where the last saw something."""
+
+    setup: Setup
+    settings: TransitionSettings
+    name = "transitions"
+
+    def run(self, before: Outputs, asker: Asker) -> Generator[Progress, None, Outputs]:
+        """Ask, then combine the answers."""
+        assert before.histogram is not None
+        measured = measure(asker, before.histogram, self.settings, self._sigma(before))
+        yield Progress(self.name, 1, 2, self.setup.plan)
+        tensors = {name: torch.from_numpy(array) for name, array in scorer_arrays(measured, self.settings).items()}
+        scorer = TransitionScorer.of(tensors, self.settings.window, self.settings.popularity)
+        yield Progress(self.name, 2, 2, self.setup.plan)
+        return replace(before, transitions=scorer)
+
+    def _sigma(self, before: Outputs) -> float:
+        """The noise multiplier of the transitions if they were one answer beside a histogram of the usual share."""
+        recipe = self.setup.recipe
+        histogram, own = recipe.stage(HistogramSettings), recipe.stage(TransitionsSettings)
+        assert histogram is not None and own is not None and before.histogram is not None
+        whole = before.histogram.noise_std * histogram.share**0.5  # of the whole budget
+        return whole / (own.share / USUAL_SHARE) ** 0.5
+
+
+USUAL_SHARE = 0.97
+"""Of the budget, for the transitions where there are no steps: the size of the head was chosen for it."""
+
+
+@dataclass(frozen=True)
+class DistilStage:
+    """Trains a new network on what the transitions say. It asks for nothing."""
+
+    setup: Setup
+    name = "distil"
+
+    def run(self, before: Outputs, asker: Asker) -> Generator[Progress, None, Outputs]:
+        """Train."""
+        settings = self.setup.recipe.stage(DistilSettings)
+        assert before.transitions is not None and settings is not None
+        network = new_network(self.setup)
+        for step in distil(network, before.transitions, settings.steps):
+            yield Progress(self.name, step, settings.steps, self.setup.plan)
+        return replace(before, network=network)
+
+
+def stages_before_steps(setup: Setup) -> list[Stage]:
+    """The stages of a recipe, in order, without its steps."""
+    made: dict[str, Stage] = {
+        "histogram": HistogramStage(setup),
+        "transitions": TransitionsStage(setup, TransitionSettings()),
+        "distil": DistilStage(setup),
+    }
+    return [made[settings.stage] for settings in setup.recipe.stages if settings.stage in made]
 
 
 def choose_items(curator: Curator[Sequences], dataset: Dataset) -> Dataset:
@@ -39,30 +113,3 @@ def restrict(curator: Curator[Sequences], dataset: Dataset, labels: Collection[A
     numbers = dataset.numbers_in(chosen.catalogue)
     curator.replace_events(lambda people: people.renumbered(numbers))
     return chosen
-
-
-def histogram(asker: Asker, recipe: Recipe, plan: PrivacyPlan, items: int) -> ItemFrequencies | None:
-    """The item histogram, if the recipe has one."""
-    if not recipe.histogram_share:
-        return None
-    return frequencies(asker.ask(Histogram(items, name=HISTOGRAM)), plan.users)
-
-
-def prior(asker: Asker, recipe: Recipe, trainer: Trainer, items: int) -> DPTransitions | None:
-    """The statistics of the prior, if the recipe has them; a network that is to learn from them does."""
-    if not recipe.prior_share:
-        return None
-    statistics = DPTransitions().fit(asker, items, PRIOR)
-    if recipe.distil:
-        distil(trainer.model, statistics, recipe.distil)
-        trainer.query.forget_vocabulary()
-    return statistics
-
-
-def set_errors(
-    model: SequenceModel, plan: PrivacyPlan, frequencies: ItemFrequencies | None, recipe: Recipe, averaging: float = 1.0
-) -> None:
-    """Tell Re-Attention the noise. Positions are counted as if all sequences were of the greatest length: lengths are private."""
-    if isinstance(model, Transformer) and model.reattention is not None and frequencies is not None and plan.private:
-        p = torch.from_numpy(frequencies.probability).float()
-        model.set_errors(plan.noise_multiplier, plan.batch_size, p, torch.ones(recipe.max_length), averaging)

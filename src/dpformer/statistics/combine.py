@@ -1,18 +1,17 @@
-"""The order of the queries: a histogram, then transitions in stages, each asking only where the last saw something.
+"""The transitions in stages, each asking only where the last saw something, and their answers on one scale.
 
 A user's vector has norm 1 however many cells it fills, so leaving out cells that hold nothing but noise raises what is
 said about the others. Everything between two releases is a function of released values.
 """
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
 
-from dpformer.privacy.query import Asker
-from dpformer.statistics.histogram import Histogram, histogram_of
+from dpformer.privacy.query import Answer, Asker
+from dpformer.statistics.histogram import histogram_of
 from dpformer.statistics.posterior import posterior_means
-from dpformer.statistics.settings import HISTOGRAM, TransitionSettings, stage_name
+from dpformer.statistics.settings import TransitionSettings, stage_name
 from dpformer.statistics.transitions import Transitions
 
 
@@ -40,8 +39,8 @@ class Measured:
     scales: tuple[float, ...]
 
 
-def measure(asker: Asker, items: int, settings: TransitionSettings, prefix: str = "") -> Measured:
-    """Ask for everything and put the answers on one scale. items: of the catalogue; prefix: of the names in the plan.
+def measure(asker: Asker, histogram: Answer, settings: TransitionSettings, sigma: float) -> Measured:
+    """Ask for the transitions over the head of a histogram, and put the answers on one scale. sigma: see `head_size`.
 
     Stage s has cell weights A_s and noise std_s, and is taken to say Y_s = r_s A_s C + std_s N(0, 1), where C are the expected
     counts of the first stage, r_1 = 1, and r_s is the regression of Y_s on A_s E[C | Y_1]: users whose weak cells are left
@@ -49,22 +48,19 @@ def measure(asker: Asker, items: int, settings: TransitionSettings, prefix: str 
 
         C = sum_s r_s A_s Y_s / std_s^2  /  sum_s (r_s A_s)^2 / std_s^2,     Var C = 1 / sum_s (r_s A_s)^2 / std_s^2.
     """
-    answer = asker.ask(Histogram(items, settings.last, prefix + HISTOGRAM))
-    histogram = histogram_of(answer)
-    # sigma of all answers together: one with share s has noise sigma / sqrt(s).
-    size = min(settings.head_size(answer.noise_std * math.sqrt(settings.histogram_share)), items)
-    head = 1 + np.argsort(-histogram[1:], kind="stable")[:size]
+    noisy = histogram_of(histogram)
+    items = len(noisy) - 1
+    size = min(settings.head_size(sigma), items)
+    head = 1 + np.argsort(-noisy[1:], kind="stable")[:size]
     # Below the noise a count says nothing: the floor keeps weights and logarithms sane.
-    h = np.maximum(histogram[head], 0.3 * answer.noise_std + 0.5)
+    h = np.maximum(noisy[head], 0.3 * histogram.noise_std + 0.5)
     base = (np.outer(h, h) / h.mean() ** 2) ** -settings.cell_power
     np.fill_diagonal(base, 0.0)
     weighted, precision = np.zeros((size, size)), np.zeros((size, size))
     A, believed, scales = base, base, []
     noise = 0.0
     for stage in range(len(settings.stage_shares)):
-        query = Transitions(
-            prefix + stage_name(stage), items, head, A, settings.last, settings.lags, settings.lag_power
-        )
+        query = Transitions(stage_name(stage), items, head, A, settings.last, settings.lags, settings.lag_power)
         answer = asker.ask(query)
         Y, std = answer.values[query.name], answer.noise_std
         noise = noise or std
@@ -80,7 +76,7 @@ def measure(asker: Asker, items: int, settings: TransitionSettings, prefix: str 
         if stage < len(settings.thresholds):
             z = z_scores(counts, variance, popularity_product(counts, variance, h))
             A = base * (z > settings.thresholds[stage])
-    return Measured(histogram, head, h, counts, variance, noise, tuple(scales))
+    return Measured(noisy, head, h, counts, variance, noise, tuple(scales))
 
 
 def popularity_product(counts: np.ndarray, variance: np.ndarray, h: np.ndarray) -> np.ndarray:

@@ -6,8 +6,6 @@ from dataclasses import dataclass, field
 from dpformer.errors import PrivacyError
 
 HEAD_AT_1, LARGEST_HEAD = 1060, 3000
-# The name of the histogram of these statistics in a plan.
-HISTOGRAM = "item histogram"
 
 
 @dataclass(frozen=True)
@@ -27,8 +25,7 @@ class TransitionSettings:
     """Shares of the budget, the shape of the queries, and the post-processing.
 
     head                how many of the most frequent items (by the noisy histogram) have transitions; None: `head_size`
-    histogram_share     the histogram's part of the Gaussian budget; all shares sum to 1
-    stage_shares        the parts of the transition releases, one after the other
+    stage_shares        the parts of the transition answers, one after the other, in proportion
     thresholds          the z-score that a cell must exceed to be asked again, for each release but the first
     last                a user's events that are looked at, from the end
     lags, lag_power     a pair of items k <= lags events apart counts k^-lag_power
@@ -42,7 +39,6 @@ class TransitionSettings:
     """
 
     head: int | None = None
-    histogram_share: float = 0.03
     stage_shares: tuple[float, ...] = (0.45, 0.22, 0.30)
     thresholds: tuple[float, ...] = (0.4, 0.7)
     last: int = 2000
@@ -68,9 +64,8 @@ class TransitionSettings:
             )
         if self.folds < 2:
             raise PrivacyError(f"folds = {self.folds}: a cell is predicted from other cells only with 2 folds or more")
-        shares = (self.histogram_share, *self.stage_shares)
-        if not self.stage_shares or min(shares) <= 0 or not math.isclose(sum(shares), 1, abs_tol=1e-9):
-            raise PrivacyError(f"the shares {shares} of the releases must be above 0 and sum to 1")
+        if not self.stage_shares or min(self.stage_shares) <= 0:
+            raise PrivacyError(f"the shares {self.stage_shares} of the transition answers must be above 0")
         if len(self.thresholds) != len(self.stage_shares) - 1:
             raise PrivacyError(
                 f"{len(self.stage_shares)} transition releases need {len(self.stage_shares) - 1} thresholds, "
@@ -92,11 +87,14 @@ class TransitionSettings:
             return self.head
         return min(max(1, round(HEAD_AT_1 / math.sqrt(noise_multiplier))), LARGEST_HEAD)
 
-    @property
-    def shares(self) -> dict[str, float]:
-        """The name and the share of every release that a fit makes, in this order."""
-        stages = {stage_name(stage): share for stage, share in enumerate(self.stage_shares)}
-        return {HISTOGRAM: self.histogram_share, **stages}
+    def shares(self, share: float) -> dict[str, float]:
+        """The name and the part of the budget of each transition answer, in this order, if all of them have `share`.
+
+        >>> TransitionSettings().shares(0.97)
+        {'transitions 1': 0.45, 'transitions 2': 0.22, 'transitions 3': 0.3}
+        """
+        total = sum(self.stage_shares)
+        return {stage_name(stage): share * own / total for stage, own in enumerate(self.stage_shares)}
 
 
 def stage_name(stage: int) -> str:

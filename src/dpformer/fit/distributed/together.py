@@ -29,8 +29,12 @@ from dpformer.errors import DPFormerError, RankError
 from dpformer.fit.checkpoint import PRIVATE
 from dpformer.fit.distributed.parallel import digest
 from dpformer.fit.distributed.ranks import LeaderError, Ranks
-from dpformer.fit.dpsgd import Trainer
+from dpformer.fit.distributed.restart import began_in, finished_in
+from dpformer.fit.dpsgd import Optimisation, Trainer
+from dpformer.fit.folder import finish_written
 from dpformer.fit.recipe import Recipe
+from dpformer.models.network import Network
+from dpformer.models.recommender import build, parse_spec
 from dpformer.privacy.ledger import plan_from_json, plan_to_json
 
 
@@ -65,7 +69,8 @@ def lead(trainer: Trainer, recipe: Recipe, items: list[Any] | None) -> None:
         return
     tensors, values = trainer.state()
     about = {"plan": plan_to_json(trainer.plan), "recipe": recipe.settings(), "threads": torch.get_num_threads()}
-    trainer.ranks.tell({**about, "step": values["step"], "items": items})
+    about |= {"step": values["step"], "items": items, "network": trainer.model.spec.model_dump(mode="json")}
+    trainer.ranks.tell(about)
     trainer.ranks.tell_bytes(to_safetensors({name: value.contiguous().cpu() for name, value in tensors.items()}))
     trainer.move(trainer.ranks.device)
 
@@ -106,8 +111,9 @@ def follow(ranks: Ranks, data: Path | None = None) -> Follower | None:
         chosen = dataset.with_items(about["items"])
         people = people.renumbered(dataset.numbers_in(chosen.catalogue))
         dataset = chosen
-    model = recipe.build(len(dataset.catalogue))
-    trainer = Trainer(model, plan, recipe.optimisation(), ranks, about_run(recipe, len(dataset.catalogue)))
+    network = build(parse_spec(about["network"]))
+    assert isinstance(network, Network)
+    trainer = Trainer(network, plan, Optimisation.of(recipe), ranks, about_run(recipe, len(dataset.catalogue)))
     trainer.restore(from_safetensors(ranks.tell_bytes()), {"step": about["step"], "nonfinite": 0})
     trainer.move(ranks.device)
     return Follower(trainer, people)
@@ -116,6 +122,19 @@ def follow(ranks: Ranks, data: Path | None = None) -> Follower | None:
 def about_run(recipe: Recipe, items: int) -> str:
     """What must be the same on all ranks beside the data, which `compare_data` compares once."""
     return f"{recipe.model_dump_json()} {items}"
+
+
+def finished(folder: Path, ranks: Ranks, resuming: bool = True) -> bool:
+    """Is the model released, but for its last files? Then they are put in place, and nothing is left to do, for any process.
+
+    resuming: False for a command that starts a run; only a restart of it may end what it started.
+    """
+    with ranks.leading():
+        own = resuming or (ranks.restarts > 0 and began_in(folder, ranks.job))
+        done = own and (finish_written(folder) or finished_in(folder, ranks))
+        if done:
+            alone(ranks)
+        return done
 
 
 @contextmanager

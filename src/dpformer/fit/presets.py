@@ -1,0 +1,190 @@
+"""Presets, and how a recipe is made from a preset, a file and options.
+
+A setting is named by its group and its name, such as `dpsgd.epochs` or `network.d`; the group may be left out where one group
+of the preset alone has the name. A setting of a stage that the preset does not have is an error.
+"""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from dpformer.errors import DPFormerError
+from dpformer.fit.recipe import STAGES, NetworkSettings, Recipe
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+Values = dict[str, Any]
+_HISTOGRAM = {"stage": "histogram", "share": 0.03}
+# DP-SGD alone. docs/pure.md has what each setting is worth.
+_PURE = {"vocabulary": 1000, "recency": 1.2}
+_PURE_STEPS = {"stage": "dpsgd", "epochs": 20.0, "learning_rate": 3.5e-2}
+
+PRESETS: dict[str, Values] = {
+    # The statistics with the whole budget, and a Transformer that learns from them: no steps on people's data. The best on the data
+    # sets at hand, or within the spread of seeds of it (docs/results.md).
+    "default": {
+        "network": {"d": 64, "max_length": 30, "vocabulary": 1500, "recency": 1.2},
+        "stages": [_HISTOGRAM, {"stage": "transitions", "share": 0.97, "weight": 2.0}, {"stage": "distil"}],
+    },
+    "pure": {"network": _PURE, "stages": [_HISTOGRAM, _PURE_STEPS]},
+    # `pure` beside the transitions, from one budget.
+    "whole": {
+        "network": _PURE,
+        "stages": [_HISTOGRAM, {"stage": "transitions", "share": 0.35, "weight": 0.5}, _PURE_STEPS],
+    },
+    # The paper's settings, with one choice of its grid of batch sizes and learning rates.
+    "paper": {
+        "network": {
+            **{"d": 64, "blocks": 2, "norm": "post", "dropout": 0.2, "max_length": 200, "reattention": "logits"},
+        },
+        "stages": [
+            {"stage": "histogram", "share": 0.05},
+            {"stage": "dpsgd", "epochs": 100.0, "batch_size": 1024, "learning_rate": 3e-3},
+        ],
+    },
+    "transitions": {"stages": [_HISTOGRAM, {"stage": "transitions", "share": 0.97}]},
+    "popularity": {"stages": [{"stage": "histogram", "share": 1.0}]},
+}
+
+# Settings of earlier versions, and what to write instead.
+_REMOVED = {
+    "noise": "there is one noise, exact and from a cipher; leave it out (a seed alone makes a seeded run)",
+    "histogram_share": "it is histogram.share now",
+    "prior_share": "it is transitions.share now, and preset whole has it",
+    "prior_weight": "it is transitions.weight now",
+    "popularity_bias": "a network with a vocabulary has it",
+    "identity": "a network with recency has it",
+    "tried": "it is tuning.configurations now",
+    "rule": "gradients are normalised by default, and clipped flat with dpsgd.max_norm",
+    "averaging": "the last iterate is released: the rate falls to 0, and no average was better",
+    "token_budget": "micro-batches are cut for a fixed amount of memory",
+    "heads": "the networks have one head",
+    "feed_forward": "feed-forward layers have the width d",
+    "warmup": "the rate rises over the first fifth of the steps",
+    "weight_decay": "it is 1e-5",
+}
+
+
+def make_recipe(preset: str = "default", file: Path | None = None, **options: Any) -> Recipe:
+    """A recipe from a preset, then a TOML file, then options.
+
+    Names of options: see above; `network`, `tuning` or a stage's name with a dict sets several; `stages` with a list of dicts
+    replaces the preset's stages.
+    """
+    if preset not in PRESETS:
+        raise DPFormerError(f"no preset is called {preset!r}; there are: {', '.join(PRESETS)}")
+    values = copy.deepcopy(PRESETS[preset])
+    given = [(f"{file}: ", _read(file))] if file else []
+    for where, source in [*given, ("", options)]:
+        if "stages" in source:
+            values["stages"] = [dict(stage) for stage in source["stages"]]
+        for name, value in _flat(source):
+            group, key = _place(where, name, values, preset)
+            _group(values, group)[key] = value
+    try:
+        return Recipe.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = [str(part) for part in first["loc"] if not isinstance(part, int) and part != "stages"]
+        message = first["msg"].removeprefix("Value error, ")
+        shown = f", not {first['input']!r}" if len(place) and not isinstance(first["input"], dict) else ""
+        raise DPFormerError(f"setting {'.'.join(place)!r}: {message}{shown}" if place else message) from None
+
+
+def _flat(source: Values) -> list[tuple[str, Any]]:
+    """Settings by dotted names; a table of a TOML file is a group."""
+    result = []
+    for name, value in source.items():
+        if name == "stages":
+            continue
+        if isinstance(value, dict) and name != "tuning":
+            result += [(f"{name}.{key}", inner) for key, inner in value.items()]
+        else:
+            result.append((name, value))
+    return result
+
+
+def _groups(values: Values) -> dict[str, Values]:
+    """The groups of settings that are there; "" for those of the recipe itself."""
+    network = {"network": values["network"]} if values.get("network") is not None else {}
+    return {"": values, **network, **{stage["stage"]: stage for stage in values["stages"]}}
+
+
+def _group(values: Values, name: str) -> Values:
+    return _groups(values)[name]
+
+
+def _fields(group: str) -> set[str]:
+    if group == "":
+        return set(Recipe.model_fields) - {"network", "stages"}
+    return set(({"network": NetworkSettings} | STAGES)[group].model_fields) - {"stage"}
+
+
+def _place(where: str, name: str, values: Values, preset: str) -> tuple[str, str]:
+    """The group and the name of a setting."""
+    group, dot, key = name.rpartition(".")
+    every = ["", "network", *STAGES]
+    having = [g for g in ([group] if dot else every) if g in every and key in _fields(g)]
+    if not having:
+        if key in _REMOVED:
+            raise DPFormerError(f"{where}setting {name!r} was removed: {_REMOVED[key]}")
+        near = difflib.get_close_matches(key, sorted({field for g in every for field in _fields(g)}), n=1)
+        raise DPFormerError(f"{where}unknown setting {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+    here = [g for g in having if g in _groups(values)]
+    if not here:
+        others = [other for other in PRESETS if set(having) & set(_groups(PRESETS[other]))]
+        raise DPFormerError(
+            f"{where}setting {name!r} is of {' and '.join(having)}, which preset {preset!r} does not have; presets that have it: "
+            f"{', '.join(others)}"
+        )
+    if len(here) > 1:
+        choices = " or ".join(f"{g}.{key}" for g in here)
+        raise DPFormerError(f"{where}setting {name!r} is of more than one stage; give {choices}")
+    return here[0], key
+
+
+def _read(file: Path) -> Values:
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise DPFormerError(f"{file}: cannot be read ({error.strerror})") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise DPFormerError(f"{file}: is not TOML ({error})") from None
+
+
+def fit_options(recipe: Recipe) -> list[str]:
+    """The options of `dpformer fit` that make this recipe, from the nearest preset; empty if no preset has its stages."""
+    asked = _all_settings(recipe)
+    nearest: list[str] = []
+    for preset in PRESETS:
+        base = Recipe.model_validate(PRESETS[preset])
+        if [stage.stage for stage in base.stages] != [stage.stage for stage in recipe.stages]:
+            continue
+        usual = _all_settings(base)
+        changed = {name: value for name, value in asked.items() if value != usual[name] and name != "epsilon"}
+        words = ["--preset", preset, "--epsilon", f"{recipe.epsilon:g}"]
+        for name, value in changed.items():
+            words += ["--set", f"{name}={value if isinstance(value, str) else json.dumps(value)}"]
+        nearest = words if not nearest or len(words) < len(nearest) else nearest
+    return nearest
+
+
+def _all_settings(recipe: Recipe) -> Values:
+    """Every setting of a recipe by its dotted name, ready for JSON."""
+    values = recipe.settings()
+    return {
+        f"{group}.{name}" if group else name: inner[name]
+        for group, inner in _groups(values).items()
+        for name in inner
+        if name in _fields(group)
+    }

@@ -1,0 +1,96 @@
+"""What a stage is: it asks a Curator, or nobody, and makes something of the answers.
+
+    histogram -> transitions -> distil -> dpsgd        each of them may be missing; see `recipe`
+
+A stage sees the outputs of the stages before it and an `Asker`, never people's data. So the outputs are functions of answers
+alone, and can be made again from recorded answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Protocol, cast
+
+import torch
+from torch import Tensor
+
+from dpformer.fit.recipe import Recipe, TransitionsSettings
+from dpformer.models.ensemble import Ensemble
+from dpformer.models.network import Network
+from dpformer.models.popularity import Popularity
+from dpformer.models.recommender import Recommender, build
+from dpformer.models.transitions import TransitionScorer
+from dpformer.privacy import Answer, Asker, PrivacyPlan
+from dpformer.statistics.histogram import histogram_of
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a stage may know beside answers; all of it is public. seed: of initial weights."""
+
+    recipe: Recipe
+    plan: PrivacyPlan
+    items: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """What the stages have made so far: functions of answers alone."""
+
+    histogram: Answer | None = None
+    transitions: TransitionScorer | None = None
+    network: Network | None = None
+
+    def recommender(self, recipe: Recipe) -> Recommender:
+        """The model that is released."""
+        statistics = recipe.stage(TransitionsSettings)
+        if self.network is not None and self.transitions is not None and statistics is not None and statistics.weight:
+            return Ensemble.of(self.network, self.transitions, statistics.weight)
+        if self.network is not None:
+            return self.network
+        if self.transitions is not None:
+            return self.transitions
+        assert self.histogram is not None
+        return Popularity.of(torch.from_numpy(histogram_of(self.histogram)), self.histogram.noise_std)
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """What a step of DP-SGD reports to its owner. Everything but `step` is computed on private data without noise."""
+
+    step: int
+    users: int
+    loss: float
+    nonfinite: int
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a stage is: `done` of `total` parts. report: of a step of DP-SGD; not private. speed: in users per second."""
+
+    stage: str
+    done: int
+    total: int
+    plan: PrivacyPlan
+    report: StepReport | None = None
+    speed: float = 0.0
+
+
+class Stage(Protocol):
+    """One part of a run; `run` yields after each piece of work and returns the outputs with its own added."""
+
+    name: str
+
+    def run(self, before: Outputs, asker: Asker) -> Generator[Progress, None, Outputs]: ...
+
+
+def new_network(setup: Setup, frequencies: Tensor | None = None) -> Network:
+    """A network with initial weights from the setup's seed. frequencies: released ones, which it keeps, `[items + 1]`."""
+    assert setup.recipe.network is not None
+    torch.manual_seed(setup.seed)  # initial weights; never the noise
+    network = cast(Network, build(setup.recipe.network.spec(setup.items, frequencies is not None)))
+    if network.frequencies is not None and frequencies is not None:
+        network.frequencies.copy_(frequencies)
+    return network
