@@ -179,8 +179,8 @@ def _way_on(run: Path, processes: int) -> str:
 @contextmanager
 def _told_when_stopped(run: Path) -> Iterator[None]:
     """Ctrl-C while a run begins: what it has released so far is not lost."""
+    from dpformer.artifact.layout import PRIVATE
     from dpformer.cli.output import stderr
-    from dpformer.fit.checkpoint import PRIVATE
 
     try:
         yield
@@ -251,7 +251,7 @@ def _train(run: AnyRun, trackers: list[Tracker], quiet: bool, as_json: bool) -> 
 
 def _show_finished(folder: Path, as_json: bool) -> None:
     """After a crash or a restart that came when all was done but for the last files."""
-    from dpformer.artifact.artifact import read_statement
+    from dpformer.artifact import read_statement
     from dpformer.cli.output import stderr
 
     stderr.print(f"{folder}: is finished; its model is released", soft_wrap=True)

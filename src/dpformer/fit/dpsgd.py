@@ -22,7 +22,7 @@ from dpformer.fit.distributed.parallel import ParallelGradientSum
 from dpformer.fit.distributed.ranks import ALONE, Ranks
 from dpformer.fit.gradient_sum import GradientSum, Groups
 from dpformer.fit.workers import Team, Worker
-from dpformer.models.network import SequenceModel
+from dpformer.models import Network
 from dpformer.privacy import Answer, Asker, PrivacyPlan
 
 Averaging = Literal["none", "ema", "tail"]
@@ -79,7 +79,7 @@ class Trainer:
     """
 
     def __init__(
-        self, model: SequenceModel, plan: PrivacyPlan, how: Optimisation, ranks: Ranks = ALONE, about: str = ""
+        self, model: Network, plan: PrivacyPlan, how: Optimisation, ranks: Ranks = ALONE, about: str = ""
     ) -> None:
         self.model, self.plan, self.how, self.ranks = model, plan, how, ranks
         self.step = 0
@@ -95,7 +95,7 @@ class Trainer:
         self.average: dict[str, Tensor] = {}
 
     def choose(self, frequencies: Tensor, bias: bool) -> None:
-        """Tell the model the released frequencies `[items + 1]`, before the first step; see `SequenceModel.choose`."""
+        """Tell the model the released frequencies `[items + 1]`, before the first step; see `Network.choose`."""
         self.model.choose(frequencies, bias)
         self.query.forget_vocabulary()
 

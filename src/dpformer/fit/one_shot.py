@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from dpformer.artifact.write import publish
+from dpformer.artifact import publish
 from dpformer.data import Dataset, Sequences, load
 from dpformer.fit.distributed.ranks import ALONE, Ranks
 from dpformer.fit.distributed.restart import take_over
@@ -23,7 +23,6 @@ from dpformer.fit.folder import (
     make_folder,
     read_recipe,
     refuse_used,
-    release_files,
     reopen,
     save_begun,
 )
@@ -60,12 +59,10 @@ class OneShotRun:
         """Make all releases, and the model from them. It takes seconds to minutes, and is not stopped in between."""
         told = Trackers(trackers)
         told.on_event(started(0, 0, self.recipe.settings()))
-        model = STATISTICS[self.recipe.model]()
         with enough_memory(self.folder):
             self.dataset = choose_items(self.curator, self.dataset)
-            model.fit(self.curator, len(self.dataset.catalogue))
-        tensors = {f"model.{name}": value.contiguous() for name, value in model.state().items()}
-        publish(self.folder, release_files(self.recipe, self.statement(), self.dataset.catalogue, tensors))
+            model = STATISTICS[self.recipe.model](self.curator, len(self.dataset.catalogue))
+        publish(self.folder, model, self.dataset.catalogue, self.statement())
         self.close()
         told.on_event(ended(0, released=True))
         return True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,14 +13,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dpformer.errors import DPFormerError
 from dpformer.fit.dpsgd import Optimisation
-from dpformer.models.network import SequenceModel
-from dpformer.models.popularity import DPPopularity
-from dpformer.models.recurrent import GRURecommender, LSTMRecommender
-from dpformer.models.transformer import ReAttention, Transformer
-from dpformer.models.transitions import DPTransitions
-from dpformer.privacy import PrivacyPlan, make_plan
+from dpformer.fit.scorers import POPULARITY_SHARES, fit_popularity, fit_transitions
+from dpformer.models import Network, Popularity, ReAttention, RecurrentSpec, TransformerSpec, TransitionScorer, build
+from dpformer.models.network import NetworkSpec
+from dpformer.privacy import Asker, PrivacyPlan, make_plan
 from dpformer.statistics.histogram import HISTOGRAM
 from dpformer.statistics.item_selection import ITEMS
+from dpformer.statistics.settings import TransitionSettings
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -31,9 +31,9 @@ ITEMS_SHARE, THRESHOLD_SHARE = 0.05, 0.1
 # Before the names of the releases of a network's prior.
 PRIOR = "prior: "
 # Models without a network: a few one-shot releases, no steps.
-STATISTICS: dict[str, type[DPTransitions] | type[DPPopularity]] = {
-    "transitions": DPTransitions,
-    "popularity": DPPopularity,
+STATISTICS: dict[str, Callable[[Asker, int], TransitionScorer | Popularity]] = {
+    "transitions": fit_transitions,
+    "popularity": fit_popularity,
 }
 
 
@@ -139,37 +139,32 @@ class Recipe(BaseModel):
     def _shares(self) -> dict[str, float]:
         """The parts of the budget that are not the steps'."""
         if self.model in STATISTICS:
-            return STATISTICS[self.model]().shares
+            return TransitionSettings().shares if self.model == "transitions" else POPULARITY_SHARES
         shares = {HISTOGRAM: self.histogram_share} if self.histogram_share else {}
         if self.prior_share:
-            shares |= {PRIOR + name: self.prior_share * share for name, share in DPTransitions().shares.items()}
+            shares |= {PRIOR + name: self.prior_share * share for name, share in TransitionSettings().shares.items()}
         return shares
 
     def optimisation(self) -> Optimisation:
         """The part that the trainer needs."""
         return Optimisation(**self.model_dump(include=set(Optimisation.__dataclass_fields__)))
 
-    def build(self, items: int) -> SequenceModel:
-        """A new model for a catalogue of so many items."""
-        if self.model != "transformer":
-            kind = GRURecommender if self.model == "gru" else LSTMRecommender
-            return kind(items, self.d, self.tied, self.dropout, self.vocabulary, self.max_length)
-        correction = None if self.reattention == "off" else ReAttention(self.reattention)
-        return Transformer(
-            items,
-            self.max_length,
-            d=self.d,
-            heads=self.heads,
-            blocks=self.blocks,
-            feed_forward=self.feed_forward,
-            dropout=self.dropout,
-            norm=self.norm,
-            tied=self.tied,
-            reattention=correction,
-            recency=self.recency,
-            identity=self.identity,
-            vocabulary=self.vocabulary,
+    def spec(self, items: int) -> NetworkSpec:
+        """The network for a catalogue of so many items."""
+        shared = {"items": items, "frequencies": bool(self.histogram_share)} | self.model_dump(
+            include={"max_length", "d", "tied", "dropout", "vocabulary"}
         )
+        if self.model in ("gru", "lstm"):
+            return RecurrentSpec(kind=self.model, **shared)
+        correction = None if self.reattention == "off" else ReAttention(self.reattention)
+        own = self.model_dump(include={"heads", "blocks", "feed_forward", "norm", "recency", "identity"})
+        return TransformerSpec(reattention=correction, **shared, **own)
+
+    def build(self, items: int) -> Network:
+        """A new network for a catalogue of so many items."""
+        network = build(self.spec(items))
+        assert isinstance(network, Network)
+        return network
 
 
 # The paper's settings, with one choice of its grid of batch sizes and learning rates.

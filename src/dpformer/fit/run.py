@@ -23,7 +23,8 @@ from typing import Any
 
 import torch
 
-from dpformer.artifact.write import publish
+from dpformer.artifact import publish
+from dpformer.artifact.layout import EVENTS
 from dpformer.data import Dataset, Sequences, load
 from dpformer.files import write_file
 from dpformer.fit import statistics_stages as releases
@@ -34,7 +35,6 @@ from dpformer.fit.distributed.together import about_run, compare_data, explained
 from dpformer.fit.dpsgd import StepReport, Trainer
 from dpformer.fit.events import Tracker, Trackers, ended, started, stepped
 from dpformer.fit.folder import (
-    EVENTS,
     Begun,
     RunLock,
     begun_values,
@@ -47,14 +47,13 @@ from dpformer.fit.folder import (
     owner_only,
     read_recipe,
     refuse_used,
-    release_files,
     reopen,
     save_begun,
 )
 from dpformer.fit.memory import enough_memory
 from dpformer.fit.recipe import Recipe
 from dpformer.fit.stated import state_privacy
-from dpformer.models.transitions import DPTransitions
+from dpformer.models import Ensemble, Recommender, TransitionScorer
 from dpformer.privacy import (
     Curator,
     Keys,
@@ -92,7 +91,7 @@ class Run:
         self.trainer, self.curator, self._begun = trainer, curator, begun
         self.ranks = trainer.ranks
         self.frequencies: ItemFrequencies | None = None
-        self.prior: DPTransitions | None = None
+        self.prior: TransitionScorer | None = None
         self.checkpoints = Checkpoints(folder)
 
     @property
@@ -159,7 +158,10 @@ class Run:
     def use(self, frequencies: ItemFrequencies) -> None:
         """Choose the vocabulary by the released histogram, and tell Re-Attention the noise."""
         self.frequencies = frequencies
-        self.trainer.choose(torch.from_numpy(frequencies.probability).float(), self.recipe.popularity_bias)
+        released = torch.from_numpy(frequencies.probability).float()
+        self.trainer.choose(released, self.recipe.popularity_bias)
+        if self.trainer.model.frequencies is not None:
+            self.trainer.model.frequencies.copy_(released)
         releases.set_errors(self.trainer.model, self.plan, frequencies, self.recipe)
 
     def lead(self) -> None:
@@ -176,7 +178,7 @@ class Run:
             tensors["frequencies"] = torch.from_numpy(self.frequencies.probability)
             values["floor"] = self.frequencies.floor
         if self.prior is not None:
-            tensors |= {f"prior.{name}": value for name, value in self.prior.state().items()}
+            tensors |= {f"prior.{name}": value for name, value in self.prior.state_dict().items()}
         values["items"] = self._chosen_items()
         values |= begun_values(self._begun, self.curator.keys, self.curator.ledger)
         return tensors, values
@@ -197,14 +199,11 @@ class Run:
         """Write the released model with its statement, and remove the private state."""
         averaging = self.trainer.finish()
         self.trainer.move(torch.device("cpu"))
-        model = self.trainer.model
-        releases.set_errors(model, self.trainer.plan, self.frequencies, self.recipe, averaging)
-        tensors = {f"model.{name}": value.contiguous() for name, value in self.trainer.model.state_dict().items()}
-        if self.frequencies is not None:
-            tensors["popularity"] = torch.from_numpy(self.frequencies.probability).float()
+        model: Recommender = self.trainer.model
+        releases.set_errors(self.trainer.model, self.trainer.plan, self.frequencies, self.recipe, averaging)
         if self.prior is not None:
-            tensors |= {f"prior.{name}": value.contiguous() for name, value in self.prior.state().items()}
-        publish(self.folder, release_files(self.recipe, self.statement(), self.dataset.catalogue, tensors))
+            model = Ensemble.of(self.trainer.model, self.prior, self.recipe.prior_weight)
+        publish(self.folder, model, self.dataset.catalogue, self.statement())
         self.close()
 
     def statement(self) -> PrivacyStatement:
@@ -264,7 +263,7 @@ def resume(folder: Path, data: Path | None = None, ranks: Ranks = ALONE) -> Run:
                 run.use(ItemFrequencies(released.numpy(), values["floor"]))
             run.trainer.restore(tensors, values)
             if prior:
-                run.prior = DPTransitions.from_state(prior)
+                run.prior = TransitionScorer.of(prior)
             run.lead()
     return run
 

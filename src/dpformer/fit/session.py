@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dpformer.artifact.write import complete, is_written
+from dpformer.artifact import complete, is_written
 from dpformer.errors import DPFormerError
 from dpformer.fit.distributed.ranks import ALONE, Ranks
 from dpformer.fit.distributed.restart import began_in, finished_in, refuse_second

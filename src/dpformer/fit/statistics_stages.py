@@ -12,9 +12,8 @@ from dpformer.errors import DPFormerError
 from dpformer.fit.distil import distil
 from dpformer.fit.dpsgd import Trainer
 from dpformer.fit.recipe import PRIOR, Recipe
-from dpformer.models.network import SequenceModel
-from dpformer.models.transformer import Transformer
-from dpformer.models.transitions import DPTransitions
+from dpformer.fit.scorers import fit_transitions
+from dpformer.models import Network, Transformer, TransitionScorer
 from dpformer.privacy import Asker, Curator, PrivacyPlan
 from dpformer.statistics.histogram import HISTOGRAM, Histogram, ItemFrequencies, frequencies
 from dpformer.statistics.item_selection import ItemCounts
@@ -48,11 +47,11 @@ def histogram(asker: Asker, recipe: Recipe, plan: PrivacyPlan, items: int) -> It
     return frequencies(asker.ask(Histogram(items, name=HISTOGRAM)), plan.users)
 
 
-def prior(asker: Asker, recipe: Recipe, trainer: Trainer, items: int) -> DPTransitions | None:
+def prior(asker: Asker, recipe: Recipe, trainer: Trainer, items: int) -> TransitionScorer | None:
     """The statistics of the prior, if the recipe has them; a network that is to learn from them does."""
     if not recipe.prior_share:
         return None
-    statistics = DPTransitions().fit(asker, items, PRIOR)
+    statistics = fit_transitions(asker, items, prefix=PRIOR)
     if recipe.distil:
         distil(trainer.model, statistics, recipe.distil)
         trainer.query.forget_vocabulary()
@@ -60,7 +59,7 @@ def prior(asker: Asker, recipe: Recipe, trainer: Trainer, items: int) -> DPTrans
 
 
 def set_errors(
-    model: SequenceModel, plan: PrivacyPlan, frequencies: ItemFrequencies | None, recipe: Recipe, averaging: float = 1.0
+    model: Network, plan: PrivacyPlan, frequencies: ItemFrequencies | None, recipe: Recipe, averaging: float = 1.0
 ) -> None:
     """Tell Re-Attention the noise. Positions are counted as if all sequences were of the greatest length: lengths are private."""
     if isinstance(model, Transformer) and model.reattention is not None and frequencies is not None and plan.private:

@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from dpformer.artifact.write import refuse_unfinished
+from dpformer.artifact import refuse_unfinished
+from dpformer.artifact.layout import LOCAL
 from dpformer.data import Dataset, Sequences, demo_frame, load, prepare
 from dpformer.errors import DPFormerError
 from dpformer.files import read_json
-from dpformer.fit.folder import LOCAL, read_recipe
+from dpformer.fit.folder import read_recipe
 from dpformer.fit.recipe import STATISTICS, Recipe, make_recipe
 from dpformer.fit.run import Run, start
 from dpformer.trust.verify.scratch import write_data

@@ -29,7 +29,7 @@ def statistics_of(recipe: Recipe, plan: PrivacyPlan, items: int, trainer: Traine
 
     def ask(asker: Asker) -> None:
         if trainer is None:
-            STATISTICS[recipe.model]().fit(asker, items)
+            STATISTICS[recipe.model](asker, items)
         else:
             releases.histogram(asker, recipe, plan, items)
             releases.prior(asker, recipe.model_copy(update={"distil": 0}), trainer, items)

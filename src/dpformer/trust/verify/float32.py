@@ -22,7 +22,7 @@ from dpformer.data import Dataset, Sequences
 from dpformer.fit.gradient_sum import CLIP_SLACK, FLOAT32_SLACK, GradientSum, Groups
 from dpformer.fit.recipe import Recipe
 from dpformer.fit.workers import Team, Worker
-from dpformer.models.network import SequenceModel
+from dpformer.models import Network
 from dpformer.privacy import Keys, PrivacyStatement, Sample
 from dpformer.privacy.noise import poisson_draw
 from dpformer.trust.verify.answers import without
@@ -39,7 +39,7 @@ MOST = 0.25
 FINE_BITS = 40
 
 
-def query_of(network: SequenceModel, recipe: Recipe, statement: PrivacyStatement) -> GradientSum:
+def query_of(network: Network, recipe: Recipe, statement: PrivacyStatement) -> GradientSum:
     """The query of a run's steps, with its released weights."""
     if not statement.private or statement.steps is None:
         raise NotChecked("the run made no private steps: nothing is added up in float32")

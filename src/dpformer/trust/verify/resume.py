@@ -11,8 +11,9 @@ import numpy as np
 from safetensors.torch import load_file
 from torch import equal
 
+from dpformer.artifact.layout import MODEL
 from dpformer.errors import DPFormerError, PrivacyError
-from dpformer.fit.folder import MODEL, reopen
+from dpformer.fit.folder import reopen
 from dpformer.fit.one_shot import OneShotRun
 from dpformer.fit.recipe import STATISTICS, Recipe
 from dpformer.fit.run import Run
