@@ -108,7 +108,7 @@ def _text(path: Path) -> str:
 
 def import_all() -> None:
     """What commands import when they run, and what torch imports when the first optimiser is made."""
-    for name in ("cli.app", "fit.session", "artifact.artifact", "cli.output", "data"):
+    for name in ("cli.app", "fit.session", "artifact", "cli.output", "data"):
         importlib.import_module(f"dpformer.{name}")
     torch.optim.Adam([torch.nn.Parameter(torch.zeros(1))])
 

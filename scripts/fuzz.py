@@ -29,15 +29,15 @@ if "--inside" in sys.argv:  # atheris counts coverage in what is imported under 
     import atheris
 
     with atheris.instrument_imports(include=["dpformer"]):
-        for part in ("artifact.artifact", "fit.session", "data.read", "data.read.json_lines", "privacy.ledger"):
+        for part in ("artifact", "fit.session", "data.read", "data.read.json_lines", "privacy.ledger"):
             importlib.import_module(f"dpformer.{part}")
 
 import polars as pl
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
-from dpformer.artifact.artifact import load_model
-from dpformer.artifact.sizes import column_hashes
+from dpformer import load_model
+from dpformer.artifact.read import column_hashes
 from dpformer.data import load, prepare, save
 from dpformer.errors import DPFormerError
 from dpformer.files import sha256
@@ -229,7 +229,7 @@ def released() -> Path:
     return WORK / "run"
 
 
-RELEASED = ("config.json", "items.jsonl", "privacy.json", "model.safetensors")
+RELEASED = ("config.json", "model.json", "items.jsonl", "privacy.json", "model.safetensors")
 
 
 def read_released(name: str, data: bytes) -> None:
@@ -271,13 +271,12 @@ def read_prepared(name: str, data: bytes) -> None:
 
 
 @st.composite
-def configs(draw: st.DrawFn) -> bytes:
-    """A config.json with other values in its recipe."""
-    config = json.loads((released() / "config.json").read_text())
+def specs(draw: st.DrawFn) -> bytes:
+    """A model.json with other values."""
+    spec = json.loads((released() / "model.json").read_text())
     odd = st.one_of(JSON, st.sampled_from([10**9, 10**30, -1, 0, 1e308, "transformer", "gru", "popularity", 16384]))
-    keys = st.sampled_from(sorted(config["recipe"]))
-    config["recipe"] |= draw(st.dictionaries(keys, odd, min_size=1, max_size=3))
-    return json.dumps(config).encode()
+    spec |= draw(st.dictionaries(st.sampled_from(sorted(spec)), odd, min_size=1, max_size=3))
+    return json.dumps(spec).encode()
 
 
 @st.composite
@@ -288,7 +287,7 @@ def models(draw: st.DrawFn) -> bytes:
     from safetensors.torch import save as to_bytes
 
     tensors = load_file(released() / "model.safetensors")
-    for name in draw(st.lists(st.sampled_from([*sorted(tensors), "popularity", "x"]), min_size=1, max_size=2)):
+    for name in draw(st.lists(st.sampled_from([*sorted(tensors), "x"]), min_size=1, max_size=2)):
         if draw(st.booleans()):
             tensors.pop(name, None)
         else:
@@ -342,7 +341,7 @@ def targets() -> dict[str, tuple[Callable[[Any], None], st.SearchStrategy[Any], 
         "ledger": (read_chain, mutated([whole["ledger.jsonl"]]), [whole["ledger.jsonl"]]),
         "history": (ask, HISTORIES, []),
     }
-    more = {"config.json": configs(), "model.safetensors": models(), "items.jsonl": json_lines()}
+    more = {"model.json": specs(), "model.safetensors": models(), "items.jsonl": json_lines()}
     for name in (*RELEASED, "files.json"):
         given_bytes = st.one_of(mutated([whole[name]]), *([more[name]] if name in more else []))
         found[f"released {name}"] = (lambda b, n=name: read_released(n, b), given_bytes, [whole[name]])

@@ -25,8 +25,8 @@ FITS = {
     "pure": ["--preset", "pure"],
     "whole": ["--preset", "whole"],
     "paper": ["--preset", "paper"],
-    "transitions": ["--model", "transitions"],
-    "popularity": ["--model", "popularity"],
+    "transitions": ["--preset", "transitions"],
+    "popularity": ["--preset", "popularity"],
 }
 
 

@@ -31,7 +31,7 @@ import polars as pl
 import torch
 from safetensors.torch import load_file
 
-from dpformer.artifact.artifact import load_model
+from dpformer import load_model
 from dpformer.data import load, prepare, save
 from dpformer.evaluation import evaluate, held_out
 from dpformer.fit.recipe import Recipe, make_recipe

@@ -1,4 +1,4 @@
-"""Exported graphs score as the model does: ONNX Runtime and torch.export against the released model."""
+"""Exported graphs score as the model does: ONNX Runtime and torch.export against the released model, for every preset."""
 
 import json
 import shutil
@@ -12,22 +12,29 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
-from dpformer.artifact.artifact import load_model
+from dpformer import load_model
 from dpformer.data import prepare, save
 from dpformer.export import export_run, graph_of
-from dpformer.fit.recipe import make_recipe
+from dpformer.fit.recipe import PRESETS, make_recipe
 from dpformer.fit.session import begin
+from dpformer.models import ReAttention, Transformer, TransformerSpec, build
 from tests.fit.conftest import ITEMS, small_log
 
+SMALL = {"d": 8, "max_length": 6}
 KINDS = {
-    "transformer": {"d": 8, "heads": 2, "blocks": 2, "max_length": 6},
-    "reattention": {"d": 8, "max_length": 6, "reattention": "logits"},
-    "deep": {"d": 8, "blocks": 2, "max_length": 6, "reattention": "logits"},
-    "untied": {"d": 8, "max_length": 6, "tied": False, "norm": "post"},
-    "gru": {"model": "gru", "d": 8, "max_length": 3, "histogram_share": 0.0},
-    "lstm": {"model": "lstm", "d": 8, "max_length": 6},
+    **{name: {"preset": name, **SMALL} for name in PRESETS},
+    "best": {"preset": "best"},  # nothing changed: `d` or `epochs` would make it another preset
+    "popularity": {"model": "popularity"},
     "transitions": {"model": "transitions"},
+    "gru": {"model": "gru", "d": 8, "max_length": 3, "histogram_share": 0.0},
+    "lstm": {"model": "lstm", **SMALL},
+    "heads": {"heads": 2, "blocks": 2, **SMALL},
+    "literal": {"reattention": "literal", **SMALL},
+    "untied": {"tied": False, "norm": "post", "vocabulary": 9, "reattention": "logits", **SMALL},
+    "vocabulary": {"preset": "pure", "model": "gru", "recency": None, "identity": False, **SMALL, "vocabulary": 9},
 }
+SLOW = {"joined", "whole", "distilled", "default", "lstm", "heads", "literal", "untied", "vocabulary"}
+ALL = [pytest.param(kind, marks=[pytest.mark.slow] * (kind in SLOW)) for kind in KINDS]
 
 
 @pytest.fixture(scope="module")
@@ -36,11 +43,13 @@ def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("export")
     save(prepare(small_log()), folder / "data")
 
-    def make(kind: str, **settings: object) -> Path:
+    def make(kind: str) -> Path:
         run = folder / kind
         if not run.exists():
-            recipe = make_recipe(epsilon=20.0, delta=1e-3, epochs=2.0, seed=1, **settings)
-            opened = begin(run, folder / "data", recipe)
+            settings = {"epsilon": 20.0, "delta": 1e-3, "seed": 1, **KINDS[kind]}
+            if kind not in ("best", "distilled"):
+                settings["epochs"] = 2.0
+            opened = begin(run, folder / "data", make_recipe(**settings))
             assert opened.train()
             opened.close()
         return run
@@ -48,69 +57,91 @@ def runs(tmp_path_factory):
     return make
 
 
-def histories(length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Seven histories of 1 to `length` items, filled up with zeros."""
-    random = np.random.default_rng(0)
-    lengths = random.integers(1, length + 1, 7)
-    lengths[0], lengths[1] = 1, length
-    tokens = random.integers(1, ITEMS + 1, (7, length)) * (np.arange(length) < lengths[:, None])
+def histories(count: int, length: int) -> tuple[np.ndarray, np.ndarray]:
+    """Histories of 0 to `length` items, the last of them empty, filled up with zeros."""
+    random = np.random.default_rng(count + length)
+    lengths = random.integers(0, length + 1, count)
+    lengths[0], lengths[-1] = length, 0
+    tokens = random.integers(1, ITEMS + 1, (count, length)) * (np.arange(length) < lengths[:, None])
     return tokens, lengths
+
+
+SIZES = [(1, 1), (2, 1), (7, 3), (3, 6), (7, 40), (20, 7)]
 
 
 @pytest.fixture(scope="module")
 def exported(runs):
     """The run, and its export folder with both formats, made once: exporters are slow."""
 
-    def make(kind: str) -> tuple[Path, Path]:
-        run = runs(kind, **KINDS[kind])
-        folder = run.parent / f"{kind}-export"
+    def make(kind: str, states: bool = False) -> tuple[Path, Path]:
+        run = runs(kind)
+        folder = run.parent / f"{kind}-{'states' if states else 'scores'}"
         if not folder.exists():
-            export_run(run, folder, onnx=True, torch_export=True)
+            export_run(run, folder, onnx=True, torch_export=True, states=states)
         return run, folder
 
     return make
 
 
-SLOW = {"transformer", "deep", "untied", "lstm"}
+def same(found: np.ndarray, wanted: np.ndarray) -> None:
+    """The same items are ranked, and by the same scores."""
+    finite = np.isfinite(wanted)
+    assert (np.isfinite(found) == finite).all()
+    np.testing.assert_allclose(found[finite], wanted[finite], rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", [pytest.param(k, marks=[pytest.mark.slow] * (k in SLOW)) for k in KINDS])
+@pytest.mark.parametrize("kind", ALL)
 def test_onnx_and_torch_export_score_as_the_model_does(kind, exported):
     onnxruntime = pytest.importorskip("onnxruntime")
     run, out = exported(kind)
-    released = load_model(run)
-    tokens, lengths = histories(released.recipe.window or 40)
-    expected = released.scores(torch.from_numpy(tokens), torch.from_numpy(lengths)).numpy()
+    model = load_model(run).model
     session = onnxruntime.InferenceSession(out / "model.onnx")
-    got = session.run(None, {"history": tokens, "lengths": lengths})[0]
-    again = torch.export.load(out / "model.pt2").module()(torch.from_numpy(tokens), torch.from_numpy(lengths))
-    np.testing.assert_allclose(again.numpy(), got, rtol=1e-4, atol=1e-5)
-    if kind != "transitions":
-        side = load_file(out / "table.safetensors")
-        assert ("popularity" in side) == (kind != "gru")
-        got = got @ side["table"].T + side["bias"]
-    else:
-        assert not (out / "table.safetensors").exists()
-    assert got.shape == (7, ITEMS + 1)
-    np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4)
+    program = torch.export.load(out / "model.pt2").module()
+    for count, length in SIZES:
+        tokens, lengths = histories(count, length)
+        wanted = model.scores(torch.from_numpy(tokens), torch.from_numpy(lengths)).numpy()
+        assert wanted.shape == (count, ITEMS + 1)
+        same(session.run(["scores"], {"history": tokens, "lengths": lengths})[0], wanted)
+        same(program(torch.from_numpy(tokens), torch.from_numpy(lengths)).numpy(), wanted)
     assert (out / "privacy.json").read_bytes() == (run / "privacy.json").read_bytes()
     assert "INSECURE" in (out / "README.md").read_text()
+    assert not (out / "table.safetensors").exists()
 
 
-def test_a_wrong_graph_would_be_found(runs):
+@pytest.mark.parametrize("kind", ["pure", "gru", pytest.param("untied", marks=pytest.mark.slow)])
+def test_states_and_the_table_score_as_the_model_does(kind, exported):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    run, out = exported(kind, states=True)
+    model = load_model(run).model
+    side = load_file(out / "table.safetensors")
+    assert ("popularity" in side) == (kind != "gru")
+    assert side["table"].shape == (ITEMS + 1, model.spec.d)
+    session = onnxruntime.InferenceSession(out / "model.onnx")
+    for count, length in SIZES:
+        tokens, lengths = histories(count, length)
+        state = session.run(["state"], {"history": tokens, "lengths": lengths})[0]
+        wanted = model.scores(torch.from_numpy(tokens), torch.from_numpy(lengths)).numpy()
+        same((state @ side["table"].T + side["bias"])[lengths > 0], wanted[lengths > 0])
+
+
+def test_a_wrong_graph_would_be_found():
     """The check above can fail: Re-Attention's graph without its correction scores differently."""
-    released = load_model(runs("reattention", **KINDS["reattention"]))
-    graph = graph_of(released)
-    tokens, lengths = map(torch.from_numpy, histories(6))
-    right = graph.module(tokens, lengths)
-    graph.module.model.tracked = False
-    assert not torch.allclose(graph.module(tokens, lengths), right, rtol=1e-4, atol=1e-5)
+    torch.manual_seed(0)
+    model = Transformer(TransformerSpec(items=ITEMS, reattention=ReAttention(), **SMALL)).eval()
+    model.embedding.weight.data.normal_()
+    model.set_errors(1.0, 10.0, torch.linspace(0.01, 1.0, ITEMS + 1), torch.ones(6))
+    plain = build(model.spec.model_copy(update={"reattention": None}))
+    plain.load_state_dict(model.state_dict())
+    tokens, lengths = map(torch.from_numpy, histories(7, 6))
+    right = model.scores(tokens, lengths)
+    torch.testing.assert_close(graph_of(model).module()(tokens, lengths), right)
+    assert not torch.allclose(graph_of(plain).module()(tokens, lengths), right, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["gru", "transitions"])
-def test_the_program_of_the_readme_runs(kind, exported):
+@pytest.mark.parametrize(("kind", "states"), [("best", False), ("popularity", False), ("gru", False), ("gru", True)])
+def test_the_program_of_the_readme_runs(kind, states, exported):
     pytest.importorskip("onnxruntime")
-    run, out = exported(kind)
+    run, out = exported(kind, states)
     program = (out / "README.md").read_text().split("```python\n")[1].split("```")[0]
     done = subprocess.run([sys.executable, "-c", program], cwd=out, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -119,12 +150,12 @@ def test_the_program_of_the_readme_runs(kind, exported):
 
 
 def test_what_cannot_be_exported_is_refused_with_the_cure(runs, dpformer, tmp_path, monkeypatch):
-    run = runs("popularity", model="popularity")
-    done = dpformer("export", run, "--onnx")
-    assert (done.code, done.err.count("\n")) == (2, 1)
-    assert "dpformer recommend" in done.err
+    run = runs("popularity")
     assert "--onnx, --torch" in dpformer("export", run).err
-    copy = Path(shutil.copytree(runs("gru", **KINDS["gru"]), tmp_path / "copy"))
+    done = dpformer("export", run, "--onnx", "--states")
+    assert (done.code, done.err.count("\n")) == (2, 1)
+    assert "--preset pure" in done.err
+    copy = Path(shutil.copytree(runs("gru"), tmp_path / "copy"))
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     assert "pip install 'dpformer[onnx]'" in dpformer("export", copy, "--onnx").err
     assert not (copy / "export").exists()
@@ -134,7 +165,7 @@ def test_what_cannot_be_exported_is_refused_with_the_cure(runs, dpformer, tmp_pa
 
 def test_where_the_pickle_is(runs, dpformer, tmp_path):
     """What the documentation says of .pt2: the example inputs are pickled, and nothing else is."""
-    done = dpformer("export", runs("gru", **KINDS["gru"]), "--torch", "-o", tmp_path / "out", "--json")
+    done = dpformer("export", runs("gru"), "--torch", "--states", "-o", tmp_path / "out", "--json")
     assert json.loads(done.out)["files"] == [
         "README.md",
         "items.jsonl",

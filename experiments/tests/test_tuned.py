@@ -8,7 +8,7 @@ import pytest
 
 from dpformer.data import demo_frame, prepare
 from dpformer.data.split import without_last
-from dpformer.models.popularity import Popularity
+from dpformer.fit.scorers import count_events
 from dpformer.privacy import (
     GaussianRelease,
     Sample,
@@ -58,7 +58,7 @@ def test_a_score_counts_each_person_once_and_is_bounded_by_one():
     """Against a loop over people: the sum in grid steps is the number of hits, and one person moves it by one hit at the most."""
     people = prepare(demo_frame()).sequences
     items = int(people.items.max())
-    model = Popularity().fit(people, items)
+    model = count_events(people, items)
     query = tuned.Hits(model, items)
     grid = grid_step(query.bound, query.numbers)
     counts = np.bincount(people.items, minlength=items + 1).astype(float)

@@ -5,12 +5,12 @@ from typing import Any
 
 __version__ = "0.1.0.dev0"
 
-# Name to module, imported when first asked for: `import dpformer` stays light.
+# Name to module (and name there, where it differs), imported when first asked for: `import dpformer` stays light.
 _EXPORTS = {
     "DPFormer": "dpformer.estimator",
     "PhantomClipping": "dpformer.clipping",
     "TiedCrossEntropy": "dpformer.clipping",
-    "load_model": "dpformer.artifact.artifact",
+    "load_model": "dpformer.artifact:load",
     "prepare": "dpformer.data",
     "prepare_named": "dpformer.data",
 }
@@ -18,7 +18,8 @@ _EXPORTS = {
 
 def __getattr__(name: str) -> Any:
     if name in _EXPORTS:
-        return getattr(import_module(_EXPORTS[name]), name)
+        module, _, inner = _EXPORTS[name].partition(":")
+        return getattr(import_module(module), inner or name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

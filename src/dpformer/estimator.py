@@ -11,16 +11,17 @@ from typing import Any
 
 import polars as pl
 
-from dpformer.artifact.artifact import Released, load_model
+from dpformer.artifact import Artifact, load
+from dpformer.artifact.layout import EVENTS, LOCAL, METRICS
 from dpformer.data import Dataset, prepare
 from dpformer.data import save as save_data
 from dpformer.errors import DPFormerError
 from dpformer.evaluation import Evaluation, evaluate, held_out
 from dpformer.fit.events import Tracker
-from dpformer.fit.folder import EVENTS, LOCAL
-from dpformer.fit.recipe import make_recipe
-from dpformer.fit.run import Progress
-from dpformer.fit.session import begin
+from dpformer.fit.folder import read_recipe
+from dpformer.fit.presets import make_recipe
+from dpformer.fit.run import start
+from dpformer.fit.stage import Progress
 from dpformer.privacy import PrivacyStatement
 
 
@@ -35,17 +36,17 @@ class DPFormer:
     privacy     the statement
     """
 
-    def __init__(self, preset: str = "best", **settings: Any) -> None:
+    def __init__(self, preset: str = "default", **settings: Any) -> None:
         self.recipe = make_recipe(preset, **settings)
         self._folder: Path | None = None
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
         self._dataset: Dataset | None = None
-        self._released: Released | None = None
+        self._artifact: Artifact | None = None
 
     def fit(
         self,
         log: Any,
-        on_step: Callable[[Progress], None] = lambda progress: None,
+        on_progress: Callable[[Progress], None] = lambda progress: None,
         trackers: Iterable[Tracker] = (),
         **columns: str,
     ) -> DPFormer:
@@ -62,12 +63,12 @@ class DPFormer:
         self._temporary = tempfile.TemporaryDirectory(prefix="dpformer-")
         folder = Path(self._temporary.name)
         save_data(self._dataset, folder / "data")
-        run = begin(folder / "run", folder / "data", self.recipe)
-        run.train(on_step, trackers=trackers)
+        run = start(folder / "run", folder / "data", self.recipe)
+        run.train(on_progress, trackers=trackers)
         run.close()
         shutil.rmtree(folder / "data")
         self._folder = folder / "run"
-        self._released = load_model(self._folder)
+        self._artifact = load(self._folder)
         return self
 
     def recommend(
@@ -81,11 +82,11 @@ class DPFormer:
 
         Items of a history that the model does not know are skipped; an empty one is answered by the released popularity.
         """
-        released = self._fitted()
+        artifact = self._fitted()
         if (users is None) == (histories is None):
             raise DPFormerError("give either users=[...] or histories=[[...], ...]")
         if histories is not None:
-            return released.recommend(histories, k, seen)
+            return artifact.recommend(histories, k, seen)
         assert users is not None
         if self._dataset is None:
             raise DPFormerError("a loaded model has no users: give histories=[[...], ...]")
@@ -94,10 +95,10 @@ class DPFormer:
         for user in users:
             if str(user) not in place:
                 raise DPFormerError(f"user {user!r} is not in the log; give histories=[[...], ...] for new people")
-        numbers = self._dataset.numbers_in(released.catalogue)
+        numbers = self._dataset.numbers_in(artifact.catalogue)
         histories = [[n for n in numbers[sequences[place[str(user)]]].tolist() if n] for user in users]
-        best, values = released.rank(histories, k, seen)
-        frame = released.frame(best, values)
+        best, values = artifact.rank(histories, k, seen)
+        frame = artifact.frame(best, values)
         names = pl.Series("user_id", [users[n] for n in frame["history"]])
         return frame.drop("history").insert_column(0, names)
 
@@ -105,9 +106,9 @@ class DPFormer:
         """Full ranking on the held-out item of the log. The figures are not private."""
         if self._dataset is None:
             raise DPFormerError("a loaded model has no data to be evaluated on: use `dpformer evaluate RUN DATA`")
-        released = self._fitted()
-        held = held_out(self._dataset.sequences, item).renumbered(self._dataset.numbers_in(released.catalogue))
-        return evaluate(released, held, len(released.catalogue), max_length=self.recipe.window)
+        artifact = self._fitted()
+        held = held_out(self._dataset.sequences, item).renumbered(self._dataset.numbers_in(artifact.catalogue))
+        return evaluate(artifact, held, len(artifact.catalogue), max_length=artifact.model.spec.window)
 
     @property
     def privacy(self) -> PrivacyStatement:
@@ -116,25 +117,23 @@ class DPFormer:
 
     def save(self, folder: Path | str) -> None:
         """Write the released model and its papers to a new folder; nothing of the data, nothing that is not private."""
-        released_from = self._folder
+        published = self._folder
         self._fitted()
-        assert released_from is not None
+        assert published is not None
         if Path(folder).exists():
             raise DPFormerError(f"{folder}: exists already; choose another folder")
-        shutil.copytree(
-            released_from, folder, ignore=shutil.ignore_patterns(EVENTS, LOCAL, "metrics.json", "private", "*.lock")
-        )
+        shutil.copytree(published, folder, ignore=shutil.ignore_patterns(EVENTS, LOCAL, METRICS, "private", "*.lock"))
 
     @classmethod
     def load(cls, folder: Path | str) -> DPFormer:
         """A saved model, or the folder of a finished run."""
-        released = load_model(folder)
+        artifact, recipe = load(folder), read_recipe(Path(folder))
         model = cls.__new__(cls)
-        model.recipe, model._folder, model._released = released.recipe, Path(folder), released
+        model.recipe, model._folder, model._artifact = recipe, Path(folder), artifact
         model._temporary = model._dataset = None
         return model
 
-    def _fitted(self) -> Released:
-        if self._released is None:
+    def _fitted(self) -> Artifact:
+        if self._artifact is None:
             raise DPFormerError("this DPFormer is not fitted yet: call fit first, or DPFormer.load")
-        return self._released
+        return self._artifact

@@ -58,12 +58,12 @@ def histogram_std(folder: Path) -> float:
 def attack_on_prior(folder: Path, noise: Float32Noise | GridNoise) -> PriorAttack:
     tensors = load_file(folder / "model.safetensors")
     return PriorAttack(
-        tensors["prior.head"], tensors["prior.prior"], TransitionSettings().popularity, histogram_std(folder), noise
+        tensors["transitions.head"], tensors["transitions.prior"], TransitionSettings().popularity, histogram_std(folder), noise
     )
 
 
 def attack_on_scores(folder: Path, noise: Float32Noise | GridNoise, target: Target) -> str:
-    return attack_scores(load_file(folder / "model.safetensors")["model.scores"], noise, target)
+    return attack_scores(load_file(folder / "model.safetensors")["counts"], noise, target)
 
 
 def check_broken(table: Counter[tuple[str, str]], share: float) -> None:
@@ -116,7 +116,7 @@ def test_the_default_preset_is_not(data: Path, tmp_path: Path) -> None:
     std = histogram_std(folder)
     check_holds(game.play(GRID, attack_on_prior(folder, Float32Noise(std)).verdict), std)
     # Now with the mean of the noisy counts, which the folder does not tell.
-    head = load_file(folder / "model.safetensors")["prior.head"]
+    head = load_file(folder / "model.safetensors")["transitions.head"]
     mean = float(np.maximum(histogram_of(answers[0])[head], 0.3 * std + 0.5).mean())
     check_nothing_is_told(game.play(GRID, partial(attack_on_prior(folder, GridNoise(GRID)).verdict, mean=mean)))
     check_holds(game.play(GRID, partial(attack_on_prior(folder, Float32Noise(std)).verdict, mean=mean)), std)

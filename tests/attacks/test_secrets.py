@@ -183,7 +183,7 @@ def test_who_knows_the_seed_subtracts_the_noise(data, tmp_path):
         folder = release(tmp_path / truth, data, recipe, lambda _, *rest, who=who: Curator(who, *rest))
         statement = json.loads((folder / "privacy.json").read_text())
         assert "can be subtracted" in statement["insecure"][0]
-        scores = load_file(folder / "model.safetensors")["model.scores"]
+        scores = load_file(folder / "model.safetensors")["counts"]
         std = float(np.nextafter(statement["releases"][0]["noise_multiplier"] / grid, np.inf))
         name = statement["releases"][0]["name"]
         exact = {}

@@ -10,7 +10,7 @@ from dpformer.clipping.algebra import Outer
 from dpformer.clipping.recorder import Use
 from dpformer.errors import ClippingError
 from dpformer.fit.workers import Worker
-from dpformer.models.transformer import Transformer
+from dpformer.models import Transformer, TransformerSpec
 from tests.clipping.oracle import assert_exact
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -23,7 +23,7 @@ def no_check_at_random(monkeypatch):
 
 @pytest.mark.parametrize("T", [1, 9])  # gradients larger than their factors, and smaller
 def test_what_is_used_once_is_derived_early_to_the_same_sums(T, monkeypatch):
-    model = Transformer(10, 9, d=4)
+    model = Transformer(TransformerSpec(items=10, max_length=9, d=4))
     s = torch.randint(1, 11, (5, T + 1))
     clipping, settled = PhantomClipping(model), []
     worker = Worker(model, clipping)
@@ -136,7 +136,7 @@ def test_all_of_it_under_autocast(route):
 
 @pytest.mark.parametrize("shape", [(0, 5), (0, 2)])
 def test_an_empty_batch_of_the_transformer(shape):
-    model = Transformer(10, 6, d=8)
+    model = Transformer(TransformerSpec(items=10, max_length=6, d=8))
     clipping = PhantomClipping(model)
     worker = Worker(model, clipping)
     assert clipping.backward(lambda: worker.losses(torch.zeros(shape, dtype=torch.int64))).shape == (0,)

@@ -20,8 +20,8 @@ from dpformer.errors import DataError, DPFormerError
 from dpformer.evaluation import evaluate, held_out, metrics, rank, ranking
 from dpformer.evaluation.evaluate import popularity_classes
 from dpformer.evaluation.metrics import CUTOFFS
-from dpformer.models.popularity import Popularity
-from dpformer.models.transformer import Transformer
+from dpformer.fit.scorers import count_events
+from dpformer.models import Transformer, TransformerSpec
 
 ITEMS = 30
 
@@ -148,7 +148,7 @@ def test_ties_and_what_is_no_number_count_against_the_model():
 
 def test_a_target_that_stands_in_the_history_is_missed_when_masked():
     held = held_out(sequences([3, 1, 3]), "test")
-    found = rank(Popularity().fit(sequences([3, 3, 3, 1]), 40), held, 40)
+    found = rank(count_events(sequences([3, 3, 3, 1]), 40), held, 40)
     assert found["unmasked"].ranks.tolist() == [0]
     assert found["masked"].ranks[0] >= 39
     assert 3 not in found["masked"].lists
@@ -190,7 +190,7 @@ def test_slices_divide_the_users_by_the_popularity_of_their_target():
 
 def test_coverage_and_mean_popularity():
     held = held_out(sequences([1, 2, 3], [4, 2, 1], [2, 5, 6]), "test")
-    model = Popularity().fit(held.histories, 100)
+    model = count_events(held.histories, 100)
     found = evaluate(model, held, 100)
     ranked = rank(model, held, 100)["masked"]
     shown = {item for row in ranked.lists for item in row[:5]}
@@ -201,16 +201,16 @@ def test_coverage_and_mean_popularity():
 
 def test_the_protocol_stands_beside_the_figures():
     held = held_out(sequences([1, 2, 3], [1, 2]), "validation")
-    found = evaluate(Popularity().fit(held.histories, 1234), held, 1234).figures()
+    found = evaluate(count_events(held.histories, 1234), held, 1234).figures()
     for part in ("second to last", "1,234 items", "all 1 users (1 users with", "masked", "ties", "no sampling"):
         assert part in found["protocol"]
     assert json.loads(json.dumps(found))["masked"]["ndcg@10"].keys() == {"value", "low", "high"}
 
 
 def test_nobody_to_evaluate_and_fewer_items_than_the_cutoff():
-    found = evaluate(Popularity().fit(sequences([1]), 2), held_out(sequences([1]), "test"), 2)
+    found = evaluate(count_events(sequences([1]), 2), held_out(sequences([1]), "test"), 2)
     assert math.isnan(found.masked["ndcg@10"].value)
-    found = evaluate(Popularity().fit(sequences([2]), 2), held_out(sequences([1, 1, 2]), "test"), 2)
+    found = evaluate(count_events(sequences([2]), 2), held_out(sequences([1, 1, 2]), "test"), 2)
     assert found.masked["hit@5"].value == 1
 
 
@@ -221,7 +221,7 @@ def test_a_model_of_another_catalogue_is_refused():
 
 def test_a_transformer_is_ranked_like_any_model():
     torch.manual_seed(0)
-    model = Transformer(ITEMS, max_length=8, d=8).eval()
+    model = Transformer(TransformerSpec(items=ITEMS, max_length=8, d=8)).eval()
     held = held_out(random_sequences(), "test")
     found = rank(model, held, ITEMS, max_length=8)
     for n, user in enumerate(held.evaluated):

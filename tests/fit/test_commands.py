@@ -14,8 +14,8 @@ import numpy as np
 import polars as pl
 import pytest
 
-from dpformer.artifact.artifact import load_model
-from dpformer.artifact.sizes import column_hashes
+from dpformer import load_model
+from dpformer.artifact.read import column_hashes
 from dpformer.data import load
 from dpformer.errors import DPFormerError
 from dpformer.fit.recipe import PRESETS, Recipe, make_recipe
@@ -65,7 +65,7 @@ def strict_json(text: str):
 def test_the_folder_holds_what_it_should_and_nobody(finished, data):
     names = {path.name for path in finished.iterdir()}
     assert names == {
-        *("config.json", "model.safetensors", "items.jsonl", "privacy.json", "events.jsonl", "README.md"),
+        *("config.json", "model.json", "model.safetensors", "items.jsonl", "privacy.json", "events.jsonl", "README.md"),
         *("ledger.jsonl", "ledger.head", "ledger.lock", "local.json", "files.json", "run.lock"),
     }
     for name in ("local.json", "events.jsonl"):
@@ -111,11 +111,12 @@ def test_the_card_says_what_the_statement_says(finished, tmp_path, data):
     assert statement.epsilon == "inf"
     assert "NOT PRIVATE" in (folder / "README.md").read_text()
     assert not (folder / "ledger.jsonl").exists()
-    assert load_model(folder).popularity is not None
+    assert load_model(folder).model.popularity() is not None
 
 
 DAMAGE = {
     "config.json": [b"{", b"[]", b'{"format": "dpformer-run"}', b'{"format": "dpformer-run", "recipe": {"d": -1}}'],
+    "model.json": [b"{", b"[]", b"{}", b'{"kind": "transformer"}'],
     "model.safetensors": [b"", b"\x00" * 64],
     "items.jsonl": [b"", b"PAR1"],
     "privacy.json": [b"{}", b"\xff"],
@@ -130,11 +131,11 @@ def test_damage_is_one_line(name, content, copy, dpformer):
     assert_one_line(dpformer(*command))
 
 
-@pytest.mark.parametrize("name", ["config.json", "items.jsonl", "privacy.json", "model.safetensors"])
+@pytest.mark.parametrize("name", ["config.json", "model.json", "items.jsonl", "privacy.json", "model.safetensors"])
 def test_a_missing_file_is_one_line(name, copy, dpformer):
     (copy / name).unlink()
     assert_one_line(dpformer("recommend", copy, "--history", "i03"), name if name != "model.safetensors" else "resume")
-    if name in ("config.json", "privacy.json"):
+    if name in ("config.json", "model.json", "privacy.json"):
         assert_one_line(dpformer("show", copy), name)
 
 
@@ -147,13 +148,13 @@ def test_split_items_is_refused_with_the_cure(data, tmp_path, dpformer):
 def test_another_size_than_the_catalogue_is_refused(copy, dpformer):
     items = pl.read_ndjson(copy / "items.jsonl")
     items.head(5).write_ndjson(copy / "items.jsonl")
-    assert_one_line(dpformer("recommend", copy, "--history", "i03"), "does not fit config.json")
+    assert_one_line(dpformer("recommend", copy, "--history", "i03"), "does not fit model.json")
     items.with_columns(item_id=pl.col("item_id") + "x").write_ndjson(copy / "items.jsonl")
     assert_one_line(dpformer("recommend", copy, "--history", "i03"), "was changed")
     items.head(5).write_ndjson(copy / "items.jsonl")
     known = json.loads((copy / "files.json").read_text())
     (copy / "files.json").write_text(json.dumps(known | {"items.jsonl": column_hashes(items.head(5))}))
-    assert_one_line(dpformer("recommend", copy, "--history", "i03"), "does not fit config.json")
+    assert_one_line(dpformer("recommend", copy, "--history", "i03"), "does not fit model.json")
 
 
 # fit, resume, show
@@ -378,7 +379,7 @@ def test_a_model_with_a_vocabulary_ranks_all_items(model, tmp_path, data):
     recipe = small_recipe(model=model, vocabulary=4, popularity_bias=True, epochs=1.0)
     assert start(tmp_path / "run", data, recipe).train()
     released = load_model(tmp_path / "run")
-    popularity = released.popularity.numpy()
+    popularity = released.model.popularity().numpy()
     order = (1 + np.argsort(-popularity[1:], kind="stable")).tolist()
     unknown, known = order[4:], order[:4]
     best, _ = released.rank([unknown[:1], known[:1] * 9 + unknown[:2], []], k=ITEMS, seen=True)
@@ -402,7 +403,7 @@ def test_more_items_than_there_are_and_none_left(finished, dpformer):
 def test_a_cold_start_is_ranked_by_the_released_popularity(finished, dpformer, data, tmp_path):
     done = dpformer("recommend", finished, "--history", "nobody knows", "-k", "20", "--json")
     assert "ranked by the released popularity" in done.err
-    popularity = load_model(finished).popularity
+    popularity = load_model(finished).model.popularity()
     got = [int(row["item_id"][1:]) + 1 for row in strict_json(done.out)]
     assert popularity[got].tolist() == sorted(popularity[1:].tolist(), reverse=True)
     assert len(popularity[1:].unique()) > 3

@@ -2,20 +2,20 @@
 
 import pytest
 
-from dpformer.artifact.artifact import load_model
+from dpformer import load_model
 from dpformer.data import load, prepare_named, save
 from dpformer.data.named import DEMO
 from dpformer.evaluation import evaluate, held_out
 from dpformer.fit.recipe import make_recipe
 from dpformer.fit.run import start
-from dpformer.models.popularity import Popularity
+from dpformer.fit.scorers import count_events
 
 
 def test_a_private_model_beats_popularity_and_a_model_without_privacy_beats_both(tmp_path):
     save(prepare_named(DEMO), tmp_path / "data")
     dataset = load(tmp_path / "data")
     held, items = held_out(dataset.sequences, "test"), len(dataset.catalogue)
-    popular = Popularity().fit(held.histories, items)
+    popular = count_events(held.histories, items)
     found = {"popularity": evaluate(popular, held, items)}
     for epsilon in (8.0, float("inf")):
         recipe = make_recipe(epsilon=epsilon, epochs=20.0, seed=1)

@@ -9,7 +9,7 @@ from dpformer.data import demo_frame, prepare
 from dpformer.errors import PrivacyError
 from dpformer.fit.dpsgd import Optimisation, Trainer
 from dpformer.fit.gradient_sum import Groups
-from dpformer.models.transformer import Transformer
+from dpformer.models import Transformer, TransformerSpec
 from dpformer.privacy import PrivacyPlan, Sample
 from dpformer.privacy.noise import rounded_gaussian
 
@@ -45,7 +45,7 @@ def test_a_sampler_that_draws_more_is_refused():
 def test_a_sum_does_not_change_when_the_next_one_is_made():
     people = prepare(demo_frame()).sequences
     plan = PrivacyPlan(len(people), len(people) // 2, 10, float("inf"), 1e-6, 0.0)
-    trainer = Trainer(Transformer(int(people.items.max()), 8, d=8), plan, Optimisation(max_length=8))
+    trainer = Trainer(Transformer(TransformerSpec(items=int(people.items.max()), max_length=8, d=8)), plan, Optimisation(max_length=8))
     first = trainer.query.sum(people, Sample(np.arange(100), bytes(32)), 2.0**-26)
     kept = {name: value.copy() for name, value in first.items()}
     trainer.query.sum(people, Sample(np.arange(100, 300), bytes(32)), 2.0**-26)

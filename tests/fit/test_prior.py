@@ -9,7 +9,8 @@ from dpformer.errors import DPFormerError
 from dpformer.fit import statistics_stages as releases
 from dpformer.fit.recipe import PRIOR, make_recipe
 from dpformer.fit.session import begin, go_on
-from dpformer.models.ensemble import FLOOR, Joined
+from dpformer.models import Ensemble
+from dpformer.models.ensemble import FLOOR
 from dpformer.privacy import epsilon, read_ledger
 
 
@@ -38,10 +39,10 @@ def test_scores_are_those_of_both(data, tmp_path):
     begin(tmp_path / "run", data, recipe(prior_weight=0.7)).train()
     released = load_model(tmp_path / "run")
     joined = released.model
-    assert isinstance(joined, Joined)
+    assert isinstance(joined, Ensemble)
     s, lengths = torch.tensor([[3, 5, 2], [4, 0, 0], [0, 0, 0]]), torch.tensor([3, 1, 0])
     found = released.scores(s, lengths)
-    network, prior = joined.network.scores(s, lengths.clamp_min(1)), joined.prior.scores(s, lengths)
+    network, prior = joined.network.scores(s, lengths.clamp_min(1)), joined.transitions.scores(s, lengths)
     # The same float32 numbers, some dozen of size 10 at the most, by products of other shapes and in another order.
     near = {"rtol": 1e-5, "atol": 1e-5}
     torch.testing.assert_close(found[:2], (network + 0.7 * prior.clamp_min(FLOOR))[:2], **near)
@@ -68,10 +69,10 @@ def test_a_run_that_was_stopped_goes_on_with_the_same_prior(data, tmp_path, monk
         run.close()
     assert go_on(tmp_path / "run").train()
     one, other = load_model(tmp_path / "whole").model, load_model(tmp_path / "run").model
-    assert isinstance(one, Joined)
-    assert isinstance(other, Joined)
-    for name, value in one.state().items():
-        assert torch.equal(value, other.state()[name]), name
+    assert isinstance(one, Ensemble)
+    assert isinstance(other, Ensemble)
+    for name, value in one.state_dict().items():
+        assert torch.equal(value, other.state_dict()[name]), name
     entries = [read_ledger(tmp_path / name).entries for name in ("whole", "run")]
     assert entries[1] == entries[0], "what was asked again got the same answer, and is not paid again"
 
@@ -87,8 +88,8 @@ def test_a_network_that_starts_from_the_prior_spends_the_same_budget(data, tmp_p
     assert (plan.steps == 0) == (epochs == 0)
     assert epsilon(plan.mechanisms(), 1e-4).epsilon == pytest.approx(8, abs=2e-2)
     joined = load_model(tmp_path / "run").model
-    assert isinstance(joined, Joined)
-    head = joined.prior.state()["head"]
+    assert isinstance(joined, Ensemble)
+    head = joined.transitions.head
     assert set(head.tolist()) <= set(joined.network.chosen.tolist())
 
 
@@ -102,8 +103,8 @@ def test_a_network_that_starts_from_the_prior_can_be_resumed(data, tmp_path, his
     run.close()
     assert go_on(tmp_path / "run").train()
     one, other = load_model(tmp_path / "whole").model, load_model(tmp_path / "run").model
-    for name, value in one.state().items():
-        assert torch.equal(value, other.state()[name]), name
+    for name, value in one.state_dict().items():
+        assert torch.equal(value, other.state_dict()[name]), name
 
 
 def test_a_crash_while_it_learns_from_the_prior_costs_nothing(data, tmp_path, monkeypatch):
@@ -115,8 +116,8 @@ def test_a_crash_while_it_learns_from_the_prior_costs_nothing(data, tmp_path, mo
             begin(tmp_path / "run", data, recipe(**options))
     assert go_on(tmp_path / "run").train()
     one, other = load_model(tmp_path / "whole").model, load_model(tmp_path / "run").model
-    for name, value in one.state().items():
-        assert torch.equal(value, other.state()[name]), name
+    for name, value in one.state_dict().items():
+        assert torch.equal(value, other.state_dict()[name]), name
     assert len(read_ledger(tmp_path / "run").entries) == 4
 
 

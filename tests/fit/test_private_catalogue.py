@@ -5,8 +5,7 @@ import json
 import polars as pl
 import pytest
 
-from dpformer import DPFormer
-from dpformer.artifact.artifact import load_model
+from dpformer import DPFormer, load_model
 from dpformer.data import load, prepare, save
 from dpformer.errors import DPFormerError
 from dpformer.evaluation import evaluate, held_out

@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from dpformer.artifact.artifact import load_model
+from dpformer import load_model
 from dpformer.errors import DPFormerError, PrivacyError
 from dpformer.fit import folder as folder_module
 from dpformer.fit import statistics_stages as releases
@@ -469,7 +469,7 @@ def test_reattention_knows_the_released_frequencies(tmp_path, data):
     """The errors that a released model corrects for come from the histogram, the plan and the averaging alone."""
     folder = train(tmp_path / "run", data, small_recipe(reattention="logits"))
     tensors, plan = model_of(folder), read_ledger(folder).plan
-    p = tensors["popularity"][1:]
+    p = tensors["frequencies"][1:]
     expected = (plan.noise_multiplier / plan.batch_size / p) ** 2 / 2  # averaged over the last 2 of 10 steps
-    torch.testing.assert_close(tensors["model.var_items"][1:], expected, rtol=1e-5, atol=0)
-    assert np.isfinite(tensors["model.var_items"].numpy()).all()
+    torch.testing.assert_close(tensors["var_items"][1:], expected, rtol=1e-5, atol=0)
+    assert np.isfinite(tensors["var_items"].numpy()).all()

@@ -17,8 +17,8 @@ from dpformer.errors import PrivacyError
 from dpformer.fit.dpsgd import EMA, Optimisation, Trainer
 from dpformer.fit.gradient_sum import Groups
 from dpformer.fit.workers import Team, Worker, add_rounded
+from dpformer.models import Network
 from dpformer.models.dropout import use_masks
-from dpformer.models.network import SequenceModel
 from dpformer.privacy import Curator, Keys, PrivacyPlan, Sample, create_ledger, make_plan, read_ledger
 from dpformer.privacy.noise import kept_by_dropout, poisson_draw, rounded_gaussian
 from dpformer.privacy.query import grid_step
@@ -98,20 +98,20 @@ def curator(
     return Curator(train, plan, ledger, keys or Keys(5), noise=noise, draw=draw)
 
 
-def own_gradient(model: SequenceModel, items: np.ndarray) -> list[torch.Tensor]:
+def own_gradient(model: Network, items: np.ndarray) -> list[torch.Tensor]:
     """One user's gradient, from the definition: the mean of -log softmax over the items that follow, real items only."""
     tokens = torch.from_numpy(items[-(LENGTH + 1) :].astype(np.int64))[None]
     parameters = list(model.parameters())
     if tokens.shape[1] < 2:
         return [torch.zeros_like(p) for p in parameters]
-    logits = model(tokens[:, :-1])[0] @ model.table[1:].T
+    logits = model.states(tokens[:, :-1])[0] @ model.table[1:].T
     loss = nn.functional.cross_entropy(logits, tokens[0, 1:] - 1)
     found = torch.autograd.grad(loss, parameters, allow_unused=True)
     return [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, found, strict=True)]
 
 
 def clipped_sum(
-    made: Trainer, users: np.ndarray, people: Sequences = TRAIN, model: SequenceModel | None = None
+    made: Trainer, users: np.ndarray, people: Sequences = TRAIN, model: Network | None = None
 ) -> dict[str, np.ndarray]:
     """sum_i c_i g_i in float64, one user at a time; without privacy every c is 1."""
     model = model or made.model
@@ -208,7 +208,7 @@ def test_with_a_vocabulary_a_user_is_still_one_sample():
         if len(known) < 2:
             silent += 1
             continue
-        logits = made.model(known[None, :-1])[0] @ made.model.table[1:].T + bias
+        logits = made.model.states(known[None, :-1])[0] @ made.model.table[1:].T + bias
         found = torch.autograd.grad(nn.functional.cross_entropy(logits, known[1:] - 1), parameters)
         norm = float(torch.sqrt(sum(g.square().sum() for g in found)))
         total = [t + g / (norm + 0.01) for t, g in zip(total, found, strict=True)]

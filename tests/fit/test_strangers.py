@@ -13,16 +13,16 @@ import torch
 from safetensors.torch import load_file
 from safetensors.torch import save as to_safetensors
 
-from dpformer.artifact.artifact import load_model
-from dpformer.artifact.catalogue import SOME, pack_catalogue, read_catalogue
-from dpformer.artifact.sizes import column_hashes
+from dpformer import load_model
+from dpformer.artifact.read import SOME, column_hashes, read_catalogue
+from dpformer.artifact.write import pack_catalogue
 from dpformer.errors import DPFormerError
 from dpformer.files import sha256
 from dpformer.fit.run import start
 from dpformer.fit.session import begin
 from tests.fit.conftest import ITEMS, small_recipe
 
-HASHED = ("config.json", "items.jsonl", "privacy.json", "model.safetensors")
+HASHED = ("config.json", "model.json", "items.jsonl", "privacy.json", "model.safetensors")
 
 
 @pytest.fixture(scope="module")
@@ -70,20 +70,40 @@ def test_the_honest_folder_loads(honest):
 @pytest.mark.parametrize(
     ("settings", "match"),
     [
-        ({"d": 10**9}, "config.json"),
-        ({"blocks": 10**9}, "config.json"),
-        ({"max_length": 10**12}, "config.json"),
-        ({"d": 2**14, "feed_forward": 2**16, "blocks": 256}, "ask for 8"),
-        ({"max_length": 10**6, "d": 2**14}, "ask for 1"),
-        ({"model": "gru", "d": 2**14}, "ask for"),
-        ({"model": "popularity"}, "does not fit"),
+        ({"d": 10**9}, "model.json"),
+        ({"blocks": 10**9}, "model.json"),
+        ({"max_length": 10**12}, "model.json"),
+        ({"d": 2**14, "feed_forward": 2**16, "blocks": 256}, "missing or too many"),
+        ({"max_length": 10**6, "d": 2**14}, "asks for"),
+        ({"max_length": 10**6, "recency": 1.0}, "missing or too many"),
+        ({"items": 10**12}, "asks for"),
+        ({"vocabulary": 10**15}, "missing or too many"),
+        ({"kind": "gru"}, "model.json"),
+        ({"kind": "nothing"}, "no model of kind"),
+        ({"kind": ["transformer"]}, "no model of kind"),
+        ({"more": 1}, "model.json"),
     ],
 )
-def test_a_recipe_that_asks_for_too_much(settings, match, strange):
-    config = json.loads((strange / "config.json").read_text())
-    config["recipe"] |= settings
-    put(strange, "config.json", json.dumps(config).encode())
+def test_a_spec_that_asks_for_too_much(settings, match, strange):
+    spec = json.loads((strange / "model.json").read_text())
+    put(strange, "model.json", json.dumps(spec | settings).encode())
     refused(strange, match)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"kind": "gru", "items": ITEMS, "d": 2**14},
+        {"kind": "popularity", "items": ITEMS},
+        {"kind": "transitions", "items": ITEMS, "head": 10**9},
+        {"kind": "ensemble", "items": ITEMS, "network": {"kind": "gru", "items": ITEMS}},
+        [],
+        "transformer",
+    ],
+)
+def test_a_spec_of_another_model(spec, strange):
+    put(strange, "model.json", json.dumps(spec).encode())
+    refused(strange, "model.json")
 
 
 def items_of(folder: Path) -> pl.DataFrame:
@@ -91,15 +111,15 @@ def items_of(folder: Path) -> pl.DataFrame:
 
 
 def test_a_catalogue_with_more_items_than_the_model(strange):
-    config = json.loads((strange / "config.json").read_text())
-    put(strange, "config.json", json.dumps({**config, "items": 10**12}).encode())
+    spec = json.loads((strange / "model.json").read_text())
+    put(strange, "model.json", json.dumps({**spec, "items": 10**12}).encode())
     refused(strange, "does not fit")
 
 
 def test_a_catalogue_with_more_or_fewer_items_than_the_config(strange):
     lines = (strange / "items.jsonl").read_bytes().splitlines(keepends=True)
     put(strange, "items.jsonl", b"".join(lines[:-1]))
-    refused(strange, f"has {ITEMS - 1} items and does not fit config.json, which has {ITEMS}")
+    refused(strange, f"has {ITEMS - 1} items and does not fit model.json, which has {ITEMS}")
     put(strange, "items.jsonl", b"".join(lines) + lines[-1].replace(b'"item":20', b'"item":21'))
     refused(strange, f"has {ITEMS + 1} items and does not fit")
 
@@ -189,18 +209,18 @@ def header(fields: object) -> bytes:
 @pytest.mark.parametrize(
     "content",
     [
-        header({"model.embedding.weight": {"dtype": "F32", "shape": [2**40, 8], "data_offsets": [0, 2**45]}}),
-        header({"model.embedding.weight": {"dtype": "F32", "shape": [2**62, 2**62], "data_offsets": [0, 0]}}),
+        header({"embedding.weight": {"dtype": "F32", "shape": [2**40, 8], "data_offsets": [0, 2**45]}}),
+        header({"embedding.weight": {"dtype": "F32", "shape": [2**62, 2**62], "data_offsets": [0, 0]}}),
         (2**60).to_bytes(8, "little") + b"{}",
         b"PK\x03\x04",
     ],
 )
 def test_a_model_of_claims(content, strange):
     put(strange, "model.safetensors", content)
-    refused(strange, "does not fit config.json or is damaged")
+    refused(strange, "does not fit model.json or is damaged")
 
 
-@pytest.mark.parametrize("name", ["model.embedding.weight", "popularity", "model.norm.weight"])
+@pytest.mark.parametrize("name", ["embedding.weight", "frequencies", "norm.weight"])
 @pytest.mark.parametrize("what", ["nan", "float64", "shape", "missing"])
 def test_a_model_of_other_tensors(name, what, strange):
     tensors = load_file(strange / "model.safetensors")
@@ -210,12 +230,10 @@ def test_a_model_of_other_tensors(name, what, strange):
         tensors[name] = tensors[name].double()
     elif what == "shape":
         tensors[name] = torch.zeros(2, 3)
-    elif name == "popularity":
-        pytest.skip("a model may do without it")
     else:
         del tensors[name]
     put(strange, "model.safetensors", to_safetensors(tensors))
-    refused(strange, "does not fit config.json or is damaged")
+    refused(strange, "does not fit model.json or is damaged")
 
 
 def test_nothing_runs(strange, tmp_path):
@@ -246,10 +264,19 @@ def test_transitions_of_a_stranger(tmp_path, data):
     assert begin(folder, data, small_recipe(model="transitions")).train()
     tensors = load_file(folder / "model.safetensors")
     for name, value in {
-        "model.head": tensors["model.head"] + ITEMS,
-        "model.matrix": torch.zeros(2, 2),
-        "model.tail": torch.zeros(5),
-        "model.prior": torch.zeros(1),
+        "head": tensors["head"] + ITEMS,
+        "matrix": torch.zeros(2, 2),
+        "tail": torch.zeros(5),
+        "prior": torch.zeros(1),
     }.items():
         put(folder, "model.safetensors", to_safetensors({**tensors, name: value}))
-        refused(folder, "does not fit config.json or is damaged")
+        refused(folder, "does not fit model.json or is damaged")
+
+
+def test_a_vocabulary_of_a_stranger(tmp_path, data):
+    folder = tmp_path / "run"
+    assert begin(folder, data, small_recipe(epochs=1.0, vocabulary=5)).train()
+    tensors = load_file(folder / "model.safetensors")
+    for chosen in (tensors["chosen"] + ITEMS, tensors["chosen"] - 2, torch.zeros_like(tensors["chosen"])):
+        put(folder, "model.safetensors", to_safetensors({**tensors, "chosen": chosen}))
+        refused(folder, "does not fit model.json or is damaged")

@@ -11,7 +11,7 @@ from dpformer.clipping import PhantomClipping
 from dpformer.fit import workers
 from dpformer.fit.dpsgd import Optimisation, Trainer
 from dpformer.fit.workers import Team, Worker
-from dpformer.models.transformer import Transformer
+from dpformer.models import Transformer, TransformerSpec
 from dpformer.privacy import read_ledger
 from tests.fit.test_step import (
     GRID,
@@ -172,13 +172,13 @@ def test_an_error_in_one_worker_ends_the_step_with_nothing_spent(tmp_path):
 @pytest.mark.parametrize("how", ["two", "a thread", "few positions", "a large table"])
 def test_one_worker_where_two_would_not_do(how, monkeypatch, threads):
     torch.manual_seed(0)
-    model = Transformer(9, LENGTH, d=8)
+    model = Transformer(TransformerSpec(items=9, max_length=LENGTH, d=8))
     if how == "a thread":
         threads(1)
     if how == "few positions":
         monkeypatch.setattr(workers, "FEW", 100)
     if how == "a large table":
-        model = Transformer(90, LENGTH, d=8)
+        model = Transformer(TransformerSpec(items=90, max_length=LENGTH, d=8))
         monkeypatch.setattr(workers, "LARGE", 500)
     assert Team(Worker(model, PhantomClipping(model)), 100).size == (2 if how == "two" else 1)
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from dpformer.models import error
+from dpformer.models import error, reattention
 
 N = 200_000
 
@@ -94,7 +94,7 @@ def bias_of_attention(d=16, L=50, std=2.0, draws=20_000):
     var[::2] = std**2 * d / q.square().sum()  # logit std: |q| sqrt(var) / sqrt(d) = std
     true = (keys @ q / d**0.5).softmax(0)
     noisy = (keys + var.sqrt()[:, None] * torch.randn(draws, L, d)) @ q / d**0.5
-    left, right = error.penalty(q.expand(L, d), var, cap=None)
+    left, right = reattention.penalty(q.expand(L, d), var, cap=None)
     corrected = (noisy - left[-1] * right).softmax(-1).mean(0)
     plain = noisy.softmax(-1).mean(0)
     literal = (noisy.softmax(-1) * torch.exp(-q.square().sum() / d * var / 2)).mean(0)
@@ -117,7 +117,7 @@ def test_penalty_never_overflows_and_keeps_to_the_cap():
     for dtype in (torch.float32, torch.float64):
         var = error.effective_error(10.0, 1.0, torch.tensor([1e-9, 1.0, 0.5, 1e-9, 1e-3], dtype=dtype))
         q = 100 * torch.randn(5, 8, dtype=dtype)
-        left, right = error.penalty(q, var, cap=5.0)
+        left, right = reattention.penalty(q, var, cap=5.0)
         rows = left[:, None] * right
         assert rows.isfinite().all()
         for i in range(5):

@@ -2,13 +2,13 @@ import pytest
 import torch
 from torch import nn
 
-from dpformer.models.recurrent import GRU, LSTM
+from dpformer.models.recurrent import GRULayer, LSTMLayer
 from tests.clipping.oracle import assert_exact
 
 pytestmark = pytest.mark.usefixtures("float64")
 
 
-PAIRS = [(GRU, nn.GRU), (LSTM, nn.LSTM)]
+PAIRS = [(GRULayer, nn.GRU), (LSTMLayer, nn.LSTM)]
 
 
 @pytest.mark.parametrize(("ours", "torchs"), PAIRS)
@@ -22,6 +22,6 @@ def test_same_results_as_torch(ours, torchs):
 
 
 @pytest.mark.parametrize("length", [1, 6])
-@pytest.mark.parametrize("ours", [GRU, LSTM])
+@pytest.mark.parametrize("ours", [GRULayer, LSTMLayer])
 def test_exact_under_clipping(ours, length):
     assert_exact(ours(3, 4), lambda m, batch: m(*batch).square().sum((1, 2)), torch.randn(5, length, 3))

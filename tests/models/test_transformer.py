@@ -5,9 +5,17 @@ import torch
 
 from dpformer import PhantomClipping, TiedCrossEntropy
 from dpformer.clipping.recorder import Tape
-from dpformer.models import attention, error
-from dpformer.models.recurrent import GRURecommender, LSTMRecommender
-from dpformer.models.transformer import ReAttention, Transformer
+from dpformer.models import (
+    GRU,
+    LSTM,
+    ReAttention,
+    RecurrentSpec,
+    Transformer,
+    TransformerSpec,
+    attention,
+    error,
+    reattention,
+)
 from tests.clipping.oracle import assert_exact
 
 ITEMS, LENGTH = 20, 12
@@ -15,7 +23,7 @@ ITEMS, LENGTH = 20, 12
 
 def transformer(noise=1.0, **options):
     r = options.pop("reattention", ReAttention())
-    model = Transformer(ITEMS, LENGTH, d=8, reattention=r, **options)
+    model = Transformer(TransformerSpec(items=ITEMS, max_length=LENGTH, d=8, reattention=r, **options))
     if r is not None:
         frequencies = torch.linspace(1e-9, 1.0, ITEMS + 1).to(model.var_items)
         model.set_errors(noise, 10.0, frequencies, torch.linspace(1, 0.1, LENGTH).to(frequencies))
@@ -32,8 +40,8 @@ MODELS = {
     "re-attention with recency": lambda: transformer(recency=0.8),
     "literal with recency": lambda: transformer(reattention=ReAttention("literal"), recency=0.8),
     "untied": lambda: transformer(reattention=None, tied=False),
-    "gru": lambda: GRURecommender(ITEMS, 8),
-    "lstm": lambda: LSTMRecommender(ITEMS, 8),
+    "gru": lambda: GRU(RecurrentSpec(kind="gru", items=ITEMS, d=8)),
+    "lstm": lambda: LSTM(RecurrentSpec(kind="lstm", items=ITEMS, d=8)),
 }
 
 
@@ -46,17 +54,17 @@ def _seed():
 def test_shapes_causality_padding_and_determinism(name, float64):
     model = MODELS[name]().eval()
     s = torch.randint(1, ITEMS + 1, (4, 9))
-    h = model(s)
+    h = model.states(s)
     assert h.shape == (4, 9, 8)
-    torch.testing.assert_close(model(s), h, rtol=0, atol=0)
+    torch.testing.assert_close(model.states(s), h, rtol=0, atol=0)
     # the future does not change the past
     changed = s.clone()
     changed[:, 5:] = torch.randint(1, ITEMS + 1, (4, 4))
-    torch.testing.assert_close(model(changed)[:, :5], h[:, :5])
-    assert not torch.allclose(model(changed)[:, 5:], h[:, 5:])
+    torch.testing.assert_close(model.states(changed)[:, :5], h[:, :5])
+    assert not torch.allclose(model.states(changed)[:, 5:], h[:, 5:])
     # a sequence alone and among longer ones
     short = torch.cat([s[:1, :6], torch.zeros(1, 3, dtype=torch.int64)], 1)
-    torch.testing.assert_close(model(torch.cat([short, s[1:]]))[:1, :6], model(s[:1, :6]))
+    torch.testing.assert_close(model.states(torch.cat([short, s[1:]]))[:1, :6], model.states(s[:1, :6]))
     # ranking scores: never padding, the same in a batch and alone
     scores = model.scores(torch.cat([short, s[1:]]), torch.tensor([6, 9, 9, 9]))
     assert scores.shape == (4, ITEMS + 1)
@@ -71,7 +79,7 @@ def test_exact_under_phantom_clipping_with_the_guard_on(name, float64):
     def losses(m, batch):
         s, y = batch
         w = (y > 0) / (y > 0).sum(1, keepdim=True).clamp_min(1)
-        return head(m(s), m.table, y, w.to(m.table.dtype), m.output_bias)
+        return head(m.states(s), m.table, y, w.to(m.table.dtype), m.output_bias)
 
     s, y = torch.randint(1, ITEMS + 1, (4, 7)), torch.randint(1, ITEMS + 1, (4, 7))
     s[1, 3:] = y[1, 3:] = 0
@@ -90,8 +98,8 @@ def explicit(q, k, penalty=None, bias=None):
 @pytest.mark.parametrize("heads", [1, 3])
 def test_attention_equals_the_explicit_form(heads, float64):
     q, k, v = (torch.randn(2, heads, 7, 5) for _ in range(3))
-    penalty = error.penalty(q, torch.rand(2, heads, 7), cap=5.0)
-    wide = attention.with_penalty(q, k, penalty)
+    penalty = reattention.penalty(q, torch.rand(2, heads, 7), cap=5.0)
+    wide = reattention.with_penalty(q, k, penalty)
     torch.testing.assert_close(attention.kernel(*wide, v), explicit(q, k, penalty) @ v)
     torch.testing.assert_close(attention.scores(*wide, 5), explicit(q, k, penalty))
     torch.testing.assert_close(attention.attend(torch.stack((q, k, v), 2)), explicit(q, k) @ v)
@@ -125,8 +133,8 @@ def test_corrected_attention_has_the_explicit_output_error_and_gradient(way, L, 
     q, k, v = (torch.randn(3, 2, L, 4, requires_grad=True) for _ in range(3))
     var_key, var_value = torch.rand(3, 2, L), torch.rand(3, 2, L)
     bias = None if recency is None else attention.recency_bias(L, recency)
-    found, var = attention.attend_corrected(torch.stack((q, k, v), 2), var_key, var_value, cap, bias=bias)
-    matrix = explicit(q, k, error.penalty(q, var_key, cap), bias)
+    found, var = reattention.attend_corrected(torch.stack((q, k, v), 2), var_key, var_value, cap, bias=bias)
+    matrix = explicit(q, k, reattention.penalty(q, var_key, cap), bias)
     torch.testing.assert_close(found, matrix @ v)
     torch.testing.assert_close(var, (matrix.detach() ** 2 * var_value[..., None, :]).sum(-1))
     assert not var.requires_grad
@@ -134,7 +142,7 @@ def test_corrected_attention_has_the_explicit_output_error_and_gradient(way, L, 
     gradients = torch.autograd.grad(found, (q, k, v), upstream)
     torch.testing.assert_close(gradients, torch.autograd.grad(matrix @ v, (q, k, v), upstream))
     with torch.no_grad():
-        again, none = attention.attend_corrected(torch.stack((q, k, v), 2), var_key, None, cap, bias=bias)
+        again, none = reattention.attend_corrected(torch.stack((q, k, v), 2), var_key, None, cap, bias=bias)
     torch.testing.assert_close(again, found)
     assert none is None
 
@@ -144,7 +152,7 @@ def test_corrected_attention_has_the_explicit_output_error_and_gradient(way, L, 
 def test_corrected_attention_of_nothing_is_nothing(shape, last):
     q, k, v = (torch.randn(shape, requires_grad=True) for _ in range(3))
     var = torch.rand(shape[:-1])
-    out, found = attention.attend_corrected(torch.stack((q, k, v), 2), var, None if last else var, 5.0)
+    out, found = reattention.attend_corrected(torch.stack((q, k, v), 2), var, None if last else var, 5.0)
     assert out.shape == shape
     assert found is None if last else found.shape == shape[:-1]
     torch.autograd.grad(out.sum(), (q, k, v))
@@ -154,9 +162,9 @@ def test_corrected_attention_of_queries_that_lie_otherwise():
     q, k, v = (torch.randn(32, 4, 20, 2).permute(1, 3, 2, 0).requires_grad_() for _ in range(3))
     var, upstream = torch.rand(4, 2, 20), torch.randn(4, 2, 20, 32)
     found = torch.autograd.grad(
-        attention.attend_corrected(torch.stack((q, k, v), 2), var, var, None)[0], (q, k, v), upstream
+        reattention.attend_corrected(torch.stack((q, k, v), 2), var, var, None)[0], (q, k, v), upstream
     )
-    matrix = explicit(q, k, error.penalty(q, var, None))
+    matrix = explicit(q, k, reattention.penalty(q, var, None))
     torch.testing.assert_close(found, torch.autograd.grad(matrix @ v, (q, k, v), upstream), rtol=1e-3, atol=1e-4)
 
 
@@ -164,23 +172,32 @@ def test_what_no_function_of_our_own_can_do_is_left_to_torch(float64):
     model, s = transformer(reattention=None), torch.randint(1, ITEMS + 1, (3, 7))
     parameters = {name: p.detach() for name, p in model.named_parameters()}
 
+    class States(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model = model
+
+        def forward(self, s):
+            return self.model.states(s)
+
     def loss(parameters, s):
-        return torch.func.functional_call(model, parameters, (s[None],)).square().sum()
+        named = {f"model.{name}": value for name, value in parameters.items()}
+        return torch.func.functional_call(States(), named, (s[None],)).square().sum()
 
     found = torch.func.vmap(torch.func.grad(loss), (None, 0))(parameters, s)
     for k in range(3):
-        wanted = torch.autograd.grad(model(s[k : k + 1]).square().sum(), list(model.parameters()))
+        wanted = torch.autograd.grad(model.states(s[k : k + 1]).square().sum(), list(model.parameters()))
         for (name, _), gradient in zip(model.named_parameters(), wanted, strict=True):
             torch.testing.assert_close(found[name][k], gradient)
-    (first,) = torch.autograd.grad(model(s).square().sum(), model.embedding.weight, create_graph=False)
+    (first,) = torch.autograd.grad(model.states(s).square().sum(), model.embedding.weight, create_graph=False)
     assert first.any()
     with pytest.raises(RuntimeError, match="second derivatives"):
-        torch.autograd.grad(model(s).square().sum(), model.embedding.weight, create_graph=True)
+        torch.autograd.grad(model.states(s).square().sum(), model.embedding.weight, create_graph=True)
 
 
 def test_a_model_of_nothing_is_nothing():
     for shape in ((0, 5), (2, 0)):
-        assert transformer(reattention=None)(torch.zeros(shape, dtype=torch.int64)).shape[:2] == shape
+        assert transformer(reattention=None).states(torch.zeros(shape, dtype=torch.int64)).shape[:2] == shape
 
 
 def test_reattention_under_autocast():
@@ -188,7 +205,7 @@ def test_reattention_under_autocast():
 
     def losses(narrow):
         with torch.autocast("cpu", torch.bfloat16, enabled=narrow):
-            return model(s).float().square().sum((1, 2))
+            return model.states(s).float().square().sum((1, 2))
 
     found = PhantomClipping(model).norms(lambda: losses(True))
     torch.testing.assert_close(found, PhantomClipping(model).norms(lambda: losses(False)), rtol=0.05, atol=0)
@@ -196,15 +213,14 @@ def test_reattention_under_autocast():
 
 def test_reattention_is_one_graph():
     model, s = transformer().train(), torch.randint(1, ITEMS + 1, (3, 7))
-    model.tracked = True  # whether there is noise is in the data, which a graph cannot ask
-    torch.testing.assert_close(torch.compile(model, backend="eager", fullgraph=True)(s), model(s))
+    torch.testing.assert_close(torch.compile(model.states, backend="eager", fullgraph=True)(s), model.states(s))
 
 
 def test_attention_by_rows_counts_no_sample_as_moved(float64):
     """Who clips would check the gradients of every batch twice."""
     q, k, v = (torch.randn(9, 1, 70, 4, requires_grad=True) for _ in range(3))
     with Tape(torch.nn.Linear(1, 1)) as tape:
-        attention.attend_corrected(torch.stack((q, k, v), 2), torch.rand(9, 1, 70), torch.rand(9, 1, 70), 5.0)
+        reattention.attend_corrected(torch.stack((q, k, v), 2), torch.rand(9, 1, 70), torch.rand(9, 1, 70), 5.0)
     assert not tape.samples.reordered
 
 
@@ -212,10 +228,10 @@ def test_attention_by_rows_counts_no_sample_as_moved(float64):
 def test_masked_keys_stay_masked(no_grad):
     q, k = torch.randn(2, 1, 7, 5), torch.randn(2, 1, 7, 5)
     var = 1e14 * torch.rand(2, 1, 7)
-    assert not attention.scores(*attention.with_penalty(q, k, error.penalty(q, var, cap=5.0)), 5).triu(1).any()
+    assert not attention.scores(*reattention.with_penalty(q, k, reattention.penalty(q, var, cap=5.0)), 5).triu(1).any()
     v = torch.eye(7)[None, None].expand(2, 1, 7, 7)[..., :5].contiguous()
     with torch.set_grad_enabled(not no_grad):
-        out, _ = attention.attend_corrected(torch.stack((q, k, v), 2), var, None, 5.0)
+        out, _ = reattention.attend_corrected(torch.stack((q, k, v), 2), var, None, 5.0)
     assert not out.triu(1).any()
 
 
@@ -224,7 +240,7 @@ def test_without_noise_it_is_vanilla_attention_bit_for_bit(norm):
     with_it, without = transformer(noise=0.0, norm=norm), transformer(reattention=None, norm=norm)
     without.load_state_dict(with_it.state_dict())
     s = torch.randint(1, ITEMS + 1, (4, 9))
-    assert torch.equal(with_it(s), without(s))
+    assert torch.equal(with_it.states(s), without.states(s))
 
 
 def test_noise_changes_the_attention_in_training_and_in_inference():
@@ -232,8 +248,8 @@ def test_noise_changes_the_attention_in_training_and_in_inference():
     plain = transformer(reattention=None)
     plain.load_state_dict(model.state_dict())
     s = torch.randint(1, ITEMS + 1, (4, 9))
-    assert not torch.allclose(model(s), plain(s))
-    assert not torch.allclose(model.eval()(s), plain(s))
+    assert not torch.allclose(model.states(s), plain.states(s))
+    assert not torch.allclose(model.eval().states(s), plain.states(s))
 
 
 def test_tracking_alone_changes_nothing_but_tells_the_variance():
@@ -241,7 +257,7 @@ def test_tracking_alone_changes_nothing_but_tells_the_variance():
     plain = transformer(reattention=None)
     plain.load_state_dict(model.state_dict())
     s = torch.randint(1, ITEMS + 1, (4, 9))
-    assert torch.equal(model(s), plain(s))
+    assert torch.equal(model.states(s), plain.states(s))
     first, second, _ = model.trace(s)
     assert (second.var >= first.var).all(), "a residual connection adds variance"
 
@@ -250,7 +266,7 @@ def test_no_overflow_for_the_rarest_item():
     model = transformer(noise=10.0)
     s = torch.ones(2, 12, dtype=torch.int64)  # item 1 has frequency 0.05, row 0 the floor of 1e-9
     model.var_items.fill_(float(error.effective_error(10.0, 10.0, 1e-9)))
-    h = model(s)
+    h = model.states(s)
     h.sum().backward()
     assert h.isfinite().all()
     assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)
@@ -278,9 +294,9 @@ def test_tracked_variance_of_the_first_keys_against_sampling(float64):
 
 def test_bad_arguments():
     with pytest.raises(ValueError, match="multiple of heads"):
-        Transformer(5, 5, d=6, heads=4)
+        TransformerSpec(items=5, max_length=5, d=6, heads=4)
     with pytest.raises(ValueError, match="reattention"):
-        Transformer(5, 5).set_errors(1.0, 1.0, torch.ones(6), torch.ones(5))
+        Transformer(TransformerSpec(items=5, max_length=5)).set_errors(1.0, 1.0, torch.ones(6), torch.ones(5))
 
 
 def test_recency_is_attention_that_falls_off_with_the_lag(float64):
@@ -308,7 +324,7 @@ def test_identity_starts_as_the_pooled_history(float64):
     x = model.embedding(s)
     h = torch.nn.functional.layer_norm(x, (8,))
     pooled = x + model.attention(s)[0][:, 0] @ h
-    torch.testing.assert_close(model(s), torch.nn.functional.layer_norm(pooled, (8,)))
+    torch.testing.assert_close(model.states(s), torch.nn.functional.layer_norm(pooled, (8,)))
 
 
 def test_a_vocabulary_drops_other_items_and_scores_them_by_their_bias(float64):
@@ -326,10 +342,10 @@ def test_a_vocabulary_drops_other_items_and_scores_them_by_their_bias(float64):
     others = [i for i in range(1, ITEMS + 1) if i not in best]
     torch.testing.assert_close(scores[:, others], bias[others].expand(3, -1))
     # 3, 7 and 9 are rows 1, 4 and 2; a history without any of them leaves the bias alone
-    last = model(torch.tensor([[1, 4, 2]]))[0, -1]
+    last = model.states(torch.tensor([[1, 4, 2]]))[0, -1]
     torch.testing.assert_close(scores[0, best], bias[best] + model.table[1:] @ last)
     torch.testing.assert_close(scores[1, 1:], bias[1:])
-    torch.testing.assert_close(scores[2, best], bias[best] + model.table[1:] @ model(torch.tensor([[3]]))[0, 0])
+    torch.testing.assert_close(scores[2, best], bias[best] + model.table[1:] @ model.states(torch.tensor([[3]]))[0, 0])
     # the cut to max_length comes after the vocabulary
     long = torch.cat([torch.full((1, 30), 9), torch.full((1, 30), 1), torch.tensor([[3]])], 1)
     short = torch.cat([torch.full((1, LENGTH - 1), 9), torch.tensor([[3]])], 1)
@@ -347,7 +363,7 @@ def test_the_vocabulary_and_its_bias_are_part_of_the_model(float64):
 
 
 def test_reattention_reads_the_frequencies_of_the_vocabulary():
-    model = Transformer(ITEMS, LENGTH, d=8, reattention=ReAttention(), vocabulary=2)
+    model = Transformer(TransformerSpec(items=ITEMS, max_length=LENGTH, d=8, reattention=ReAttention(), vocabulary=2))
     p = torch.linspace(0.0, 1.0, ITEMS + 1)
     model.choose(p.clamp_min(1e-3), bias=False)
     model.set_errors(1.0, 10.0, p, torch.ones(LENGTH))
@@ -358,4 +374,4 @@ def test_reattention_reads_the_frequencies_of_the_vocabulary():
 def test_the_error_of_the_output_by_rows_is_that_of_the_whole_matrix(L):
     q, k, var = torch.randn(3, 2, L, 4), torch.randn(3, 2, L, 4), torch.rand(3, 2, L)
     whole = error.attention_output(var, attention.scores(q, k, 4))
-    torch.testing.assert_close(attention.output_error(q, k, var, None, 4), whole)
+    torch.testing.assert_close(reattention.output_error(q, k, var, None, 4), whole)

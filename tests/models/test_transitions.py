@@ -1,17 +1,19 @@
 """The transition statistics as a model: post-processing of releases alone, scores as the formula has them, odd logs."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
 
 from dpformer.data import demo_frame, prepare
-from dpformer.errors import DPFormerError
 from dpformer.evaluation import evaluate, held_out
-from dpformer.models.popularity import DPPopularity, Popularity
-from dpformer.models.transitions import DPTransitions
+from dpformer.fit.scorers import POPULARITY_SHARES, count_events, fit_popularity, fit_transitions
+from dpformer.models import parse_spec, restore
 from dpformer.privacy import Curator, Keys, create_ledger, make_plan
 from dpformer.statistics import low_rank
 from dpformer.statistics import posterior as bayes
+from dpformer.statistics.combine import measure
 from dpformer.statistics.settings import TransitionSettings
 from tests.asking import Asking, Replay
 from tests.people import people
@@ -33,8 +35,11 @@ def planted(users=300, seed=0, items=ITEMS):
 
 
 def fitted(log=None, settings=None, sigma=0.5, count=ITEMS, seed=0):
-    model = DPTransitions(settings)
-    return model.fit(Asking(planted() if log is None else log, sigma, model.shares, seed), count)
+    return fit_transitions(asking(log, settings, sigma, seed), count, settings)
+
+
+def asking(log=None, settings=None, sigma=0.5, seed=0):
+    return Asking(planted() if log is None else log, sigma, (settings or TransitionSettings()).shares, seed)
 
 
 def batch(*histories):
@@ -51,8 +56,8 @@ def test_a_fit_depends_on_people_through_the_answers_alone():
     """Made again from the recorded answers, without any data: the same scores, to the last bit."""
     settings = TransitionSettings(head=20)
     asker = Asking(planted(seed=1), 0.5, settings.shares)
-    first = DPTransitions(settings).fit(asker, ITEMS)
-    second = DPTransitions(settings).fit(Replay(asker.answers), ITEMS)
+    first = fit_transitions(asker, ITEMS, settings)
+    second = fit_transitions(Replay(asker.answers), ITEMS, settings)
     torch.testing.assert_close(second.scores(*HISTORIES), first.scores(*HISTORIES), rtol=0, atol=0)
     # The control: with answers of its own, another log gives other scores.
     third = fitted(planted(users=17, seed=2), settings)
@@ -67,20 +72,21 @@ def test_the_same_noise_gives_the_same_model_and_other_noise_another():
 
 def test_the_state_holds_what_scores_need_and_nothing_of_the_size_of_the_log():
     model = fitted(settings=TransitionSettings(head=20))
-    state = model.state()
+    state = model.state_dict()
     assert {name: tuple(value.shape) for name, value in state.items()} == {
         "head": (20,),
         "matrix": (21, 20),
         "prior": (20,),
         "tail": (ITEMS + 1,),
     }
-    again = DPTransitions.from_state(state, model.settings)
+    again = restore(parse_spec(model.spec.model_dump(mode="json")), state)
     torch.testing.assert_close(again.scores(*HISTORIES), model.scores(*HISTORIES), rtol=0, atol=0)
 
 
 def test_scores_are_what_the_formula_says():
-    model = fitted(settings=TransitionSettings(head=20, window=4))
-    state, random = model.state(), np.random.default_rng(3)
+    settings = TransitionSettings(head=20, window=4)
+    model, histogram = fitted(settings=settings), measure(asking(settings=settings), ITEMS, settings).histogram
+    state, random = model.state_dict(), np.random.default_rng(3)
     place = {int(item): n for n, item in enumerate(state["head"])}
     histories = [list(random.integers(1, ITEMS + 1, n)) for n in (0, 1, 3, 12, 12)]
     given = model.scores(*batch(*histories))
@@ -95,7 +101,7 @@ def test_scores_are_what_the_formula_says():
         outside = [item for item in range(1, ITEMS + 1) if item not in place]
         ranked = sorted(outside, key=lambda item: -row[item].item())
         assert row[outside].max() < row[state["head"]].min()
-        assert ranked == sorted(outside, key=lambda item: -model.measured.histogram[item])
+        assert ranked == sorted(outside, key=lambda item: -histogram[item])
         assert row[0] == -torch.inf
 
 
@@ -140,13 +146,14 @@ def test_odd_logs_give_finite_scores_for_every_item(sequences, count, settings, 
 def test_the_head_grows_as_the_noise_falls(sigma, size):
     assert TransitionSettings().head_size(sigma) == size
     assert TransitionSettings(head=7).head_size(sigma) == 7
-    assert len(fitted(sigma=sigma).state()["head"]) == min(size, ITEMS)
+    assert len(fitted(sigma=sigma).head) == min(size, ITEMS)
 
 
 def test_an_empty_history_is_ranked_by_the_noisy_histogram():
-    model = fitted(settings=TransitionSettings(head=10))
+    settings = TransitionSettings(head=10)
+    model, histogram = fitted(settings=settings), measure(asking(settings=settings), ITEMS, settings).histogram
     ranked = model.scores(*batch([]))[0].argsort(descending=True)[:-1]
-    assert ranked.tolist() == (1 + np.argsort(-model.measured.histogram[1:])).tolist()
+    assert ranked.tolist() == (1 + np.argsort(-histogram[1:])).tolist()
 
 
 def test_planted_transitions_are_found_where_popularity_finds_nothing():
@@ -155,29 +162,25 @@ def test_planted_transitions_are_found_where_popularity_finds_nothing():
     assert (follows == torch.arange(2, 17)).sum() >= 14
 
 
-def test_a_wish_to_score_before_the_fit_is_refused():
-    for model in (DPTransitions(), Popularity(), DPPopularity()):
-        with pytest.raises(DPFormerError, match="call fit first"):
-            model.scores(*HISTORIES)
-        with pytest.raises(DPFormerError, match="call fit first"):
-            model.state()
-
-
 def test_popularity_counts_events():
-    scores = Popularity().fit(people([[1, 2, 2], [3, 2, 3]]), 4).scores(*batch([1], []))
+    scores = count_events(people([[1, 2, 2], [3, 2, 3]]), 4).scores(*batch([1], []))
     assert scores.tolist() == [[-np.inf, 1, 3, 2, 0]] * 2
 
 
 def test_dp_popularity_is_the_histogram_and_noise():
     """Two users with 1 and 4 distinct items: their items weigh 1 and 1/2."""
     log = people([[1, 1], [1, 2, 3, 4]])
-    exact = DPPopularity().fit(Asking(log, 1.0, DPPopularity.shares, seed=None), 5)
+    exact = fit_popularity(Asking(log, 1.0, POPULARITY_SHARES, seed=None), 5)
     np.testing.assert_allclose(exact.scores(*batch([1]))[0, 1:], [1.5, 0.5, 0.5, 0.5, 0], rtol=1e-6)
-    asker = Asking(log, 2.0, DPPopularity.shares)
-    noisy = DPPopularity().fit(asker, 5)
-    np.testing.assert_allclose(noisy.state()["scores"][1:], asker.answers[0].values["item histogram"][1:], rtol=1e-6)
-    assert noisy.state()["scores"][0] == -np.inf
-    torch.testing.assert_close(DPPopularity.from_state(noisy.state()).scores(*HISTORIES), noisy.scores(*HISTORIES))
+    asker = Asking(log, 2.0, POPULARITY_SHARES)
+    noisy = fit_popularity(asker, 5)
+    np.testing.assert_allclose(noisy.counts[1:], asker.answers[0].values["item histogram"][1:], rtol=1e-6)
+    assert noisy.counts[0] == -np.inf
+    again = restore(noisy.spec, noisy.state_dict())
+    torch.testing.assert_close(again.scores(*HISTORIES), noisy.scores(*HISTORIES))
+    # Below the noise a count cannot be told from none.
+    assert noisy.popularity()[0] == 0
+    assert noisy.popularity()[1:].min() >= asker.answers[0].noise_std * (1 - 1e-6)
 
 
 def test_on_the_embedded_data_transitions_clearly_beat_popularity(tmp_path):
@@ -185,16 +188,18 @@ def test_on_the_embedded_data_transitions_clearly_beat_popularity(tmp_path):
     dataset = prepare(demo_frame())
     held, count = held_out(dataset.sequences, "test"), len(dataset.catalogue)
 
-    def private(model):
-        plan = make_plan(len(held.histories), 8.0, 1e-5, shares=model.shares)
+    def private(fit, shares):
+        plan = make_plan(len(held.histories), 8.0, 1e-5, shares=shares)
         with create_ledger(tmp_path / str(len(list(tmp_path.iterdir()))), plan) as ledger:
-            return model.fit(Curator(held.histories, plan, ledger, Keys(seed=0)), count)
+            return fit(Curator(held.histories, plan, ledger, Keys(seed=0)), count)
+
+    one_stage = TransitionSettings.one_stage()
 
     models = {
-        "popularity": Popularity().fit(held.histories, count),
-        "dp popularity": private(DPPopularity()),
-        "one stage": private(DPTransitions(TransitionSettings.one_stage())),
-        "three stages": private(DPTransitions()),
+        "popularity": count_events(held.histories, count),
+        "dp popularity": private(fit_popularity, POPULARITY_SHARES),
+        "one stage": private(partial(fit_transitions, settings=one_stage), one_stage.shares),
+        "three stages": private(fit_transitions, TransitionSettings().shares),
     }
     ndcg = {name: evaluate(model, held, count).masked["ndcg@10"] for name, model in models.items()}
     assert ndcg["dp popularity"].value > 0.8 * ndcg["popularity"].value

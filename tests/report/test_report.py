@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 import polars as pl
 import pytest
 
-from dpformer.artifact.artifact import load_model
+from dpformer import load_model
 from dpformer.cli.fit import _settings
 from dpformer.data import prepare, save
 from dpformer.errors import DPFormerError
@@ -79,7 +79,7 @@ def make(data, tmp_path_factory):
             if evaluated:
                 model = load_model(folder)
                 held = held_out(opened.dataset.sequences, "test")
-                found = evaluate(model, held, len(model.catalogue), max_length=model.recipe.window)
+                found = evaluate(model, held, len(model.catalogue), max_length=model.model.spec.window)
                 (folder / "metrics.json").write_text(json.dumps({"not_private": True, "test": found.figures()}))
             made[name] = folder
         return made[name]
@@ -215,10 +215,11 @@ def test_a_run_without_privacy_says_so(make):
     ids=["plain", "best", "statistics", "quoted", "infinite"],
 )
 def test_the_commands_make_the_same_recipe(options, tmp_path):
+    from dpformer.fit.command import command
     from dpformer.report.facts import commands
 
     recipe = make_recipe(**{"preset": "default", **SMALL, **options})
-    words = shlex.split(commands(tmp_path / "a run", recipe)[1])
+    words = shlex.split(commands(tmp_path / "a run", {"command": command(recipe)})[1])
     assert words[:5] == ["dpformer", "fit", "DATA", "--run", "a run"]
     flags = list(zip(words[5::2], words[6::2], strict=True))
     settings = {k.removeprefix("--"): v for k, v in flags if k != "--set"}

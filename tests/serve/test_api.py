@@ -12,7 +12,7 @@ import pytest
 from fastapi.testclient import TestClient
 from prometheus_client.parser import text_string_to_metric_families
 
-from dpformer.artifact.artifact import load_model
+from dpformer import load_model
 from dpformer.errors import DPFormerError
 from dpformer.files import sha256
 from dpformer.fit.run import start
@@ -227,11 +227,11 @@ def test_values_that_are_no_numbers_are_refused(run, tmp_path):
 
     copy = Path(shutil.copytree(run, tmp_path / "run"))
     tensors = load_file(copy / "model.safetensors")
-    tensors["model.norm.weight"][0] = float("nan")
+    tensors["norm.weight"][0] = float("nan")
     save_file(tensors, copy / "model.safetensors")
     known = json.loads((copy / "files.json").read_text())
     (copy / "files.json").write_text(json.dumps(known | {"model.safetensors": sha256(copy / "model.safetensors")}))
-    with pytest.raises(DPFormerError, match=r"norm\.weight holds values that are no numbers"):
+    with pytest.raises(DPFormerError, match=r"norm\.weight holds values that are not numbers"):
         load_for_serving(copy)
 
 

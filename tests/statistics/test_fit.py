@@ -1,6 +1,7 @@
 """Statistics asked of a Curator: what is charged, how much noise there is, replays, and that each stage holds its bound."""
 
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -10,8 +11,8 @@ from hypothesis import strategies as st
 from scipy.stats import kstest, norm
 
 from dpformer.errors import DataError, PrivacyError
-from dpformer.models.popularity import DPPopularity
-from dpformer.models.transitions import DPTransitions
+from dpformer.fit.scorers import POPULARITY_SHARES, fit_popularity, fit_transitions
+from dpformer.models import TransitionScorer
 from dpformer.privacy import Curator, Keys, create_ledger, make_plan, open_ledger, read_ledger
 from dpformer.privacy.charge import composed_multiplier
 from dpformer.privacy.noise import rounded_gaussian
@@ -39,28 +40,34 @@ def curate(folder, log=None, plan=PLAN, keys=None, **options) -> Curator:
     )
 
 
-def state_of(model: DPTransitions) -> dict[str, list]:
-    return {name: value.tolist() for name, value in model.state().items()}
+def state_of(model: TransitionScorer) -> dict[str, list]:
+    return {name: value.tolist() for name, value in model.state_dict().items()}
 
 
 # --- what is charged ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    "model", [DPPopularity(), DPTransitions(SETTINGS), DPTransitions(TransitionSettings.one_stage())]
+    ("fit", "shares"),
+    [
+        (fit_popularity, POPULARITY_SHARES),
+        (partial(fit_transitions, settings=SETTINGS), SETTINGS.shares),
+        (partial(fit_transitions, settings=TransitionSettings.one_stage()), TransitionSettings.one_stage().shares),
+    ],
+    ids=["popularity", "transitions", "one stage"],
 )
 @pytest.mark.parametrize("prefix", ["", "prior "])
-def test_a_fit_charges_its_shares_in_order_and_is_one_gaussian_mechanism(tmp_path, model, prefix):
-    plan = make_plan(200, 4.0, 1e-4, shares={prefix + name: share for name, share in model.shares.items()})
+def test_a_fit_charges_its_shares_in_order_and_is_one_gaussian_mechanism(tmp_path, fit, shares, prefix):
+    plan = make_plan(200, 4.0, 1e-4, shares={prefix + name: share for name, share in shares.items()})
     stds = []
 
     def watched(key, shape, std):
         stds.append(std * 2.0**-26)
         return rounded_gaussian(key, shape, std)
 
-    model.fit(curate(tmp_path, plan=plan, noise=watched), ITEMS, prefix)
+    fit(curate(tmp_path, plan=plan, noise=watched), ITEMS, prefix=prefix)
     account = read_ledger(tmp_path)
-    assert [entry.name for entry in account.entries] == [prefix + name for name in model.shares]
+    assert [entry.name for entry in account.entries] == [prefix + name for name in shares]
     assert account.spent() == plan.releases
     # Each user's vector has norm 1, so the noise is the multiplier; together they are the multiplier of the whole budget.
     np.testing.assert_allclose(stds, [release.noise_multiplier for release in plan.releases], rtol=1e-12)
@@ -71,17 +78,17 @@ def test_a_fit_charges_its_shares_in_order_and_is_one_gaussian_mechanism(tmp_pat
 def test_what_was_not_planned_is_refused(tmp_path):
     curator = curate(tmp_path / "1", plan=make_plan(200, 4.0, 1e-4, shares=TransitionSettings.one_stage().shares))
     with pytest.raises(PrivacyError, match="budget is spent"):
-        DPTransitions(SETTINGS).fit(curator, ITEMS)
+        fit_transitions(curator, ITEMS, SETTINGS)
     curator = curate(tmp_path / "2")
     with pytest.raises(PrivacyError, match="not the next"):
-        DPTransitions(SETTINGS).fit(curator, ITEMS, "prior ")
+        fit_transitions(curator, ITEMS, SETTINGS, "prior ")
     assert not curator.ledger.account().entries
 
 
 def test_a_log_that_cannot_be_is_refused_and_nothing_is_charged(tmp_path):
     curator = curate(tmp_path, [[1, ITEMS + 1], [2]])
     with pytest.raises(DataError, match="outside"):
-        DPTransitions(SETTINGS).fit(curator, ITEMS)
+        fit_transitions(curator, ITEMS, SETTINGS)
     assert not curator.ledger.account().entries
 
 
@@ -96,7 +103,7 @@ class CrashError(Exception):
 def test_a_fit_that_crashed_is_made_again_with_the_same_answers_and_charged_once(tmp_path, charged):
     """The queries of the later stages depend on the answers of the earlier ones: all of them come out the same."""
     state = Keys().state()
-    whole = DPTransitions(SETTINGS).fit(curate(tmp_path / "whole", keys=Keys.restored(state)), ITEMS)
+    whole = fit_transitions(curate(tmp_path / "whole", keys=Keys.restored(state)), ITEMS, SETTINGS)
     calls = 0
 
     def crashing(key, shape, std):
@@ -108,11 +115,11 @@ def test_a_fit_that_crashed_is_made_again_with_the_same_answers_and_charged_once
 
     first = curate(tmp_path / "run", keys=Keys.restored(state), noise=crashing)
     with pytest.raises(CrashError):
-        DPTransitions(SETTINGS).fit(first, ITEMS)
+        fit_transitions(first, ITEMS, SETTINGS)
     assert len(first.ledger.account().entries) == charged + 1
     first.ledger.close()
     again = Curator(people(walks()), PLAN, open_ledger(tmp_path / "run"), Keys.restored(state))
-    model = DPTransitions(SETTINGS).fit(again, ITEMS)
+    model = fit_transitions(again, ITEMS, SETTINGS)
     assert state_of(model) == state_of(whole)
     assert len(again.ledger.account().entries) == 4
     entries = [[entry.tag for entry in read_ledger(tmp_path / name).entries] for name in ("run", "whole")]
@@ -131,11 +138,11 @@ def test_a_fit_that_crashed_is_made_again_with_the_same_answers_and_charged_once
 def test_a_replay_with_other_questions_or_people_is_refused(tmp_path, settings, log):
     state = Keys().state()
     first = curate(tmp_path, keys=Keys.restored(state))
-    DPTransitions(SETTINGS).fit(first, ITEMS)
+    fit_transitions(first, ITEMS, SETTINGS)
     first.ledger.close()
     again = Curator(people(log), PLAN, open_ledger(tmp_path), Keys.restored(state))
     with pytest.raises(PrivacyError, match="another sum"):
-        DPTransitions(settings).fit(again, ITEMS)
+        fit_transitions(again, ITEMS, settings)
 
 
 # --- noise and bounds -----------------------------------------------------------------------------------------------------
@@ -211,9 +218,9 @@ def test_settings_that_cannot_be_are_refused(changes, complaint):
 
 def test_the_seed_alone_decides_and_is_marked(tmp_path):
     first, second, third = (
-        DPTransitions(SETTINGS).fit(curate(tmp_path / str(n), keys=Keys(seed=seed)), ITEMS)
+        fit_transitions(curate(tmp_path / str(n), keys=Keys(seed=seed)), ITEMS, SETTINGS)
         for n, seed in enumerate((3, 3, 4))
     )
     assert state_of(first) == state_of(second) != state_of(third)
-    assert all(torch.isfinite(first.state()[name]).all() for name in ("matrix", "prior"))
-    assert math.isinf(first.state()["tail"][0])
+    assert all(torch.isfinite(first.state_dict()[name]).all() for name in ("matrix", "prior"))
+    assert math.isinf(first.state_dict()["tail"][0])

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from dpformer.artifact.artifact import load_model
+from dpformer import load_model
 from dpformer.clipping import algebra as forms
 from dpformer.clipping import gradient
 from dpformer.clipping import tied as stream
@@ -18,6 +18,7 @@ from dpformer.clipping.clip import Clip
 from dpformer.data import batches, prepare, save
 from dpformer.files import sha256
 from dpformer.fit import dpsgd as trainer_module
+from dpformer.fit.folder import read_recipe
 from dpformer.fit.recipe import Recipe, make_recipe
 from dpformer.fit.session import begin
 from dpformer.privacy import Curator, Keys, query, selection
@@ -405,12 +406,12 @@ def test_tampered_papers_turn_exactly_their_check_red(runs, tamper, model, tmp_p
 
 def test_the_assumption_of_float32_is_stated_where_there_are_steps(runs, tmp_path):
     statement = load_model(runs[NETWORK]).statement
-    assert ledger_against_statement(runs[NETWORK], statement, load_model(runs[NETWORK]).recipe).good
+    assert ledger_against_statement(runs[NETWORK], statement, read_recipe(runs[NETWORK])).good
     run = copied(runs[NETWORK], tmp_path / "run")
     a_silent_assumption(run)
     hashes_that_fit(run)
     changed = load_model(run)
-    assert "assumption of float32" in ledger_against_statement(run, changed.statement, changed.recipe).detail
+    assert "assumption of float32" in ledger_against_statement(run, changed.statement, read_recipe(run)).detail
     assert load_model(runs["popularity"]).statement.assumptions == ()
 
 

@@ -13,8 +13,7 @@ from dpformer.data import Sequences
 from dpformer.fit import gradient_sum
 from dpformer.fit.gradient_sum import GradientSum, Groups
 from dpformer.fit.workers import Team, Worker
-from dpformer.models.recurrent import GRURecommender
-from dpformer.models.transformer import Transformer
+from dpformer.models import GRU, RecurrentSpec, Transformer, TransformerSpec
 from dpformer.privacy import Curator, make_plan
 from dpformer.privacy.noise import rounded_gaussian
 from dpformer.statistics.histogram import Histogram
@@ -227,7 +226,7 @@ def moved(asked: GradientSum):
 
 def test_float32_uses_little_of_its_room():
     torch.manual_seed(0)
-    seen = moved(query(GRURecommender(ITEMS, 8)))
+    seen = moved(query(GRU(RecurrentSpec(kind="gru", items=ITEMS, d=8))))
     assert seen.good
     assert seen.figures["people"] == 8
     assert 0 < seen.figures["moved"] < 1e-5
@@ -245,12 +244,18 @@ class Coarse(Worker):
 
 def test_sums_in_16_bits_are_seen():
     torch.manual_seed(0)
-    seen = moved(query(GRURecommender(ITEMS, 8), Coarse))
+    seen = moved(query(GRU(RecurrentSpec(kind="gru", items=ITEMS, d=8)), Coarse))
     assert not seen.good
     assert seen.figures["moved"] > 1e-3
 
 
-@pytest.mark.parametrize("model", [lambda: Transformer(ITEMS, 49, d=16), lambda: GRURecommender(ITEMS, 16)])
+@pytest.mark.parametrize(
+    "model",
+    [
+        lambda: Transformer(TransformerSpec(items=ITEMS, max_length=49, d=16)),
+        lambda: GRU(RecurrentSpec(kind="gru", items=ITEMS, d=16)),
+    ],
+)
 @pytest.mark.parametrize("rule", ["automatic", "flat"])
 def test_the_longest_of_many_leaves(model, rule):
     """All others lose their padding at once. 80 people of 2 items and one of 50, which are in one micro-batch."""
@@ -272,7 +277,7 @@ def test_the_longest_of_many_leaves(model, rule):
 def test_dropout_is_a_matter_of_each_person_alone(monkeypatch):
     """With masks by the cipher a person's leaving moves nobody else; with torch's own generator it moves everybody."""
     torch.manual_seed(0)
-    model = Transformer(ITEMS, 12, d=8, dropout=0.3)
+    model = Transformer(TransformerSpec(items=ITEMS, max_length=12, d=8, dropout=0.3))
     assert moved(query(copy.deepcopy(model))).good
     monkeypatch.setattr(gradient_sum, "is_random", lambda module: False)
     seen = moved(query(model))

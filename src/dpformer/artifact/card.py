@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from dpformer.fit.recipe import Recipe
+from typing import Any
+
+from dpformer.models import Spec
 from dpformer.privacy import PrivacyStatement
 
 
-def model_card(recipe: Recipe, statement: PrivacyStatement, items: int) -> str:
-    """Markdown for people who get the model without its history."""
-    changed = {k: v for k, v in recipe.model_dump().items() if v != Recipe.model_fields[k].default}
-    settings = "\n".join(f"- {key}: {value}" for key, value in changed.items()) or "- all defaults"
+def model_card(spec: Spec, statement: PrivacyStatement, config: dict[str, Any]) -> str:
+    """Markdown for people who get the model without its history. config: the content of config.json."""
+    command = config.get("command", {})
+    settings = "\n".join(f"- {key}: {value}" for key, value in command.get("set", {}).items()) or "- none"
     return f"""# A next-item recommender
 
-{recipe.model} over {items:,} items, made with dpformer. It reads a history of item ids and ranks all items as the next one.
+{spec.name} over {spec.items:,} items, made with dpformer. It reads a history of item ids and ranks all items as the next one.
 
 ```python
 from dpformer import load_model
@@ -24,7 +26,7 @@ load_model("this folder").recommend([["item", "another item"]], k=10)
 
 {statement.text()}
 
-## Settings that differ from the defaults
+## Settings that differ from the preset {command.get("preset", "default")}
 
 {settings}
 

@@ -1,32 +1,63 @@
-"""How a run ends, so that no readable folder ever holds secrets beside the model.
+"""Publish a model: end a run so that no readable folder ever holds secrets beside the model.
 
 1. The release is written aside, whole and synced: `private/release/`.
 2. The checkpoints, which hold the keys of the noise, are unlinked, and the folder is synced.
 3. The files of the release are renamed into place, the model last; `private/` is removed.
 
 A crash before 2 resumes the run or its end. After 2 there is no secret left, and `resume` only renames. So a folder that has the
-model has no secrets and is whole. `refuse_unfinished` refuses any other, for everything that opens a folder.
+model has no secrets and is whole. `read.refuse_unfinished` refuses any other, for everything that opens a folder.
 """
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import polars as pl
+from safetensors.torch import save as to_safetensors
+
+from dpformer.artifact.card import model_card
+from dpformer.artifact.layout import CARD, CONFIG, FILES, ITEMS, MODEL, PRIVACY, PRIVATE, RELEASE, SPEC
+from dpformer.artifact.read import column_hashes, read_config
 from dpformer.errors import DPFormerError
-from dpformer.files import sync_folder, write_folder
-from dpformer.fit.checkpoint import PRIVATE, Checkpoints
-
-RELEASE = "release"
-MODEL = "model.safetensors"
+from dpformer.files import sha256, sync_folder, to_json, write_folder
+from dpformer.models import Recommender
+from dpformer.privacy import PrivacyStatement
 
 
-def publish(folder: Path, files: Iterable[tuple[str, bytes]]) -> None:
-    """End a run with these files, the model among them."""
-    write_folder(folder / PRIVATE / RELEASE, files, mode=0o644)
+def publish(folder: Path, model: Recommender, catalogue: pl.DataFrame, statement: PrivacyStatement) -> None:
+    """End the run in `folder`, which has its config.json, with this model."""
+    write_folder(folder / PRIVATE / RELEASE, _files(folder, model, catalogue, statement), mode=0o644)
     complete(folder)
+
+
+def _files(
+    folder: Path, model: Recommender, catalogue: pl.DataFrame, statement: PrivacyStatement
+) -> Iterator[tuple[str, bytes]]:
+    files = {
+        SPEC: to_json(model.spec.model_dump(mode="json")),
+        PRIVACY: statement.to_json().encode(),
+        CARD: model_card(model.spec, statement, read_config(folder)).encode(),
+        MODEL: to_safetensors({name: value.contiguous().cpu() for name, value in model.state_dict().items()}),
+    }
+    hashes: dict[str, Any] = {name: sha256(files[name]) for name in (SPEC, PRIVACY, MODEL)}
+    yield from files.items()
+    yield ITEMS, pack_catalogue(catalogue)
+    yield FILES, to_json(hashes | {CONFIG: sha256(folder / CONFIG), ITEMS: column_hashes(catalogue)})
+
+
+def pack_catalogue(catalogue: pl.DataFrame) -> bytes:
+    """The content of `items.jsonl`: one JSON object per line, in the order of the item numbers.
+
+    {"item":1,"item_id":"tt0113277","title":"Heat"}
+    """
+    lines = io.BytesIO()
+    catalogue.write_ndjson(lines)
+    return lines.getvalue()
 
 
 def is_written(folder: Path) -> bool:
@@ -54,15 +85,3 @@ def complete(folder: Path) -> None:
         raise DPFormerError(
             f"{private}: the end of the run could not be written ({error.strerror}); mend that, then: dpformer resume {folder}"
         ) from None
-
-
-def refuse_unfinished(folder: Path) -> None:
-    """Refuse a folder whose run has not ended, or that holds secret state: with it anybody can subtract the noise."""
-    cure = f"finish it with: dpformer resume {folder}"
-    if Checkpoints(folder).any_left():
-        beside = "beside the model" if (folder / MODEL).exists() else "and no released model yet"
-        raise DPFormerError(
-            f"{folder}: holds secret state of its run ({PRIVATE}/, keys of the noise) {beside}, so it is not opened; {cure}"
-        )
-    if (folder / PRIVATE).exists() or not (folder / MODEL).is_file():
-        raise DPFormerError(f"{folder}: holds no released model yet; {cure}")

@@ -1,7 +1,7 @@
 """`dpformer demo`: the whole way, on data that the package brings along."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -17,7 +17,7 @@ def demo(
 
     from rich.table import Table
 
-    from dpformer.artifact.artifact import load_model
+    from dpformer.artifact import load as load_artifact
     from dpformer.cli.evaluate import table as figures_table
     from dpformer.cli.output import print_json, stderr, stdout
     from dpformer.cli.prepare import statistics_table
@@ -29,7 +29,7 @@ def demo(
     from dpformer.files import write_file, write_json
     from dpformer.fit.presets import make_recipe
     from dpformer.fit.run import start
-    from dpformer.models.popularity import Popularity
+    from dpformer.fit.scorers import count_events
     from dpformer.report import make_report
 
     data, folder = output / "data", output / "run"
@@ -48,15 +48,15 @@ def demo(
         run.train(on_progress)
     run.close()
     stderr.rule("3. how good is it?")
-    model = load_model(folder)
+    model = load_artifact(folder)
     held, items = held_out(dataset.sequences, "test"), len(dataset.catalogue)
-    contenders: dict[str, Scorer] = {f"{model.recipe.model}, epsilon {epsilon:g}": model}
+    contenders: dict[str, Scorer] = {f"{model.model.spec.name}, epsilon {epsilon:g}": model}
     for kind, name in (("transitions", "DP transition statistics"), ("popularity", "DP popularity")):
         # Runs of their own, with ledgers of their own: what they release is as private as the model.
         start(output / kind, data, make_recipe(kind, epsilon=epsilon)).train()
-        contenders[f"{name}, epsilon {epsilon:g}"] = load_model(output / kind)
-    contenders["popularity, not private"] = Popularity().fit(dataset.split().train, items)
-    found = {name: evaluate(it, held, items, max_length=model.recipe.window) for name, it in contenders.items()}
+        contenders[f"{name}, epsilon {epsilon:g}"] = load_artifact(output / kind)
+    contenders["popularity, not private"] = count_events(dataset.split().train, items)
+    found = {name: evaluate(it, held, items, max_length=model.model.spec.window) for name, it in contenders.items()}
     write_json(folder / "metrics.json", {"not_private": True, "test": next(iter(found.values())).figures()}, 0o600)
     write_file(output / "report.html", make_report([folder]).html.encode(), 0o600)
     if as_json:

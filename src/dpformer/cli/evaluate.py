@@ -20,16 +20,16 @@ def evaluate(
     as_json: Annotated[bool, typer.Option("--json", help="Figures as JSON on stdout.")] = False,
 ) -> None:
     """Rank all items for all users and write metrics.json. Figures are computed on people's data: they are not private."""
-    from dpformer.artifact.artifact import load_model
+    from dpformer.artifact import load as load_artifact
+    from dpformer.artifact.layout import LOCAL, METRICS
     from dpformer.cli.output import print_json, stderr, stdout
     from dpformer.data import load
     from dpformer.errors import DPFormerError
     from dpformer.evaluation import evaluate as evaluate_model
     from dpformer.evaluation import held_out
     from dpformer.files import read_json, write_json
-    from dpformer.fit.folder import LOCAL
 
-    model = load_model(run)
+    model = load_artifact(run)
     if data is None:
         if not (run / LOCAL).exists():
             raise DPFormerError(f"{run}: does not tell where its data is; say: dpformer evaluate {run} DATA")
@@ -50,10 +50,13 @@ def evaluate(
             "histories, and missed where they are the item held out",
             soft_wrap=True,
         )
-    seen = {"validation": (), "test": ("validation",), "nothing": ("validation", "test")}[model.recipe.hold_out]
+    hold_out = model.recipe.get("hold_out")
+    seen = {"validation": (), "test": ("validation",), "nothing": ("validation", "test")}.get(str(hold_out))
+    if seen is None:
+        raise DPFormerError(f"{run}: config.json does not say what training held out; copy the released folder again")
     if item in seen:
         raise DPFormerError(
-            f"{run}: was trained with hold_out {model.recipe.hold_out!r}, so that it has seen the {item} item; evaluate "
+            f"{run}: was trained with hold_out {hold_out!r}, so that it has seen the {item} item; evaluate "
             + (
                 f"on the test item, or fit with --set hold_out={item}"
                 if item == "validation"
@@ -62,9 +65,9 @@ def evaluate(
         )
     with stderr.status("ranking all items for all users ..."):
         held = held_out(dataset.sequences, item).renumbered(numbers)
-        found = evaluate_model(model, held, len(model.catalogue), max_length=model.recipe.window)
+        found = evaluate_model(model, held, len(model.catalogue), max_length=model.model.spec.window)
     figures: dict[str, Any] = found.figures()
-    path = run / "metrics.json"
+    path = run / METRICS
     known = read_json(path) if path.exists() else {"not_private": True}
     if not isinstance(known, dict):
         raise DPFormerError(f"{path}: is damaged; delete it and evaluate again")
@@ -72,7 +75,7 @@ def evaluate(
     if as_json:
         print_json(figures)
         return
-    stdout.print(table(f"{model.recipe.model}, {item} item", found))
+    stdout.print(table(f"{model.model.spec.name}, {item} item", found))
     stderr.print(f"written to {path}; computed on people's data without noise: not private", soft_wrap=True)
 
 

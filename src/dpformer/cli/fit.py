@@ -246,7 +246,7 @@ def _train(run: Run, trackers: list[Tracker], quiet: bool, as_json: bool) -> Non
 
 def _show_finished(folder: Path, as_json: bool) -> None:
     """After a crash or a restart that came when all was done but for the last files."""
-    from dpformer.artifact.artifact import read_statement
+    from dpformer.artifact import read_statement
     from dpformer.cli.output import stderr
 
     stderr.print(f"{folder}: is finished; its model is released", soft_wrap=True)

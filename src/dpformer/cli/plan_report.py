@@ -100,12 +100,12 @@ def tuning_offer(plan: PrivacyPlan, trials: float) -> dict[str, Any] | None:
 def estimate(plan: PrivacyPlan, shape: Shape) -> dict[str, Any]:
     """Time and memory of the steps, from a micro-batch timed on this machine."""
     from dpformer.fit import estimate
-    from dpformer.fit.recipe import make_recipe
+    from dpformer.fit.recipe import NetworkSettings
 
     items, mean, dim, blocks = shape
     length = max(1, round(mean))
-    recipe = make_recipe("default", d=dim, blocks=blocks, max_length=length)
-    cost = estimate.estimate(recipe, items, plan.batch_size, length)
+    network = NetworkSettings.model_validate({"d": dim, "blocks": blocks, "max_length": length})
+    cost = estimate.estimate(network, items, plan.batch_size, length)
     return {
         "assumes": f"{length:,} tokens a user, d = {dim}, {blocks} blocks, {items:,} items learned",
         **asdict(cost),

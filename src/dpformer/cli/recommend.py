@@ -11,7 +11,7 @@ import typer
 if TYPE_CHECKING:
     import polars as pl
 
-    from dpformer.artifact.artifact import Released
+    from dpformer.artifact import Artifact
 
 _ROWS = 4096
 
@@ -37,7 +37,7 @@ def recommend(
     """Rank all items as the next one after a history. Works for people whom the model has never seen."""
     import polars as pl
 
-    from dpformer.artifact.artifact import load_model
+    from dpformer.artifact import load
     from dpformer.cli.output import print_json, stderr, stdout
     from dpformer.errors import DPFormerError
 
@@ -47,7 +47,7 @@ def recommend(
         raise DPFormerError("--users chooses from a log: give it with --file")
     if output is not None and output.suffix not in (".csv", ".parquet", ".jsonl"):
         raise DPFormerError(f"{output}: write to a .csv, .parquet or .jsonl file")
-    model = load_model(run)
+    model = load(run)
     if history is not None:
         items = model.split(history)
         known, unknown = model.encode(items)
@@ -69,7 +69,7 @@ def recommend(
         stdout.print(_table(frame))
 
 
-def _for_users(model: Released, file: Path, wanted: str | None, k: int, seen: bool) -> Iterator[pl.DataFrame]:
+def _for_users(model: Artifact, file: Path, wanted: str | None, k: int, seen: bool) -> Iterator[pl.DataFrame]:
     """The answers, some thousand users at a time, so that a file of any size can be written."""
     import polars as pl
 

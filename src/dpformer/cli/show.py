@@ -13,21 +13,28 @@ def show(
     """Show a run: its state, its budget, its settings, its privacy statement."""
     import json
 
-    from dpformer.artifact.artifact import read_statement
-    from dpformer.artifact.write import refuse_unfinished
+    from dpformer.artifact import (
+        check_files,
+        check_version,
+        read_config,
+        read_spec,
+        read_statement,
+        refuse_unfinished,
+    )
+    from dpformer.artifact.layout import LEDGER
     from dpformer.cli.output import print_json, stdout
-    from dpformer.fit.folder import check_files, read_config, read_recipe
     from dpformer.privacy import epsilon, read_ledger
 
     config = read_config(run)
     if config.get("version") == 1:
         _show_old(run, config, as_json)
         return
-    recipe = read_recipe(run)
+    check_version(run, config)
     refuse_unfinished(run)
     check_files(run)
-    found: dict[str, Any] = {"run": str(run), "finished": True, "items": config["items"], "recipe": config["recipe"]}
-    if (run / "ledger.jsonl").exists():
+    spec = read_spec(run)
+    found: dict[str, Any] = {"run": str(run), "finished": True, "items": spec.items, "recipe": config["recipe"]}
+    if (run / LEDGER).exists():
         account = read_ledger(run)
         charged = epsilon(account.spent(), account.plan.delta).epsilon if account.entries else 0.0
         found["spent"] = {"epsilon": charged, "of": account.plan.epsilon, "delta": account.plan.delta}
@@ -36,7 +43,7 @@ def show(
     if as_json:
         print_json(found | {"privacy": json.loads(statement.to_json())})
         return
-    stdout.print(f"{run}: {recipe.model} over {found['items']:,} items, finished", markup=False, soft_wrap=True)
+    stdout.print(f"{run}: {spec.name} over {found['items']:,} items, finished", markup=False, soft_wrap=True)
     if "spent" in found:
         spent, steps = found["spent"], found["steps"]
         stdout.print(
@@ -49,8 +56,8 @@ def show(
 
 def _show_old(run: Path, config: dict[str, Any], as_json: bool) -> None:
     """A folder of format 1, which nothing else opens."""
+    from dpformer.artifact.layout import OLD_FORMAT
     from dpformer.cli.output import print_json, stdout
-    from dpformer.fit.folder import OLD_FORMAT
 
     if as_json:
         print_json({"run": str(run), "version": 1, "insecure": OLD_FORMAT, "recipe": config.get("recipe")})

@@ -21,8 +21,8 @@ _TOKENS_AT_ONCE = 1 << 18
 class Scorer(TypingProtocol):
     """Anything that scores all items for a batch of histories."""
 
-    def scores(self, s: Tensor, lengths: Tensor) -> Tensor:
-        """[B, items + 1], a tensor that the caller may overwrite; s: int64 [B, L], 0 after the end; lengths: int64 [B]."""
+    def scores(self, history: Tensor, lengths: Tensor) -> Tensor:
+        """[B, items + 1], a tensor that the caller may overwrite; history: int64 [B, L], 0 after the end; lengths: int64 [B]."""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,5 @@
-"""A released model in other runtimes: ONNX and torch.export. Top-k stays outside, with the item table beside the graph."""
+"""A released model in other runtimes: ONNX and torch.export. The model is its own graph."""
 
-from dpformer.export.graphs import Graph, graph_of
-from dpformer.export.write import export_run
+from dpformer.export.write import export_run, graph_of
 
-__all__ = ["Graph", "export_run", "graph_of"]
+__all__ = ["export_run", "graph_of"]

@@ -1,9 +1,11 @@
-"""The export folder: the graph, the item table beside it, the catalogue, the privacy statement, and how to use them.
+"""The export folder: the model as a graph, the catalogue, the privacy statement, and how to use them.
 
-model.onnx          history [B, L] and lengths [B] to state [B, d] or scores [B, items + 1]
+model.onnx          history [B, L] and lengths [B] to scores [B, items + 1], for any B and L
 model.pt2           the same for torch.export
-table.safetensors   table [items + 1, d], bias [items + 1], popularity [items + 1] where it was released
 items.jsonl, privacy.json, README.md
+
+With `states` the graph of a network ends before its table, so that you can do the top-k search yourself: it gives the state
+[B, d], and `table.safetensors` has the table [items + 1, d] and the bias [items + 1] (and the released popularity).
 """
 
 from __future__ import annotations
@@ -18,36 +20,48 @@ from typing import Any
 
 import torch
 from safetensors.torch import save as to_safetensors
-from torch import Tensor
+from torch import Tensor, nn
 
-from dpformer.artifact.artifact import Released, load_model
+from dpformer.artifact import Artifact, load
+from dpformer.artifact.layout import ITEMS, PRIVACY
 from dpformer.errors import DPFormerError
-from dpformer.export.graphs import Graph, graph_of
 from dpformer.files import write_file
-from dpformer.fit.folder import ITEMS, PRIVACY
+from dpformer.models import Network, Recommender
 
 ONNX, PT2, TABLE = "model.onnx", "model.pt2", "table.safetensors"
 
 
-def export_run(run: Path, folder: Path, onnx: bool = True, torch_export: bool = False) -> list[str]:
-    """Write the export of a finished run; returns the names of the files."""
-    released = load_model(run)
-    graph = graph_of(released)
-    program = _program(graph)
+def export_run(
+    run: Path, folder: Path, onnx: bool = True, torch_export: bool = False, states: bool = False
+) -> list[str]:
+    """Write the export of a finished run.
+
+    Args:
+        run: folder of a finished run.
+        folder: where to write.
+        onnx: write model.onnx.
+        torch_export: write model.pt2.
+        states: end the graph at the hidden state, for models that are one network.
+
+    Returns:
+        The names of the files.
+    """
+    artifact = load(run)
     files: dict[str, bytes] = {}
+    module: nn.Module = artifact.model
+    if states:
+        network = _whole_network(artifact.model)
+        module, files[TABLE] = LastState(network), _table(network)
+    program = graph_of(module)
     if onnx:
-        files[ONNX] = _onnx(program, graph)
+        files[ONNX] = _onnx(program, "state" if states else "scores")
     if torch_export:
         saved = io.BytesIO()
         with _quietly():
             torch.export.save(program, saved)
         files[PT2] = saved.getvalue()
-    tensors = {"table": graph.table, "bias": graph.bias, "popularity": released.popularity}
-    beside = {name: value.contiguous() for name, value in tensors.items() if value is not None}
-    if beside:
-        files[TABLE] = to_safetensors(beside)
     files |= {name: (run / name).read_bytes() for name in (ITEMS, PRIVACY)}
-    files["README.md"] = _readme(released, graph, sorted(files)).encode()
+    files["README.md"] = _readme(artifact, states, sorted(files)).encode()
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -57,22 +71,50 @@ def export_run(run: Path, folder: Path, onnx: bool = True, torch_export: bool = 
     return sorted(files)
 
 
-def _program(graph: Graph) -> torch.export.ExportedProgram:
-    batch = torch.export.Dim("batch", min=1)
-    length: Any = torch.export.Dim("length", min=1) if graph.length is None else None
-    shapes = {"history": {0: batch} | ({1: length} if length else {}), "lengths": {0: batch}}
+class LastState(nn.Module):
+    """History `[B, L]` and lengths `[B]` to the hidden state after the last item, `[B, d]`."""
+
+    def __init__(self, network: Network) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, history: Tensor, lengths: Tensor) -> Tensor:
+        """The state that scores are made from."""
+        return self.network.last_state(history, lengths)
+
+
+def graph_of(module: nn.Module) -> torch.export.ExportedProgram:
+    """The graph of a model, in evaluation mode, for any batch size and any length of histories."""
+    module = module.eval().requires_grad_(False)
+    batch, length = torch.export.Dim("batch", min=1), torch.export.Dim("length", min=1)
+    shapes = {"history": {0: batch, 1: length}, "lengths": {0: batch}}
+    example = (torch.ones(2, 3, dtype=torch.int64), torch.full((2,), 2))
     with _quietly(), torch.no_grad():
-        program = torch.export.export(graph.module, graph.example(), dynamic_shapes=shapes, strict=False)
-        return _decomposed(program)
+        program = torch.export.export(module, example, dynamic_shapes=shapes, strict=False)
+        table = torch.export.default_decompositions()
+        table.update(_RUNNING)
+        return program.run_decompositions(table)
 
 
-def _decomposed(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
-    table = torch.export.default_decompositions()
-    table.update(_RUNNING)
-    return program.run_decompositions(table)
+def _whole_network(model: Recommender) -> Network:
+    if not isinstance(model, Network):
+        raise DPFormerError(
+            f"states are for a model that is one network, not for {model.spec.name!r}: export the scores, or fit with "
+            "--preset pure"
+        )
+    return model
 
 
-def _onnx(program: torch.export.ExportedProgram, graph: Graph) -> bytes:
+def _table(network: Network) -> bytes:
+    """Table and bias of all items: those outside of a vocabulary have zeros."""
+    table = network.table.detach()
+    if network.chosen is not None:
+        table = table.new_zeros(network.spec.items + 1, table.shape[1]).index_copy(0, network.chosen, table)
+    tensors = {"table": table, "bias": network.output_bias, "popularity": network.popularity()}
+    return to_safetensors({name: value.contiguous() for name, value in tensors.items() if value is not None})
+
+
+def _onnx(program: torch.export.ExportedProgram, output: str) -> bytes:
     try:
         import onnx  # noqa: F401
         import onnxscript  # noqa: F401
@@ -84,7 +126,7 @@ def _onnx(program: torch.export.ExportedProgram, graph: Graph) -> bytes:
             (),
             dynamo=True,
             input_names=["history", "lengths"],
-            output_names=[graph.output],
+            output_names=[output],
             verbose=False,
             external_data=False,
         )
@@ -114,36 +156,28 @@ _RUNNING: dict[Any, Any] = {
 }
 
 
-def _readme(released: Released, graph: Graph, files: list[str]) -> str:
+def _readme(artifact: Artifact, states: bool, files: list[str]) -> str:
     """How to use the folder, and what its model promises."""
-    pad = (
-        f"exactly {graph.length} items (the last {graph.length} of a longer history)"
-        if graph.length
-        else "any number of items"
-    )
-    if graph.output == "state":
+    if states:
         output = "`state` `[B, d]`; the scores of all items are `state @ table.T + bias`"
-        score = 'scores = state @ side["table"].T + side["bias"]'
-        more = 'state = session.run(["state"], {"history": history, "lengths": lengths})[0]'
-        cold = (
-            "ranked by the released popularity, `popularity` in `table.safetensors`"
-            if released.popularity is not None
-            else ("ranked in the order of the catalogue: no popularity was released")
+        load_lines = 'from safetensors.numpy import load_file\n\nside = load_file("table.safetensors")'
+        score = """state = session.run(["state"], {"history": history, "lengths": lengths})[0]
+scores = state @ side["table"].T + side["bias"]"""
+        empty = (
+            "the order of the catalogue: no popularity was released"
+            if artifact.model.popularity() is None
+            else "the released popularity, `popularity` in `table.safetensors`"
         )
-        empty = f"The graph needs at least one known item; a history without one is {cold}."
-        side = 'side = load_file("table.safetensors")\n'
-        load = "from safetensors.numpy import load_file\n"
+        empty = f"The state says nothing about an empty history: rank by {empty}."
     else:
-        output, side, load = "`scores` `[B, items + 1]`", "", ""
+        output, load_lines = "`scores` `[B, items + 1]`", ""
         score = 'scores = session.run(["scores"], {"history": history, "lengths": lengths})[0]'
-        more, empty = "", "A history without a known item: one item of padding and length 0."
-    padded = f"{graph.length} - len(known)" if graph.length else "0"
-    cut = f"[-{graph.length}:]" if graph.length else ""
+        empty = f"An empty history, one item of padding and length 0, is ranked by {artifact.cold_start}."
     listed = "".join(f"- `{name}`: {_FILES[name]}\n" for name in files)
-    return f"""# {released.recipe.model}, exported by dpformer
+    return f"""# {artifact.model.spec.name}, exported by dpformer
 
 {listed}
-Inputs: `history` int64 `[B, L]`, item numbers as in the field `item` of `items.jsonl`, oldest first, {pad},
+Inputs: `history` int64 `[B, L]`, item numbers as in the field `item` of `items.jsonl`, oldest first, any number of items,
 filled up with 0 at the end; `lengths` int64 `[B]`, how many of them are items.
 Output: {output}. Number 0 is padding and has score -inf. Leave
 items of the history out before taking the best k. {empty}
@@ -152,13 +186,13 @@ items of the history out before taking the best k. {empty}
 import numpy as np
 import onnxruntime
 import polars as pl
-{load}
+{load_lines}
 items = pl.read_ndjson("items.jsonl", infer_schema_length=None)
-{side}session = onnxruntime.InferenceSession("model.onnx")
-known = [1, 2]{cut}  # item numbers
-history = np.pad(np.array([known], dtype=np.int64), ((0, 0), (0, {padded})))
+session = onnxruntime.InferenceSession("model.onnx")
+known = [1, 2]  # item numbers
+history = np.array([known], dtype=np.int64)
 lengths = np.array([len(known)], dtype=np.int64)
-{more + chr(10) if more else ""}{score}
+{score}
 scores[0, known] = -np.inf
 best = np.argsort(-scores[0], kind="stable")[:10]
 print(items[best - 1].with_columns(score=scores[0, best]))
@@ -168,7 +202,7 @@ print(items[best - 1].with_columns(score=scores[0, best]))
 
 An export is a function of the released model alone, so it is covered by the same statement:
 
-{released.statement.text()}
+{artifact.statement.text()}
 """
 
 

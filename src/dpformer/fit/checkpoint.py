@@ -17,10 +17,11 @@ from safetensors.torch import load_file
 from safetensors.torch import save as to_safetensors
 from torch import Tensor
 
+from dpformer.artifact.layout import CHECKPOINT, PRIVATE
+from dpformer.artifact.read import has_checkpoint
 from dpformer.errors import DPFormerError
 from dpformer.files import read_json, sha256, to_json, write_folder
 
-PRIVATE, NAME = "private", "checkpoint-"
 STATE, VALUES, SUMS = "state.safetensors", "state.json", "sha256.json"
 
 
@@ -43,8 +44,8 @@ class Checkpoints:
     def save(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
         """Write a state, whole or not at all."""
         older = self._all()
-        number = int(older[-1].name.removeprefix(NAME)) + 1 if older else 1
-        write_folder(self.folder / f"{NAME}{number:08d}", self._files(tensors, values))
+        number = int(older[-1].name.removeprefix(CHECKPOINT)) + 1 if older else 1
+        write_folder(self.folder / f"{CHECKPOINT}{number:08d}", self._files(tensors, values))
         for old in older:
             shutil.rmtree(old, ignore_errors=True)  # what is left of it goes with the next one
 
@@ -78,10 +79,10 @@ class Checkpoints:
 
     def any_left(self) -> bool:
         """Is there any checkpoint, whole or half written? It holds the keys of the noise."""
-        return self.folder.is_dir() and any(NAME in path.name for path in self.folder.iterdir())
+        return has_checkpoint(self.folder.parent)
 
     def _all(self) -> list[Path]:
-        return sorted(self.folder.glob(f"{NAME}*"))
+        return sorted(self.folder.glob(f"{CHECKPOINT}*"))
 
 
 def _damaged(checkpoint: Path, reason: str) -> DPFormerError:

@@ -7,12 +7,12 @@ lacks is the detail of single cells.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from dpformer.models.network import SequenceModel
-from dpformer.models.transitions import DPTransitions
+from dpformer.models import Network, TransitionScorer
 
 # Histories that are sampled, and how many of them, at how many of their places, make a step.
 HISTORIES, BATCH, PLACES = 2000, 64, 8
@@ -23,52 +23,8 @@ NORM = 0.5
 BELOW = 2.0
 
 
-class Teacher:
-    """The statistics' scores for rows of a network's table, `[rows + 1]` of them; row 0 is the padding.
-
-    Rows of items outside the head are known to neither of the two: they score -inf.
-    """
-
-    def __init__(self, prior: DPTransitions, network: SequenceModel) -> None:
-        state = prior.state()
-        head, rows = state["head"], len(network.table)
-        place = network.places()[head]
-        known = place > 0
-        self.matrix = torch.zeros(rows, rows)
-        self.matrix[place[known][:, None], place[known]] = state["matrix"][:-1][known][:, known]
-        self.prior = torch.full((rows,), -torch.inf)
-        self.prior[place[known]] = state["prior"][known]
-        self.popularity = prior.popularity()[network.chosen if network.chosen is not None else slice(None)]
-        self.popularity = torch.where(self.prior > -torch.inf, self.popularity, 0.0)
-        self.weights = 1 / torch.arange(1.0, prior.settings.window + 1)
-
-    def scores(self, recent: Tensor) -> Tensor:
-        """`[B, rows]` for the last items of histories `[B, window]`, newest first, 0 where there is none."""
-        weights = self.weights.expand(len(recent), -1).contiguous()
-        return F.embedding_bag(recent, self.matrix, per_sample_weights=weights, mode="sum") + self.prior
-
-    def recent(self, s: Tensor, place: int) -> Tensor:
-        """The items up to `place` of histories `[B, L]`, newest first, `[B, window]`."""
-        window = len(self.weights)
-        found = s[:, max(0, place + 1 - window) : place + 1].flip(1)
-        return F.pad(found, (0, window - found.shape[1]))
-
-    def sample(self, count: int, length: int, generator: torch.Generator) -> Tensor:
-        """Histories `[count, length]`: the first item by popularity, each other from the softmax of the scores, none twice."""
-        s = torch.zeros(count, length, dtype=torch.int64)
-        seen = torch.zeros(count, len(self.prior), dtype=torch.bool)
-        item = torch.multinomial(self.popularity.expand(count, -1), 1, generator=generator)
-        for t in range(length):
-            s[:, t] = item[:, 0]
-            seen.scatter_(1, item, True)
-            if t + 1 < length:
-                scores = self.scores(self.recent(s, t)).masked_fill(seen, -torch.inf)
-                item = torch.multinomial(scores.softmax(1), 1, generator=generator)
-        return s
-
-
-def distil(network: SequenceModel, prior: DPTransitions, steps: int) -> None:
-    """Let a new network learn what the released `prior` says; its vocabulary becomes the prior's most frequent items.
+def distil(network: Network, transitions: TransitionScorer, steps: int) -> Iterator[int]:
+    """Let a new network learn what the released `transitions` say; its vocabulary becomes their most frequent items.
 
         min  mean over histories and places of  KL( softmax teacher || softmax network )
 
@@ -76,19 +32,18 @@ def distil(network: SequenceModel, prior: DPTransitions, steps: int) -> None:
     product of two of them is then already an entry of it. The output bias is learned too, and fixed afterwards. All randomness
     comes from a fixed seed: it has nothing to do with the data, and a run that is made again gets the same network.
     """
-    network.choose(prior.popularity(), bias=False)
-    teacher = Teacher(prior, network)
-    known = teacher.prior > -torch.inf
+    teacher = choose_by(network, transitions)
+    known = teacher.tail > -torch.inf
     generator = torch.Generator().manual_seed(0)
-    length = min(network.max_length or 30, 30, int(known.sum()))
+    length = min(network.spec.max_length, 30, int(known.sum()))
     if length < 2:
         return
-    s = teacher.sample(HISTORIES, length, generator)
+    s = sample(teacher, HISTORIES, length, generator)
     with torch.no_grad():
-        network.embedding.weight[known] = _leading(teacher.matrix[known][:, known], network.table.shape[1])
+        network.embedding.weight[known] = _leading(teacher.matrix[:-1], network.table.shape[1])
         if network.output is not None:
             network.output.weight.copy_(network.embedding.weight)
-    bias = torch.where(known, teacher.prior, 0.0).requires_grad_()
+    bias = torch.zeros(len(known)).scatter(0, teacher.head, teacher.prior).requires_grad_()
     optimizer = torch.optim.Adam([*network.parameters(), bias], lr=RATE)
     network.train()
     for step in range(steps):
@@ -96,29 +51,61 @@ def distil(network: SequenceModel, prior: DPTransitions, steps: int) -> None:
             group["lr"] = RATE * min(1.0, (step + 1) / WARMUP) * (1 - step / steps)
         drawn = s[torch.randint(0, len(s), (BATCH,), generator=generator)]
         places = torch.randperm(length - 1, generator=generator)[:PLACES].tolist()
-        wanted = torch.cat([teacher.scores(teacher.recent(drawn, place)) for place in places])[:, known].softmax(1)
-        hidden = network(drawn)[:, places].transpose(0, 1).flatten(0, 1)
-        found = (hidden @ network.table[known].T + bias[known]).log_softmax(1)
+        wanted = torch.cat([scores_at(teacher, drawn, place) for place in places])[:, known].softmax(1)
+        hidden = network.states(drawn)[:, places].transpose(0, 1).flatten(0, 1)
+        learned = (hidden @ network.table[known].T + bias[known]).log_softmax(1)
         optimizer.zero_grad()
-        (-(wanted * found).sum(1).mean()).backward()
+        (-(wanted * learned).sum(1).mean()).backward()
         optimizer.step()
+        yield step + 1
     network.zero_grad(set_to_none=True)
-    _set_bias(network, prior, bias.detach(), known)
+    _set_bias(network, transitions, bias.detach(), known)
+
+
+def choose_by(network: Network, transitions: TransitionScorer) -> TransitionScorer:
+    """Give a network the most frequent items as its vocabulary; returns the teacher, which scores rows of its table.
+
+    Rows of items outside the head are known to neither of the two: they score -inf.
+    """
+    none = torch.zeros(1, dtype=torch.int64)
+    network.choose(transitions.scores(none[:, None], none)[0], bias=False)  # without a history: by the noisy histogram
+    return transitions.renumbered(network.places(), len(network.table) - 1)
+
+
+def scores_at(teacher: TransitionScorer, s: Tensor, place: int) -> Tensor:
+    """The teacher's scores `[B, rows + 1]` after the items up to `place` of histories `[B, L]`."""
+    return teacher.scores(s[:, : place + 1], torch.full((len(s),), place + 1))
+
+
+def sample(teacher: TransitionScorer, count: int, length: int, generator: torch.Generator) -> Tensor:
+    """Histories `[count, length]`: the first item by popularity, each other from the softmax of the scores, none twice."""
+    s = torch.zeros(count, length, dtype=torch.int64)
+    seen = torch.zeros(count, len(teacher.tail), dtype=torch.bool)
+    popularity = teacher.popularity()
+    assert popularity is not None
+    item = torch.multinomial(popularity.expand(count, -1), 1, generator=generator)
+    for t in range(length):
+        s[:, t] = item[:, 0]
+        seen.scatter_(1, item, True)
+        if t + 1 < length:
+            scores = scores_at(teacher, s, t).masked_fill(seen, -torch.inf)
+            item = torch.multinomial(scores.softmax(1), 1, generator=generator)
+    return s
 
 
 def _leading(matrix: Tensor, d: int) -> Tensor:
     """`[rows, d]`: the d leading eigenvectors of the symmetric part, times the roots of their eigenvalues; mean norm 0.5."""
     values, vectors = torch.linalg.eigh((matrix + matrix.T).double() / 2)
-    found = torch.zeros(len(matrix), d)
+    leading = torch.zeros(len(matrix), d)
     count = min(d, len(matrix))
-    found[:, :count] = (vectors * values.clamp_min(0).sqrt()).flip(1)[:, :count].float()
-    return found * (NORM / found.norm(dim=1).mean().clamp_min(1e-6))
+    leading[:, :count] = (vectors * values.clamp_min(0).sqrt()).flip(1)[:, :count].float()
+    return leading * (NORM / leading.norm(dim=1).mean().clamp_min(1e-6))
 
 
 @torch.no_grad()
-def _set_bias(network: SequenceModel, prior: DPTransitions, bias: Tensor, known: Tensor) -> None:
-    """The learned bias for the head; all other items below it, in the order of the prior's histogram."""
-    tail = prior.state()["tail"]
+def _set_bias(network: Network, transitions: TransitionScorer, bias: Tensor, known: Tensor) -> None:
+    """The learned bias for the head; all other items below it, in the order of the noisy histogram."""
+    tail = transitions.tail
     below = float(bias[known].min()) - BELOW + tail / len(tail)
     network.output_bias[1:] = below[1:]
     items = network.chosen if network.chosen is not None else torch.arange(len(known))

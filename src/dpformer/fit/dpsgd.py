@@ -31,27 +31,27 @@ from dpformer.statistics.histogram import frequencies
 
 # Share of the steps over which the learning rate rises; it falls linearly after that.
 WARMUP = 0.2
+# Positions of a micro-batch at the most: a matter of memory. Workers side by side share it; see `workers`.
+TOKEN_BUDGET = 16384
 
 
 @dataclass(frozen=True)
 class Optimisation:
-    """How steps are made. None of it affects the guarantee, as long as it is not chosen by looking at private results.
-
-    token_budget: positions of a micro-batch at the most, a matter of memory; workers side by side share it (see `workers`).
-    """
+    """How steps are made. None of it affects the guarantee, as long as it is not chosen by looking at private results."""
 
     learning_rate: float = 1e-2
     weight_decay: float = 1e-5
     max_norm: float = 1.0
     rule: Literal["automatic", "flat"] = "automatic"
     max_length: int = 50
-    token_budget: int = 16384
+    token_budget: int = TOKEN_BUDGET
 
     @classmethod
     def of(cls, recipe: Recipe) -> Optimisation:
         """The steps of a recipe that has them."""
         steps, network = recipe.stage(DPSGDSettings), recipe.network
-        assert steps is not None and network is not None
+        assert steps is not None
+        assert network is not None
         rule: Literal["automatic", "flat"] = "automatic" if steps.max_norm is None else "flat"
         return cls(steps.learning_rate, max_norm=steps.max_norm or 1.0, rule=rule, max_length=network.max_length)
 
@@ -156,7 +156,8 @@ class Trainer:
 def network_for_steps(setup: Setup, before: Outputs) -> Network:
     """The network that the steps train: the one that `distil` made, or a new one with the histogram's vocabulary.
 
-    Re-Attention gets the noise of the steps. Positions are counted as if all histories had the greatest length: lengths are private.
+    Re-Attention gets the noise of the steps. Positions are counted as if all histories had the greatest length, since lengths
+    are private.
     """
     settings, plan = setup.recipe.network, setup.plan
     assert settings is not None

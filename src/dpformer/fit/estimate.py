@@ -12,6 +12,7 @@ import resource
 import sys
 import time
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 import torch
@@ -20,8 +21,10 @@ from dpformer.clipping import PhantomClipping
 from dpformer.clipping.tied_head import row_budget
 from dpformer.data import MicroBatch
 from dpformer.errors import DPFormerError
-from dpformer.fit.recipe import Recipe
+from dpformer.fit.dpsgd import TOKEN_BUDGET
+from dpformer.fit.recipe import NetworkSettings
 from dpformer.fit.workers import Team, Worker
+from dpformer.models import Network, build
 
 # Numbers in the largest item table that is timed: a larger one is timed with fewer items, and the time multiplied.
 TABLE = 2**23
@@ -46,21 +49,21 @@ class Estimate:
     whole: bool
 
 
-def estimate(recipe: Recipe, items: int, users: int, length: int) -> Estimate:
-    """The cost of a step on a catalogue of so many items, with `users` in a batch and `length` predictions for each of them."""
+def estimate(settings: NetworkSettings, items: int, users: int, length: int) -> Estimate:
+    """The cost of a step of a network on a catalogue of so many items, with `users` in a batch and `length` predictions each."""
     with torch.device("meta"):  # shapes without memory
-        parameters = sum(p.numel() for p in recipe.build(items).parameters())
-    timed_items = min(items, max(1, TABLE // recipe.d))
-    missing = (items - timed_items) * recipe.d * (1 if recipe.tied else 2)
+        parameters = sum(p.numel() for p in build(settings.spec(items)).parameters())
+    timed_items = min(items, max(1, TABLE // settings.d))
+    missing = (items - timed_items) * settings.d * (1 if settings.tied else 2)
     if parameters - missing > PARAMETERS:
         raise DPFormerError(
             f"a network of {parameters:,} parameters is too large to time here; lower --dim or --blocks"
         )
     with torch.random.fork_rng([]):
-        model = recipe.build(timed_items)
-    team = Team(Worker(model, PhantomClipping(model, recipe.max_norm, recipe.rule)), users * length)
-    rows, workers = row_budget(items, recipe.token_budget), team.size
-    largest = min(recipe.token_budget // (length + 1), rows // min(length + 1, recipe.d), users) // workers
+        model = cast(Network, build(settings.spec(timed_items)))
+    team = Team(Worker(model, PhantomClipping(model)), users * length)
+    rows, workers = row_budget(items, TOKEN_BUDGET), team.size
+    largest = min(TOKEN_BUDGET // (length + 1), rows // min(length + 1, settings.d), users) // workers
     timed, most = max(1, min(largest, FEW // length)), max(1, largest)
     seconds = _seconds(team, timed, length, timed_items)
     if seconds * most / timed <= SECONDS:

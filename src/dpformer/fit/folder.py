@@ -13,48 +13,35 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import polars as pl
 import torch
 from pydantic import ValidationError
-from safetensors.torch import save as to_safetensors
 
 from dpformer import __version__
-from dpformer.artifact.card import model_card
-from dpformer.artifact.catalogue import pack_catalogue
-from dpformer.artifact.sizes import column_hashes
+from dpformer.artifact import check_version, complete, is_written, read_config
+from dpformer.artifact.layout import CONFIG, FORMAT, LOCAL, LOCK, MODEL, PRIVATE, VERSION
 from dpformer.data import Dataset, load
 from dpformer.data.store import sequence_files
 from dpformer.errors import DPFormerError
 from dpformer.files import read_json, sha256, sha256_of, to_json, write_file, write_json
-from dpformer.fit.checkpoint import PRIVATE, Checkpoints
+from dpformer.fit.checkpoint import Checkpoints
+from dpformer.fit.presets import command
 from dpformer.fit.recipe import Recipe
 from dpformer.privacy import (
     Keys,
     Ledger,
     Position,
     PrivacyPlan,
-    PrivacyStatement,
     create_ledger,
     open_ledger,
     take_lock,
 )
-
-CONFIG, MODEL, ITEMS, PRIVACY, EVENTS, CARD = (
-    *("config.json", "model.safetensors", "items.jsonl", "privacy.json", "events.jsonl", "README.md"),
-)
-# Where the data was, for `evaluate` on this machine, and whose run it is (see `jobs`); not part of the model, and without a hash
-# of the data, which would confirm a guess.
-LOCAL = "local.json"
-# Hashes of what is released, against damage; whoever forges the one forges the other.
-FILES = "files.json"
-LOCKED = "run.lock"
 
 
 class RunLock:
     """A run folder, held against other processes: two of them would mix their settings and their checkpoints."""
 
     def __init__(self, folder: Path) -> None:
-        self._descriptor: int | None = take_lock(folder / LOCKED)
+        self._descriptor: int | None = take_lock(folder / LOCK)
 
     def close(self) -> None:
         """Let another process open the run."""
@@ -66,7 +53,7 @@ class RunLock:
 def refuse_used(folder: Path) -> None:
     """A run begins in a new folder."""
     with explained(folder):
-        used = folder.exists() and (not folder.is_dir() or any(path.name != LOCKED for path in folder.iterdir()))
+        used = folder.exists() and (not folder.is_dir() or any(path.name != LOCK for path in folder.iterdir()))
     if used:
         hint = f"continue it with: dpformer resume {folder}, or " if (folder / PRIVATE).is_dir() else ""
         raise DPFormerError(f"{folder}: exists already; {hint}choose another folder with --run")
@@ -88,29 +75,10 @@ def hold(folder: Path) -> RunLock:
     return RunLock(folder)
 
 
-# Format 1 had floating-point noise; see docs/privacy.md.
-VERSION = 2
-OLD_FORMAT = (
-    "was made by an older version, whose floating-point noise leaks: a released model tells who was in the data, whatever its "
-    "statement says; do not publish it, and fit again"
-)
-
-
-def read_config(folder: Path) -> dict[str, Any]:
-    """What config.json says, of any version."""
-    config = read_json(folder / CONFIG)
-    if not isinstance(config, dict) or config.get("format") != "dpformer-run":
-        raise DPFormerError(f"{folder}: is not a run folder")
-    return config
-
-
 def read_recipe(folder: Path) -> Recipe:
     """The recipe of a run."""
     config = read_config(folder)
-    if config.get("version") == 1:
-        raise DPFormerError(f"{folder}: {OLD_FORMAT}")
-    if config.get("version") != VERSION:
-        raise DPFormerError(f"{folder}: is of format {config.get('version')!r}, not {VERSION}; update dpformer")
+    check_version(folder, config)
     try:
         return Recipe.model_validate(config["recipe"])
     except (KeyError, ValidationError) as error:
@@ -118,12 +86,15 @@ def read_recipe(folder: Path) -> Recipe:
         raise DPFormerError(f"{folder / CONFIG}: is damaged or of another version ({reason})") from None
 
 
-def item_count(folder: Path) -> int:
-    """How many items the catalogue of a run has, as its config says."""
-    items = read_json(folder / CONFIG).get("items")
-    if type(items) is not int or items < 1:
-        raise DPFormerError(f"{folder / CONFIG}: does not say how many items there are; copy the released folder again")
-    return items
+def finish_written(folder: Path) -> bool:
+    """Put the release of a run in place whose process ended after it was written. False where there is none."""
+    if not is_written(folder):
+        return False
+    lock = hold(folder)
+    with closed_on_error(lock):
+        complete(folder)
+    lock.close()
+    return True
 
 
 def make_folder(folder: Path, data: Path, recipe: Recipe, plan: PrivacyPlan, job: str | None = None) -> Ledger | None:
@@ -137,17 +108,18 @@ def make_folder(folder: Path, data: Path, recipe: Recipe, plan: PrivacyPlan, job
     return ledger
 
 
-def config_file(recipe: Recipe, items: int | None = None) -> bytes:
-    """config.json; with the number of items once the model is released."""
+def config_file(recipe: Recipe) -> bytes:
+    """config.json: the recipe for people, and what to type for such a run."""
     config: dict[str, Any] = {
-        "format": "dpformer-run",
+        "format": FORMAT,
         "version": VERSION,
         "dpformer": __version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
         "recipe": recipe.settings(),
+        "command": command(recipe),
     }
-    return to_json(config if items is None else config | {"items": items})
+    return to_json(config)
 
 
 @dataclass(frozen=True)
@@ -188,22 +160,6 @@ def place_of(ledger: Ledger) -> dict[str, Any]:
     return {"run_id": ledger.run_id, "entries": position.entries, "hash": position.hash}
 
 
-def release_files(
-    recipe: Recipe, statement: PrivacyStatement, catalogue: pl.DataFrame, tensors: dict[str, torch.Tensor]
-) -> Iterator[tuple[str, bytes]]:
-    """The files of a released model."""
-    files = {
-        CONFIG: config_file(recipe, len(catalogue)),
-        PRIVACY: statement.to_json().encode(),
-        CARD: model_card(recipe, statement, len(catalogue)).encode(),
-        MODEL: to_safetensors(tensors),
-    }
-    hashes: dict[str, Any] = {name: sha256(files[name]) for name in (CONFIG, PRIVACY, MODEL)}
-    yield from files.items()
-    yield ITEMS, pack_catalogue(catalogue)
-    yield FILES, to_json(hashes | {ITEMS: column_hashes(catalogue)})
-
-
 def reopen(
     folder: Path, data: Path | None = None
 ) -> tuple[Dataset, Ledger | None, dict[str, torch.Tensor], dict[str, Any]]:
@@ -229,40 +185,9 @@ def reopen(
     return dataset, ledger, tensors, values
 
 
-def check_files(folder: Path) -> dict[str, Any]:
-    """A finished run's files must be those that were released: a flipped bit in a model or a statement is not used.
-
-    Gives the hashes of the catalogue's columns, for whoever reads it: `check_catalogue`.
-    """
-    known = read_json(folder / FILES)
-    if not isinstance(known, dict) or not {CONFIG, PRIVACY, MODEL} <= known.keys() or not _is_table(known.get(ITEMS)):
-        raise DPFormerError(f"{folder / FILES}: is damaged; copy the released folder again")
-    columns: dict[str, Any] = known.pop(ITEMS)
-    _compare(folder, known, "copy the released folder again")
-    return columns
-
-
-def check_catalogue(path: Path, catalogue: pl.DataFrame, known: dict[str, Any]) -> None:
-    """Ids and titles must be those that were released."""
-    found = column_hashes(catalogue)
-    for name, expected in known.items():
-        if found.get(name) != expected:
-            raise DPFormerError(f"{path}: column {name!r} is damaged or was changed; copy the released folder again")
-
-
 def data_of(folder: Path) -> Path:
     """Where the data of a run was."""
     return Path(read_json(folder / LOCAL)["data"])
-
-
-def _is_table(value: object) -> bool:
-    return isinstance(value, dict) and "item_id" in value
-
-
-def _compare(folder: Path, known: dict[str, Any], cure: str) -> None:
-    for name, expected in known.items():
-        if name in (CONFIG, ITEMS, PRIVACY, MODEL) and sha256(folder / name) != expected:
-            raise DPFormerError(f"{folder / name}: is damaged or was changed (sha256 differs); {cure}")
 
 
 def _hash(data: Path, salt: bytes) -> str:

@@ -29,8 +29,8 @@ from dpformer.clipping.tied_head import row_budget
 from dpformer.data import MicroBatch, Sequences, micro_batches
 from dpformer.errors import PrivacyError
 from dpformer.fit.workers import Team
+from dpformer.models import Network
 from dpformer.models.dropout import is_random
-from dpformer.models.network import SequenceModel
 from dpformer.privacy import GRADIENTS, Sample
 from dpformer.privacy.noise import kept_by_dropout
 
@@ -127,7 +127,7 @@ class GradientSum:
         self.report = Report()
 
     @property
-    def model(self) -> SequenceModel:
+    def model(self) -> Network:
         """The network."""
         return self.team.first.model
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import difflib
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -30,8 +29,8 @@ _PURE = {"vocabulary": 1000, "recency": 1.2}
 _PURE_STEPS = {"stage": "dpsgd", "epochs": 20.0, "learning_rate": 3.5e-2}
 
 PRESETS: dict[str, Values] = {
-    # The statistics with the whole budget, and a Transformer that learns from them: no steps on people's data. The best on the data
-    # sets at hand, or within the spread of seeds of it (docs/results.md).
+    # The statistics with the whole budget, and a Transformer that learns from them: no steps on people's data. The best on the
+    # data sets at hand, or within the spread of seeds of it (docs/results.md).
     "default": {
         "network": {"d": 64, "max_length": 30, "vocabulary": 1500, "recency": 1.2},
         "stages": [_HISTOGRAM, {"stage": "transitions", "share": 0.97, "weight": 2.0}, {"stage": "distil"}],
@@ -162,29 +161,30 @@ def _read(file: Path) -> Values:
         raise DPFormerError(f"{file}: is not TOML ({error})") from None
 
 
-def fit_options(recipe: Recipe) -> list[str]:
-    """The options of `dpformer fit` that make this recipe, from the nearest preset; empty if no preset has its stages."""
+def command(recipe: Recipe) -> Values:
+    """What to type for this recipe: the preset from which the fewest settings differ, and those. Ready for JSON."""
     asked = _all_settings(recipe)
-    nearest: list[str] = []
-    for preset in PRESETS:
-        base = Recipe.model_validate(PRESETS[preset])
-        if [stage.stage for stage in base.stages] != [stage.stage for stage in recipe.stages]:
-            continue
-        usual = _all_settings(base)
-        changed = {name: value for name, value in asked.items() if value != usual[name] and name != "epsilon"}
-        words = ["--preset", preset, "--epsilon", f"{recipe.epsilon:g}"]
-        for name, value in changed.items():
-            words += ["--set", f"{name}={value if isinstance(value, str) else json.dumps(value)}"]
-        nearest = words if not nearest or len(words) < len(nearest) else nearest
-    return nearest
+    names = [stage.stage for stage in recipe.stages]
+    same = [preset for preset, values in PRESETS.items() if [stage["stage"] for stage in values["stages"]] == names]
+    ways = []
+    for preset in same or [name for name in PRESETS if ("network" in PRESETS[name]) == (recipe.network is not None)]:
+        usual = _all_settings(Recipe.model_validate(PRESETS[preset]))
+        stages = {} if same else {"stages": recipe.settings()["stages"]}
+        changed = {
+            name: value
+            for name, value in asked.items()
+            if name != "epsilon" and value != usual.get(name, value) and (same or name.partition(".")[0] not in STAGES)
+        }
+        ways.append((preset, {**stages, **changed}))
+    preset, changed = min(ways, key=lambda way: len(way[1]))
+    return {"preset": preset, "epsilon": asked["epsilon"], "set": changed}
 
 
 def _all_settings(recipe: Recipe) -> Values:
     """Every setting of a recipe by its dotted name, ready for JSON."""
-    values = recipe.settings()
     return {
-        f"{group}.{name}" if group else name: inner[name]
-        for group, inner in _groups(values).items()
-        for name in inner
+        f"{group}.{name}" if group else name: values[name]
+        for group, values in _groups(recipe.settings()).items()
+        for name in values
         if name in _fields(group)
     }

@@ -7,14 +7,13 @@ whenever it is made, from a preset or from a stored file.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from dpformer.models import ReAttention, RecurrentSpec, TransformerSpec
 from dpformer.models.network import NetworkSpec
-from dpformer.models.reattention import ReAttention
-from dpformer.models.recurrent import RecurrentSpec
-from dpformer.models.transformer import TransformerSpec
 from dpformer.privacy import PrivacyPlan, make_plan
 from dpformer.statistics.histogram import HISTOGRAM
 from dpformer.statistics.item_selection import ITEMS
@@ -55,7 +54,7 @@ class NetworkSettings(Settings):
     recency: float | None = Field(
         None,
         ge=0,
-        description="Power of a fixed decay of attention with the lag, in place of learned positions; layers start as the identity.",
+        description="Power of a fixed decay of attention with the lag, in place of learned positions; layers start as identity.",
     )
     vocabulary: int | None = Field(
         None,
@@ -85,8 +84,8 @@ class NetworkSettings(Settings):
         if self.model != "transformer":
             return RecurrentSpec(kind=self.model, **shared)
         correction = None if self.reattention == "off" else ReAttention(self.reattention)
-        own = {"blocks": self.blocks, "norm": self.norm, "recency": self.recency, "identity": self.recency is not None}
-        return TransformerSpec(**shared, **own, reattention=correction)
+        own: dict[str, Any] = self.model_dump(include={"blocks", "norm", "recency"})
+        return TransformerSpec(**shared, **own, identity=self.recency is not None, reattention=correction)
 
 
 class HistogramSettings(Settings):
@@ -210,12 +209,24 @@ class Recipe(Settings):
         if network.vocabulary is not None and histogram is None:
             raise ValueError("a vocabulary needs item frequencies: add the stage histogram")
         if network.reattention != "off" and (histogram is None or self.stage(DPSGDSettings) is None):
-            raise ValueError("reattention corrects the noise of steps and needs item frequencies: stages histogram, dpsgd")
+            raise ValueError(
+                "reattention corrects the noise of steps and needs item frequencies: stages histogram, dpsgd"
+            )
         return self
 
     def stage(self, kind: type[S]) -> S | None:
         """The settings of a stage, if the recipe has it."""
         return next((stage for stage in self.stages if isinstance(stage, kind)), None)
+
+    def changed(self, changes: Mapping[str, Any]) -> Recipe:
+        """The recipe with other values, by dotted names such as `network.d`; of what it does not have nothing is changed."""
+        values = self.model_dump()
+        groups = {"": values, "network": values["network"], **{stage["stage"]: stage for stage in values["stages"]}}
+        for name, value in changes.items():
+            group, _, key = name.rpartition(".")
+            if groups.get(group) is not None:
+                groups[group][key] = value
+        return Recipe.model_validate(values)
 
     @property
     def steps_on_data(self) -> bool:

@@ -20,11 +20,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
-from dpformer.artifact.write import publish
+from dpformer.artifact import publish
+from dpformer.artifact.layout import EVENTS
 from dpformer.data import Dataset, Sequences, load
 from dpformer.errors import DPFormerError
 from dpformer.files import write_file
@@ -35,7 +36,6 @@ from dpformer.fit.distributed.together import about_run, alone, compare_data, ex
 from dpformer.fit.dpsgd import Optimisation, Trainer, network_for_steps, part_of
 from dpformer.fit.events import Tracker, Trackers, ended, started, stepped
 from dpformer.fit.folder import (
-    EVENTS,
     Begun,
     RunLock,
     begun_values,
@@ -49,7 +49,6 @@ from dpformer.fit.folder import (
     owner_only,
     read_recipe,
     refuse_used,
-    release_files,
     reopen,
     save_begun,
 )
@@ -58,8 +57,7 @@ from dpformer.fit.recipe import Recipe
 from dpformer.fit.stage import Outputs, Progress, Setup
 from dpformer.fit.stated import state_privacy
 from dpformer.fit.statistics_stages import choose_items, restrict, stages_before_steps
-from dpformer.models.recommender import parse_spec, restore
-from dpformer.models.transitions import TransitionScorer
+from dpformer.models import TransitionScorer, parse_spec, restore
 from dpformer.privacy import Answer, Curator, Keys, PrivacyPlan, PrivacyStatement
 from dpformer.statistics.histogram import HISTOGRAM
 
@@ -203,12 +201,12 @@ class Run:
         """Continue from a checkpoint that `save` wrote, during the steps."""
         if values["items"] is not None:
             self.dataset = restrict(self.curator, self.dataset, values["items"])
-        histogram = transitions = None
+        histogram, transitions = None, None
         if HISTOGRAM in values:
             histogram = Answer(HISTOGRAM, {HISTOGRAM: tensors[HISTOGRAM].numpy()}, *values[HISTOGRAM])
         if "transitions" in values:
-            transitions = restore(parse_spec(values["transitions"]), part_of(tensors, "transitions"))
-            assert isinstance(transitions, TransitionScorer)
+            scorer = restore(parse_spec(values["transitions"]), part_of(tensors, "transitions"))
+            transitions = cast(TransitionScorer, scorer)
         self.outputs = Outputs(histogram, transitions)
         self._make_trainer().restore(tensors, values)
         self._lead()
@@ -231,7 +229,7 @@ class Run:
         if self._trainer is not None:
             self._trainer.move(torch.device("cpu"))
         model = self.outputs.recommender(self.recipe)
-        publish(self.folder, release_files(self.recipe, self.statement(), self.dataset.catalogue, model))
+        publish(self.folder, model, self.dataset.catalogue, self.statement())
         self.close()
 
     def statement(self) -> PrivacyStatement:
@@ -248,13 +246,11 @@ class Run:
 MakeCurator = Callable[..., Curator[Sequences]]
 
 
-def start(
-    folder: Path, data: Path, recipe: Recipe, ranks: Ranks = ALONE, make_curator: MakeCurator = Curator
-) -> Run:
+def start(folder: Path, data: Path, recipe: Recipe, ranks: Ranks = ALONE, make_curator: MakeCurator = Curator) -> Run:
     """Start a run in a new folder, on data that `dpformer prepare` wrote.
 
-    Of several processes rank 0 calls it, while the others `follow`; without steps they are not needed. When torchrun has restarted
-    its processes, the run that they started is resumed. make_curator: for tests that plant a defect.
+    Of several processes rank 0 calls it, while the others `follow`; without steps they are not needed. When torchrun has
+    restarted its processes, the run that they started is resumed. make_curator: for tests that plant a defect.
     """
     with ranks.leading():
         restarted = ranks.restarts > 0 and began_in(folder, ranks.job)
@@ -282,9 +278,7 @@ def start(
             return run
 
 
-def resume(
-    folder: Path, data: Path | None = None, ranks: Ranks = ALONE, make_curator: MakeCurator = Curator
-) -> Run:
+def resume(folder: Path, data: Path | None = None, ranks: Ranks = ALONE, make_curator: MakeCurator = Curator) -> Run:
     """Resume a run that was interrupted, exactly where an uninterrupted one would be. Several processes: see `start`."""
     with explained_loss(folder):
         with ranks.leading():

@@ -8,7 +8,7 @@ alone, and can be made again from recorded answers.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from dataclasses import dataclass
 from typing import Protocol, cast
 
@@ -16,13 +16,9 @@ import torch
 from torch import Tensor
 
 from dpformer.fit.recipe import Recipe, TransitionsSettings
-from dpformer.models.ensemble import Ensemble
-from dpformer.models.network import Network
-from dpformer.models.popularity import Popularity
-from dpformer.models.recommender import Recommender, build
-from dpformer.models.transitions import TransitionScorer
+from dpformer.fit.scorers import popularity_of
+from dpformer.models import Ensemble, Network, Recommender, TransitionScorer, build
 from dpformer.privacy import Answer, Asker, PrivacyPlan
-from dpformer.statistics.histogram import histogram_of
 
 
 @dataclass(frozen=True)
@@ -53,7 +49,7 @@ class Outputs:
         if self.transitions is not None:
             return self.transitions
         assert self.histogram is not None
-        return Popularity.of(torch.from_numpy(histogram_of(self.histogram)), self.histogram.noise_std)
+        return popularity_of(self.histogram)
 
 
 @dataclass(frozen=True)
@@ -84,6 +80,20 @@ class Stage(Protocol):
     name: str
 
     def run(self, before: Outputs, asker: Asker) -> Generator[Progress, None, Outputs]: ...
+
+
+def run_stages(stages: Iterable[Stage], asker: Asker) -> Outputs:
+    """Run stages one after the other; returns what they made."""
+    outputs = Outputs()
+
+    def work() -> Generator[Progress, None, None]:
+        nonlocal outputs
+        for stage in stages:
+            outputs = yield from stage.run(outputs, asker)
+
+    for _ in work():
+        pass
+    return outputs
 
 
 def new_network(setup: Setup, frequencies: Tensor | None = None) -> Network:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dpformer.data import Dataset, Sequences
 from dpformer.fit.gradient_sum import slack_in_words
-from dpformer.fit.recipe import STATISTICS, Recipe
+from dpformer.fit.recipe import Recipe
 from dpformer.privacy import Circumstances, Curator, DataPart, PrivacyStatement, TuningPart, build_statement
 
 TRAINED_ON = {
@@ -17,8 +17,8 @@ TRAINED_ON = {
 def state_privacy(curator: Curator[Sequences], recipe: Recipe, dataset: Dataset) -> PrivacyStatement:
     """The privacy statement of a run, from what its ledger says was charged."""
     public = ["the catalogue of items"] if dataset.catalogue_mode == "log" else []
-    if recipe.model not in STATISTICS:
-        public.append(f"the greatest length of a history, {recipe.max_length}")
+    if recipe.network is not None:
+        public.append(f"the greatest length of a history, {recipe.network.max_length}")
     plan = curator.plan
     about = Circumstances(
         data=DataPart(
@@ -31,4 +31,4 @@ def state_privacy(curator: Curator[Sequences], recipe: Recipe, dataset: Dataset)
         assumptions=(slack_in_words(plan.users, plan.rate),) if plan.steps else (),
     )
     account = None if curator.ledger is None else curator.ledger.account()
-    return build_statement(plan, account, about, TuningPart(kind=recipe.tuning, configurations=recipe.tried))
+    return build_statement(plan, account, about, TuningPart(**recipe.tuning.model_dump()))

@@ -6,20 +6,15 @@ from collections.abc import Collection, Generator
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
-
 from dpformer.data import Dataset, Sequences
 from dpformer.errors import DPFormerError
 from dpformer.fit.distil import distil
 from dpformer.fit.recipe import DistilSettings, HistogramSettings, TransitionsSettings
+from dpformer.fit.scorers import fit_transitions
 from dpformer.fit.stage import Outputs, Progress, Setup, Stage, new_network
-from dpformer.models.transitions import TransitionScorer
 from dpformer.privacy import Asker, Curator
-from dpformer.statistics.combine import measure
 from dpformer.statistics.histogram import Histogram
 from dpformer.statistics.item_selection import ItemCounts
-from dpformer.statistics.score_matrix import scorer_arrays
-from dpformer.statistics.settings import TransitionSettings
 
 
 @dataclass(frozen=True)
@@ -41,24 +36,22 @@ class TransitionsStage:
     """Asks for the transitions and makes a score matrix of them: three answers, each where the last saw something."""
 
     setup: Setup
-    settings: TransitionSettings
     name = "transitions"
 
     def run(self, before: Outputs, asker: Asker) -> Generator[Progress, None, Outputs]:
         """Ask, then combine the answers."""
         assert before.histogram is not None
-        measured = measure(asker, before.histogram, self.settings, self._sigma(before))
-        yield Progress(self.name, 1, 2, self.setup.plan)
-        tensors = {name: torch.from_numpy(array) for name, array in scorer_arrays(measured, self.settings).items()}
-        scorer = TransitionScorer.of(tensors, self.settings.window, self.settings.popularity)
-        yield Progress(self.name, 2, 2, self.setup.plan)
+        scorer = fit_transitions(asker, before.histogram, self._sigma(before))
+        yield Progress(self.name, 1, 1, self.setup.plan)
         return replace(before, transitions=scorer)
 
     def _sigma(self, before: Outputs) -> float:
         """The noise multiplier of the transitions if they were one answer beside a histogram of the usual share."""
         recipe = self.setup.recipe
         histogram, own = recipe.stage(HistogramSettings), recipe.stage(TransitionsSettings)
-        assert histogram is not None and own is not None and before.histogram is not None
+        assert histogram is not None
+        assert own is not None
+        assert before.histogram is not None
         whole = before.histogram.noise_std * histogram.share**0.5  # of the whole budget
         return whole / (own.share / USUAL_SHARE) ** 0.5
 
@@ -77,7 +70,8 @@ class DistilStage:
     def run(self, before: Outputs, asker: Asker) -> Generator[Progress, None, Outputs]:
         """Train."""
         settings = self.setup.recipe.stage(DistilSettings)
-        assert before.transitions is not None and settings is not None
+        assert before.transitions is not None
+        assert settings is not None
         network = new_network(self.setup)
         for step in distil(network, before.transitions, settings.steps):
             yield Progress(self.name, step, settings.steps, self.setup.plan)
@@ -88,7 +82,7 @@ def stages_before_steps(setup: Setup) -> list[Stage]:
     """The stages of a recipe, in order, without its steps."""
     made: dict[str, Stage] = {
         "histogram": HistogramStage(setup),
-        "transitions": TransitionsStage(setup, TransitionSettings()),
+        "transitions": TransitionsStage(setup),
         "distil": DistilStage(setup),
     }
     return [made[settings.stage] for settings in setup.recipe.stages if settings.stage in made]

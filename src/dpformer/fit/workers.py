@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from dpformer.clipping import PhantomClipping, TiedCrossEntropy
 from dpformer.data import MicroBatch
+from dpformer.models import Network
 from dpformer.models.dropout import Masks, use_masks
-from dpformer.models.network import SequenceModel
 
 WORKERS = 2
 # Below this many positions in a batch one worker is faster: each micro-batch has a fixed cost.
@@ -35,7 +35,7 @@ MasksOf = Callable[[np.ndarray], Masks]
 class Worker:
     """Adds the (clipped) gradients of people to `.grad` of a model."""
 
-    def __init__(self, model: SequenceModel, clipping: PhantomClipping | None, head: nn.Module | None = None) -> None:
+    def __init__(self, model: Network, clipping: PhantomClipping | None, head: nn.Module | None = None) -> None:
         self.model, self.clipping, self.head = model, clipping, head or TiedCrossEntropy()
         self._own: list[Tensor] = []
 
@@ -64,7 +64,7 @@ class Worker:
         weights = used / used.sum(1, keepdim=True).clamp_min(1)
         if s.shape[1] == 0:
             s, y, weights = tokens, torch.zeros_like(tokens), torch.zeros(tokens.shape, device=tokens.device)
-        losses: Tensor = self.head(self.model(s), self.model.table, y, weights, self.model.table_bias)
+        losses: Tensor = self.head(self.model.states(s), self.model.table, y, weights, self.model.table_bias)
         return losses
 
     def sum(self, groups: Iterable[Group], scale: float, totals: Sequence[Tensor], masks: MasksOf | None) -> float:
@@ -191,7 +191,7 @@ class Team:
         return self._pool
 
 
-def _sharing(model: SequenceModel) -> SequenceModel:
+def _sharing(model: Network) -> Network:
     """A copy of a model in which weights and buffers are the model's own memory."""
     shared: dict[int, object] = {id(p): nn.Parameter(p.data, p.requires_grad) for p in model.parameters()}
     shared |= {id(buffer): buffer for buffer in model.buffers()}

@@ -1,14 +1,9 @@
-"""Causal attention, with or without Re-Attention's correction, and the variance of its output.
+"""Kernels of causal attention.
 
-The correction takes `left_i right_j` off the logit of query i and key j. In training the attention matrix is made some rows at a
-time, and kept for the gradient: quicker than `scaled_dot_product_attention`, which makes it again; and penalty and
-variance of the output are passes over what is in the processor's cache anyway. Elsewhere (on a GPU, under autocast,
-for very long sequences, where a graph is drawn, and without gradients) that kernel does it. It knows nothing of a penalty, but
-a penalty is an inner product too. With
-
-    q' = (q, -sqrt(d) left)      k' = (k, right)      <q', k'> / sqrt(d) = <q, k> / sqrt(d) - left right
-
-corrected attention is ordinary attention of one more coordinate.
+In training on a CPU the attention matrix is made some rows at a time, and kept for the gradient: quicker than
+`scaled_dot_product_attention`, which makes it again; and a penalty on the logits and the variance of the output are passes
+over what is in the processor's cache anyway. Elsewhere (on a GPU, under autocast, for very long sequences, where a graph is
+drawn, and without gradients) torch's kernel does it.
 """
 
 from __future__ import annotations
@@ -21,8 +16,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dpformer.models import error
-
 # Entries of attention matrices that are made at a time, and their rows: of keys after these there is nothing to compute.
 MATRIX, ROWS = 2**19, 64
 # Heads times length of sequences whose attention matrices are kept for the gradient: so many numbers are kept for each token.
@@ -34,14 +27,14 @@ def attend(qkv: Tensor, bias: Tensor | None = None) -> Tensor:
 
     bias: fixed and added to the logits, `[L, L]`, -inf for keys after the query (see `recency_bias`).
     """
-    if _by_rows(qkv):
-        return _attend_rows(qkv, bias)[0]
+    if by_rows(qkv):
+        return attend_rows(qkv, bias)[0]
     q, k, v = qkv.unbind(2)
     return kernel(q, k, v, bias)
 
 
 def kernel(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`attend` by torch's own; q and k `[B, heads, L, d]` may have one more coordinate, a penalty: see `with_penalty`."""
+    """`attend` by torch; q and k `[B, heads, L, d]` may have one more coordinate than v (see `reattention.with_penalty`)."""
     mask = {"is_causal": True} if bias is None else {"attn_mask": bias}
     d = v.shape[-1]
     if q.shape[-1] == d:
@@ -57,28 +50,7 @@ def kernel(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> Tenso
     return out[..., :d].contiguous()
 
 
-def attend_corrected(
-    qkv: Tensor,
-    var_key: Tensor,
-    var_value: Tensor | None,
-    cap: float | None,
-    bias: Tensor | None = None,
-) -> tuple[Tensor, Tensor | None]:
-    """`attend` with the correction for keys of variance `var_key` `[B, heads, L]`; see `error.penalty` for the cap.
-
-    Returns the output and, from `var_value` `[B, heads, L]`, its variance `[B, heads, L]`. The gradient goes through q into the
-    penalty too; through variances it does not.
-    """
-    if not _by_rows(qkv):
-        q, k, v = qkv.unbind(2)
-        q, k = with_penalty(q, k, error.penalty(q, var_key, cap))
-        out = kernel(q, k, v, bias)
-        with error.aside():
-            return out, None if var_value is None else output_error(q, k, var_value, bias, v.shape[-1])
-    return _attend_rows(qkv, bias, var_key, var_value, cap)
-
-
-def _by_rows(qkv: Tensor) -> bool:
+def by_rows(qkv: Tensor) -> bool:
     """Whether attention of `[B, heads, 3, L, d]` is computed some rows at a time."""
     if not torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
         return False
@@ -91,24 +63,21 @@ def _by_rows(qkv: Tensor) -> bool:
     return qkv.device.type == "cpu" and qkv.shape[1] * qkv.shape[3] <= LONGEST
 
 
-def _attend_rows(
+def attend_rows(
     qkv: Tensor,
-    bias: Tensor | None,
-    var_key: Tensor | None = None,
+    bias: Tensor | None = None,
+    penalty: tuple[Tensor, Tensor, Tensor] | None = None,
     var_value: Tensor | None = None,
-    cap: float | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """`attend_corrected`, or `attend` without `var_key`, some rows at a time."""
+    """`attend` some rows at a time, less a penalty: `left`, `right` and `capped` of `_Rows`, `[B, heads, L]` each.
+
+    Returns the output and, from the variance of the values `[B, heads, L]`, its variance.
+    """
     shape = (*qkv.shape[:2], *qkv.shape[3:])
-    with torch._C.DisableTorchFunction():  # whoever looks on, as clipping does, would find no parameter in there
-        qkv = qkv.flatten(0, 1)
-        left = right = capped = None
-        if var_key is not None:
-            most = error.squared_lengths(qkv[:, 0].detach()) / (2 * qkv.shape[-1])
-            left, right = error.limited(most, var_key.flatten(0, 1), cap)
-            capped = left < most
+    with torch._C.DisableTorchFunction():  # a recorder, as clipping has one, would find no parameter in there
+        left, right, capped = (None,) * 3 if penalty is None else (part.flatten(0, 1) for part in penalty)
         var_value = None if var_value is None else var_value.flatten(0, 1)
-        out, var = _Rows.apply(qkv, left, right, capped, var_value, bias)
+        out, var = _Rows.apply(qkv.flatten(0, 1), left, right, capped, var_value, bias)
         return out.view(shape), None if var is None else var.view(shape[:-1])
 
 
@@ -135,7 +104,7 @@ class _Rows(torch.autograd.Function):
         var = None if var_value is None else torch.empty_like(var_value)
         scale = 1 / math.sqrt(q.shape[-1])
         step = _step(q.shape[1])
-        pieces = list(_rows(q.shape[1], step))[::-1]  # as the gradient wants them
+        pieces = list(row_slices(q.shape[1], step))[::-1]  # as the gradient wants them
         future = causal(min(step, q.shape[1]), q)
         nothing = q.new_empty(1)
         kept = []
@@ -177,7 +146,7 @@ class _Rows(torch.autograd.Function):
         columns = (None if x is None else x[..., None] for x in (right, at_left))
         step = _step(q.shape[1])
         # The last rows first: they have all keys, so that nothing has to be 0 to be added to.
-        pieces = list(_rows(q.shape[1], step))[::-1]
+        pieces = list(row_slices(q.shape[1], step))[::-1]
         matrices = iter(kept)
         for q_, k_, v_, gradient_, at_q_, at_k_, at_v_, right_, at_left_ in _some(
             step, q, k, v, gradient, at_q, at_k, at_v, *columns
@@ -224,7 +193,7 @@ def _some(step: int, *tensors: Tensor | None) -> Iterator[tuple[Any, ...]]:
     return zip(*(nothing if tensor is None else tensor.split(size) for tensor in tensors), strict=True)
 
 
-def _rows(L: int, step: int) -> Iterator[tuple[slice, slice]]:
+def row_slices(L: int, step: int) -> Iterator[tuple[slice, slice]]:
     """Rows of an attention matrix `[L, L]`, some at a time, and the keys up to the last of them."""
     for first in range(0, L, max(1, step)):
         last = min(first + step, L)
@@ -243,12 +212,6 @@ def recency_bias(length: int, power: float) -> Tensor:
     return (-power * lag.clamp_min(0).to(torch.get_default_dtype()).log1p()).masked_fill(lag < 0, -torch.inf)
 
 
-def with_penalty(q: Tensor, k: Tensor, penalty: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """Queries and keys `[B, heads, L, d]` with the penalty as one more coordinate, `[B, heads, L, d + 1]`."""
-    left, right = penalty
-    return torch.cat([q, -math.sqrt(q.shape[-1]) * left[..., None]], -1), torch.cat([k, right[..., None]], -1)
-
-
 def causal(length: int, like: Tensor) -> Tensor:
     """0 for keys up to the query, -inf after it: `[L, L]`."""
     return torch.full((length, length), -torch.inf, dtype=like.dtype, device=like.device).triu(1)
@@ -263,35 +226,3 @@ def scores(q: Tensor, k: Tensor, d: int, bias: Tensor | None = None) -> Tensor:
         bias = causal(q.shape[-2], q)
     logits = torch.baddbmm(bias, q.flatten(0, 1), k.flatten(0, 1).transpose(1, 2), alpha=1 / math.sqrt(d))
     return logits.view(*q.shape[:-1], k.shape[-2]).softmax(-1)
-
-
-def output_error(q: Tensor, k: Tensor, var_values: Tensor, bias: Tensor | None, d: int) -> Tensor:
-    """The variance of attention's output, `[B, heads, L]`, from that of the values, of the same shape; q, k: as in `kernel`.
-
-    It needs the attention matrix, but only some rows of some samples' at a time, as many as a processor's own cache has room for.
-    """
-    L = q.shape[-2]
-    step = ROWS if q.device.type == "cpu" and not torch.compiler.is_compiling() else L
-    bias = causal(L, q) if bias is None else bias
-    found = []
-    for rows, keys in _rows(L, step):
-
-        def of_some(q: Tensor, k: Tensor, v: Tensor, mask: Tensor = bias[rows, keys]) -> Tensor:
-            return error.attention_output(v, scores(q, k, d, mask))
-
-        size = MATRIX // max(1, q.shape[1] * (rows.stop - rows.start) * keys.stop)
-        found.append(error.in_parts(of_some, size, q[..., rows, :], k[..., keys, :], var_values[..., keys]))
-    return torch.cat(found, -1) if found else torch.zeros_like(var_values)
-
-
-def literal_attend(
-    q: Tensor, k: Tensor, v: Tensor, var_key: Tensor, cap: float | None, bias: Tensor | None = None
-) -> Tensor:
-    """The paper's correction to the letter: scores divided by `exp(<q, q> var / 2)` after the softmax, no renormalisation.
-
-    The exponent is capped, if there is a cap, since it overflows for rare tokens.
-    """
-    exponent = q.square().sum(-1)[..., None] * var_key[..., None, :] / 2
-    if cap is not None:
-        exponent = exponent.clamp_max(cap)
-    return (scores(q, k, q.shape[-1], bias) * torch.exp(-exponent)) @ v

@@ -1,35 +1,80 @@
-"""A network trained by DP-SGD and DP transition statistics, paid from one budget: their scores are added."""
+"""A network and transition statistics, paid from one budget: their scores are added."""
 
 from __future__ import annotations
 
+from typing import Annotated, Literal, cast
+
 import torch
+from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
 from torch import Tensor
 
-from dpformer.models.network import SequenceModel
-from dpformer.models.transitions import DPTransitions
+from dpformer.models.network import Network, NetworkSpec
+from dpformer.models.recommender import Recommender, Spec, build, parse_spec, register
+from dpformer.models.transitions import TransitionScorer, TransitionsSpec
 
 # Items outside the statistics' head have scores that only order them, far below all others: there the network decides.
 FLOOR = -50.0
 
 
-class Joined:
-    """`score = network + weight * statistics`, of all items `[B, items + 1]`.
+class EnsembleSpec(Spec):
+    """The specs of both models, and the weight of the transitions."""
+
+    kind: Literal["ensemble"] = "ensemble"
+    network: Annotated[SerializeAsAny[NetworkSpec], BeforeValidator(parse_spec)]
+    transitions: TransitionsSpec
+    weight: float = Field(ge=0)
+
+    @model_validator(mode="after")
+    def _same_items(self) -> EnsembleSpec:
+        if not self.items == self.network.items == self.transitions.items:
+            raise ValueError("the models of an ensemble must score the same items")
+        return self
+
+    @property
+    def name(self) -> str:
+        """Both names."""
+        return f"{self.network.name} and {self.transitions.name}"
+
+
+@register("ensemble", EnsembleSpec)
+class Ensemble(Recommender):
+    """`score = network + weight * transitions`, of all items; an empty history is scored by the transitions alone.
 
     The two see different things: the statistics have a number for each pair of frequent items, the network has few numbers and
     shares them among all. Their noise is independent, and adding them averages it.
     """
 
-    def __init__(self, network: SequenceModel, prior: DPTransitions, weight: float) -> None:
-        self.network, self.prior, self.weight = network, prior, weight
+    spec: EnsembleSpec
 
-    @torch.no_grad()
-    def scores(self, s: Tensor, lengths: Tensor) -> Tensor:
-        """`[B, items + 1]` for histories `[B, L]` of `lengths` `[B]`; an empty one is scored by the statistics alone."""
-        self.network.eval()
-        prior = self.prior.scores(s, lengths)
-        found = self.network.scores(s, lengths.clamp_min(1)) + self.weight * prior.clamp_min(FLOOR)
-        return torch.where((lengths == 0)[:, None], prior, found)
+    def __init__(
+        self, spec: EnsembleSpec, network: Network | None = None, transitions: TransitionScorer | None = None
+    ) -> None:
+        super().__init__(spec)
+        self.network = cast(Network, build(spec.network)) if network is None else network
+        self.transitions = TransitionScorer(spec.transitions) if transitions is None else transitions
 
-    def state(self) -> dict[str, Tensor]:
-        """The tensors of both."""
-        return {**self.network.state_dict(), **{f"prior.{name}": value for name, value in self.prior.state().items()}}
+    @classmethod
+    def of(cls, network: Network, transitions: TransitionScorer, weight: float) -> Ensemble:
+        """Join two models; no tensor is copied."""
+        spec = EnsembleSpec(items=network.spec.items, network=network.spec, transitions=transitions.spec, weight=weight)
+        return cls(spec, network, transitions)
+
+    def forward(self, history: Tensor, lengths: Tensor) -> Tensor:
+        """The weighted sum."""
+        transitions = self.transitions(history, lengths)
+        both = self.network(history, lengths) + self.spec.weight * transitions.clamp_min(FLOOR)
+        return torch.where((lengths == 0)[:, None], transitions, both)
+
+    def popularity(self) -> Tensor | None:
+        """The network's frequencies if they were released, else those of the transitions."""
+        own = self.network.popularity()
+        return self.transitions.popularity() if own is None else own
+
+    def trained_network(self) -> Network:
+        """The network of the sum."""
+        return self.network
+
+    def check(self) -> None:
+        """Both are checked."""
+        self.network.check()
+        self.transitions.check()

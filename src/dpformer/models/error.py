@@ -1,16 +1,8 @@
-"""Error tracking: the variance that privacy noise leaves on each token, carried through the layers as one number a token.
+"""Effective error and its propagation: the variance that privacy noise leaves on each token, one number a token.
 
 Pure functions on means and variances, usable without any model. Noise is isotropic, so a vector's error is one variance per
-coordinate, the same for all of its coordinates; what layers do to it is averaged over coordinates. Every rule is compared with
-sampling in the tests. The paper's formulas and what we take instead:
-
-==================  ================================================================================================
-Eq. effective error `sigma / (B p)`, taken as a parameter's standard deviation (it is a relative error; `scale` adjusts it)
-Eq. linear          the printed one has no sum over inputs; ours is exact for independent, isotropic errors
-Eq. ReLU            the printed one subtracts c^2 and is negative for c < 0; ours subtracts the squared mean, and gives the
-                    paper's own table. Its second argument there is a standard deviation
-Eq. correction      on the logits, with `|q|^2 / d_head`, not on the scores after the softmax
-==================  ================================================================================================
+coordinate, the same for all of its coordinates; what layers do to it is averaged over coordinates. One function per rule, with
+the paper's equation by its label, as printed, where ours differs. Every rule is compared with sampling in `test_error.py`.
 """
 
 from __future__ import annotations
@@ -44,7 +36,9 @@ class _Aside:
 def effective_error(
     noise_multiplier: float, batch_size: float, frequency: Tensor | float = 1.0, scale: float = 1.0
 ) -> Tensor:
-    """Variance of a parameter's coordinates: `(scale sigma / (B p))^2`, p the fraction of sequences that touch it.
+    """Variance of a parameter's coordinates, eq. effectiveerror: `(scale sigma / (B p))^2`, p the share of sequences with it.
+
+    The paper takes `sigma / (B p)` as a standard deviation. It is a relative error; `scale` adjusts it.
 
     >>> effective_error(2.0, 100.0, torch.tensor([1.0, 0.1])).sqrt()
     tensor([0.0200, 0.2000])
@@ -56,6 +50,9 @@ def linear(var: Tensor, x: Tensor, weight: Tensor, var_weight: Tensor | float) -
     """`y = x W'`: var `[...]`, x `[..., d_in]`, W `[..., d_out, d_in]` to the variance of y's coordinates, `[...]`.
 
         Var y = Var x |W|^2 / d_out  +  Var W (d_in Var x + |x|^2)
+
+    Exact for independent, isotropic errors. Eq. linearnpn, as printed, has no sum over the inputs (and `l` for `l - 1`):
+    `Var y = Var x Var W + Var x W^2 + Var W x^2`.
 
     >>> linear(torch.tensor(0.5), torch.tensor([3.0, 4.0]), torch.eye(2), 0.1)  # 0.5 * 2/2 + 0.1 * (2 * 0.5 + 25)
     tensor(3.1000)
@@ -73,6 +70,9 @@ def relu_moments(mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and variance of `max(0, X)`, X normal with this mean c and variance d; elementwise.
 
         m = c Phi(c / sqrt d) + sqrt d phi(c / sqrt d)        Var = (c^2 + d) Phi + c sqrt d phi - m^2
+
+    Eq. relunpn, as printed, subtracts c^2 in place of m^2, and is negative for c < 0. Ours gives the paper's own table, whose
+    second argument is a standard deviation.
 
     For a standard normal they are `1 / sqrt(2 pi)` and `1/2 - 1 / (2 pi)`:
 
@@ -140,34 +140,3 @@ def attention_output(var_values: Tensor, scores: Tensor) -> Tensor:
     tensor([1.0000, 1.2500])
     """
     return (scores.square() @ var_values[..., None])[..., 0]
-
-
-def penalty(query: Tensor, var_key: Tensor, cap: float | None) -> tuple[Tensor, Tensor]:
-    """What is taken off the logits, as two factors: `penalty_ij = left_i right_j`, each `[..., L]`.
-
-    A key with variance v makes the expected score of its token too large by the factor `exp(|q|^2 v / (2 d_head))`; in logits,
-    `|q_i|^2 / (2 d_head) * v_j`. query `[..., L, d_head]`, var_key `[..., L]`.
-
-    Only differences within a row matter to the softmax, so `right` is relative to the first key, which every row of causal
-    attention has. For rare tokens differences can be beyond any float: with a `cap` (in nats) each row is scaled down, as a
-    whole, so that its largest difference among the keys up to it is at most the cap. (Cutting single entries would do too, but
-    is not a product of two factors, and a product is what lets `scaled_dot_product_attention` apply it as it is.)
-
-    >>> left, right = penalty(torch.ones(2, 4), torch.tensor([0.1, 0.3]), cap=None)  # |q|^2 / (2 d) = 1/2
-    >>> left[:, None] * right
-    tensor([[0.0000, 0.1000],
-            [0.0000, 0.1000]])
-    >>> left, right = penalty(torch.ones(2, 4), torch.tensor([1e30, 1.0]), cap=5.0)
-    >>> left[1] * right
-    tensor([ 0., -5.])
-    """
-    return limited(squared_lengths(query) / (2 * query.shape[-1]), var_key, cap)
-
-
-def limited(left: Tensor, var_key: Tensor, cap: float | None) -> tuple[Tensor, Tensor]:
-    """`penalty`, from `|q|^2 / (2 d_head)` `[..., L]`."""
-    right = var_key - var_key[..., :1]
-    if cap is not None:
-        spread = right.cummax(-1).values - right.cummin(-1).values
-        left = torch.minimum(left, cap / spread.clamp_min(torch.finfo(spread.dtype).tiny))
-    return left, right

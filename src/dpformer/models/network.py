@@ -1,47 +1,63 @@
-"""What all sequence models have in common: items in, hidden states out, and a table to score all items with."""
+"""Networks over item embeddings: rows of a table in, hidden states out, and the table again to score items with."""
 
 from __future__ import annotations
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
+from dpformer.models.recommender import Recommender, Spec, last_kept
 
-class SequenceModel(nn.Module):
-    """Item ids 1..items, 0 is padding and stands at the end: `[B, L]` to hidden states `[B, L, d]`.
 
-    The output table is the input embedding (`tied`) or one of its own. State t depends on items up to t alone.
+class NetworkSpec(Spec):
+    """What all networks have.
 
-    With a `vocabulary` the model learns that many items alone, so that noise falls on few rows: which ones, `choose` tells it.
-    It then reads and predicts `places` 1..vocabulary among them; `locate` drops the others from a history. `scores` speaks of all
-    items as ever: those outside the vocabulary have no embedding and get their output bias.
+    vocabulary: learn this many items only, the most frequent ones; None for all. tied: the output table is the input embedding.
+    frequencies: released item frequencies are part of the model, and answer empty histories.
     """
 
-    def __init__(
-        self,
-        items: int,
-        d: int,
-        tied: bool = True,
-        vocabulary: int | None = None,
-        max_length: int | None = None,
-    ) -> None:
-        super().__init__()
-        self.items, self.max_length = items, max_length
-        rows = items if vocabulary is None else min(vocabulary, items)
-        self.embedding = self._make_table(rows + 1, d, padding_idx=0)
-        self.output = None if tied else self._make_table(rows + 1, d, padding_idx=None)
+    max_length: int = Field(default=50, ge=1, le=10**6)
+    d: int = Field(default=64, ge=1, le=2**14)
+    tied: bool = True
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    vocabulary: int | None = Field(default=None, ge=1)
+    frequencies: bool = False
+
+    @property
+    def window(self) -> int | None:
+        """All, if there is a vocabulary: items outside of it are dropped before the history is cut."""
+        return None if self.vocabulary is not None else self.max_length
+
+    @property
+    def rows(self) -> int:
+        """Rows of the tables, without the padding."""
+        return self.items if self.vocabulary is None else min(self.vocabulary, self.items)
+
+
+class Network(Recommender):
+    """Item ids 1..items, 0 is padding and stands at the end. State t depends on items up to t alone.
+
+    With a `vocabulary` the network learns that many items alone, so that noise falls on few rows; `choose` sets which ones.
+    `states` then reads rows 1..vocabulary of its table, and `locate` gives the rows of a history, without the other items.
+    Scores are of all items as ever: those outside the vocabulary have no embedding and get their output bias.
+    """
+
+    spec: NetworkSpec
+
+    def __init__(self, spec: NetworkSpec) -> None:
+        super().__init__(spec)
+        self.embedding = _table(spec.rows + 1, spec.d, padding_idx=0)
+        self.output = None if spec.tied else _table(spec.rows + 1, spec.d, padding_idx=None)
         # Padding is no item: a fixed bias takes it out of every softmax and ranking.
-        bias = torch.zeros(items + 1)
+        bias = torch.zeros(spec.items + 1)
         bias[0] = -torch.inf
         self.output_bias: Tensor
         self.register_buffer("output_bias", bias)
         # The items of the vocabulary by their rows; row 0 is the padding.
         self.chosen: Tensor | None
-        self.register_buffer("chosen", None if vocabulary is None else torch.arange(rows + 1))
-
-    def _make_table(self, count: int, d: int, padding_idx: int | None) -> nn.Embedding:
-        whole = nn.Embedding(count, d, padding_idx)
-        nn.init.normal_(whole.weight, std=0.02)
-        return whole
+        self.register_buffer("chosen", None if spec.vocabulary is None else torch.arange(spec.rows + 1))
+        self.frequencies: Tensor | None
+        self.register_buffer("frequencies", torch.ones(spec.items + 1) if spec.frequencies else None)
 
     @property
     def table(self) -> Tensor:
@@ -56,10 +72,10 @@ class SequenceModel(nn.Module):
     def choose(self, frequencies: Tensor, bias: bool) -> None:
         """Take the most frequent items as vocabulary, if there is one; and with `bias` log frequencies as output bias.
 
-        frequencies `[items + 1]`: public or released ones, above 0; row 0 is not read. Ties go by the catalogue.
+        frequencies `[items + 1]`: public or released ones (above 0 with `bias`); row 0 is not read. Ties go by the catalogue.
         """
-        if frequencies.shape != (self.items + 1,):
-            raise ValueError(f"wanted frequencies [{self.items + 1}], not {tuple(frequencies.shape)}")
+        if frequencies.shape != self.output_bias.shape:
+            raise ValueError(f"wanted frequencies [{self.spec.items + 1}], not {tuple(frequencies.shape)}")
         if self.chosen is not None:
             order = frequencies[1:].argsort(descending=True, stable=True) + 1
             self.chosen[1:] = order[: len(self.chosen) - 1]
@@ -69,42 +85,92 @@ class SequenceModel(nn.Module):
     def places(self) -> Tensor:
         """The row of each item, `[items + 1]`, int64; 0 for those outside the vocabulary."""
         if self.chosen is None:
-            return torch.arange(self.items + 1)
-        places = torch.zeros(self.items + 1, dtype=torch.int64)
-        places[self.chosen] = torch.arange(len(self.chosen))
-        return places
+            return torch.arange(self.spec.items + 1, device=self.output_bias.device)
+        rows = torch.arange(len(self.chosen), device=self.chosen.device)
+        return rows.new_zeros(self.spec.items + 1).scatter(0, self.chosen, rows)
 
     def locate(self, s: Tensor) -> tuple[Tensor, Tensor]:
         """Rows `[B, L]` of item ids `[B, L]`, those outside the vocabulary dropped and the rest moved up; and lengths `[B]`.
 
-        >>> model = SequenceModel(4, 2, vocabulary=2)
+        >>> model = Network(NetworkSpec(kind="network", items=4, d=2, vocabulary=2))
         >>> model.choose(torch.tensor([0.0, 0.1, 0.2, 0.3, 0.4]), bias=False)
         >>> model.locate(torch.tensor([[1, 3, 2, 4], [4, 1, 0, 0]]))  # item 4 has row 1, item 3 row 2
         (tensor([[2, 1, 0, 0],
                 [1, 0, 0, 0]]), tensor([2, 1]))
         """
         rows = self.places()[s]
-        order = (rows == 0).to(torch.uint8).argsort(dim=1, stable=True)
-        return rows.gather(1, order), (rows > 0).sum(1)
+        return _oldest_first(*last_kept(rows, rows > 0, s.shape[1], 0))
 
-    def forward(self, s: Tensor) -> Tensor:
-        """Hidden states `[B, L, d]` of rows `[B, L]`: item ids, or places in the vocabulary if there is one."""
-        raise TypeError("SequenceModel is a base class: use Transformer, GRURecommender or LSTMRecommender")
+    def states(self, rows: Tensor) -> Tensor:
+        """Hidden states `[B, L, d]` of rows `[B, L]` of the table, L at most `max_length`."""
+        raise NotImplementedError
 
-    def scores(self, s: Tensor, lengths: Tensor) -> Tensor:
-        """Scores of all items as the next one, `[B, items + 1]`; lengths `[B]` (at least 1) of the sequences `s` `[B, L]`.
+    def last_state(self, history: Tensor, lengths: Tensor) -> Tensor:
+        """The hidden state `[B, d]` after the last of the items (of the vocabulary); 0 without a single one."""
+        rows = self.places()[history]
+        keep = (rows > 0) & (torch.arange(history.shape[1], device=history.device) < lengths[:, None])
+        width = self.spec.max_length
+        if not torch.compiler.is_compiling():  # a graph has one width for all histories
+            width = max(1, min(width, history.shape[1]))
+        rows, count = _oldest_first(*last_kept(rows, keep, width, 0))
+        states = self.states(rows)
+        place = (count - 1).clamp_min(0)[:, None, None].expand(-1, 1, states.shape[2])
+        return states.gather(1, place)[:, 0].masked_fill((count == 0)[:, None], 0)
 
-        With a vocabulary: from the last `max_length` items that are in it; without a single one, the output bias.
+    def forward(self, history: Tensor, lengths: Tensor) -> Tensor:
+        """Scores from the last `max_length` items (of the vocabulary); without a single one of it, the output bias.
+
+        An empty history gets the log frequencies, or, without any, the order of the catalogue.
         """
+        last = self.last_state(history, lengths)
         if self.chosen is None:
-            last = self(s)[torch.arange(len(s), device=s.device), lengths - 1]
-            return torch.addmm(self.output_bias, last, self.table.T)
-        rows, lengths = self.locate(s)
-        width = max(1, min(int(lengths.max()), self.max_length or rows.shape[1]))
-        start = (lengths - width).clamp_min(0)
-        rows = rows.gather(1, start[:, None] + torch.arange(width))
-        last = self(rows)[torch.arange(len(s)), (lengths - start - 1).clamp_min(0)]
-        last = last.masked_fill((lengths == 0)[:, None], 0)
-        scores = self.output_bias.expand(len(s), -1).clone()
-        scores[:, self.chosen[1:]] += last @ self.table[1:].T
-        return scores
+            scores = torch.addmm(self.output_bias, last, self.table.T)
+        else:
+            own = last @ self.table[1:].T
+            scores = self.output_bias.expand(own.shape[0], -1).index_add(1, self.chosen[1:], own)
+        return torch.where((lengths == 0)[:, None], self._without_history(), scores)
+
+    def popularity(self) -> Tensor | None:
+        """The released frequencies."""
+        return None if self.frequencies is None else _set_first(self.frequencies, 0.0)
+
+    def trained_network(self) -> Network:
+        """Itself."""
+        return self
+
+    def attention_maps(self, history: Tensor) -> tuple[Tensor, dict[str, list[Tensor]]] | None:
+        """The items attended to, `[B, L]`, and by kind of attention the matrix of each block, `[B, heads, L, L]`."""
+        return None
+
+    def check(self) -> None:
+        """The vocabulary must be items of the catalogue, each once."""
+        if self.chosen is not None and (
+            int(self.chosen.min()) < 0
+            or int(self.chosen.max()) > self.spec.items
+            or len(self.chosen.unique()) < len(self.chosen)
+        ):
+            raise ValueError(f"the vocabulary holds items outside 1..{self.spec.items}, or one of them twice")
+
+    def _without_history(self) -> Tensor:
+        """Scores for an empty history, `[items + 1]`."""
+        if self.frequencies is not None:
+            return _set_first(self.frequencies.log(), -torch.inf)
+        order = -torch.arange(self.spec.items + 1, dtype=self.output_bias.dtype, device=self.output_bias.device)
+        return _set_first(order, -torch.inf)
+
+
+def _table(count: int, d: int, padding_idx: int | None) -> nn.Embedding:
+    table = nn.Embedding(count, d, padding_idx)
+    nn.init.normal_(table.weight, std=0.02)
+    return table
+
+
+def _oldest_first(newest_first: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
+    """The first `count` `[B]` values of each row `[B, width]` in reverse; then 0."""
+    column = torch.arange(newest_first.shape[1], device=count.device)
+    values = newest_first.gather(1, (count[:, None] - 1 - column).clamp_min(0))
+    return torch.where(column < count[:, None], values, 0), count
+
+
+def _set_first(values: Tensor, value: float) -> Tensor:
+    return torch.cat([values.new_full((1,), value), values[1:]])

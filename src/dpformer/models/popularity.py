@@ -1,79 +1,47 @@
-"""Recommend to everybody what most people had: not privately, and from a noisy histogram."""
+"""The same ranking for every history: by counts, released with noise or exact."""
 
-from typing import Any
+from __future__ import annotations
 
-import numpy as np
+from typing import Literal
+
 import torch
+from pydantic import Field
 from torch import Tensor
 
-from dpformer.data import Sequences
-from dpformer.errors import DPFormerError
-from dpformer.privacy.query import Asker
-from dpformer.statistics.histogram import Histogram, check_items, histogram_of
-from dpformer.statistics.settings import HISTOGRAM
+from dpformer.models.recommender import Recommender, Spec, register, restore
 
 
-class Popularity:
-    """Items by the number of their events. Not private: the counts are exact."""
+class PopularitySpec(Spec):
+    """floor: counts below it cannot be told from none; the noise's standard deviation, or 0 for exact counts."""
 
-    def __init__(self) -> None:
-        self._scores: Tensor | None = None
-
-    def fit(self, people: Sequences, items: int) -> "Popularity":
-        """Count the events of each item 1..items."""
-        check_items(people, items)
-        self._scores = _as_scores(np.bincount(people.items, minlength=items + 1))
-        return self
-
-    def scores(self, s: Tensor, lengths: Tensor) -> Tensor:
-        """[B, items + 1] for item ids s [B, L]: the same row for everybody; entry 0 is -inf."""
-        return _rows(self._scores, len(s))
-
-    def state(self) -> dict[str, Tensor]:
-        """The exact counts: not to be released."""
-        return {"scores": _rows(self._scores, 1)[0]}
+    kind: Literal["popularity"] = "popularity"
+    floor: float = Field(default=0.0, ge=0)
 
 
-class DPPopularity:
-    """Items by a noisy histogram in which each user has one vector of norm 1: one Gaussian mechanism.
+@register("popularity", PopularitySpec)
+class Popularity(Recommender):
+    """Items by their counts `[items + 1]`, entry 0 is -inf. It is private if the counts are."""
 
-    `state()` is the release itself.
-    """
+    spec: PopularitySpec
 
-    shares = {HISTOGRAM: 1.0}  # noqa: RUF012
-
-    def __init__(self, last: int = 2000) -> None:
-        self.last = last
-        self._scores: Tensor | None = None
-
-    def fit(self, asker: Asker, items: int, prefix: str = "") -> "DPPopularity":
-        """Ask for the histogram: nothing else is looked at. prefix: stands before its name in the asker's plan."""
-        self._scores = _as_scores(histogram_of(asker.ask(Histogram(items, self.last, prefix + HISTOGRAM))))
-        return self
-
-    def scores(self, s: Tensor, lengths: Tensor) -> Tensor:
-        """[B, items + 1] for item ids s [B, L]: the same row for everybody; entry 0 is -inf."""
-        return _rows(self._scores, len(s))
-
-    def state(self) -> dict[str, Tensor]:
-        """What was released."""
-        return {"scores": _rows(self._scores, 1)[0]}
+    def __init__(self, spec: PopularitySpec) -> None:
+        super().__init__(spec)
+        self.counts: Tensor
+        self.register_buffer("counts", torch.zeros(spec.items + 1))
 
     @classmethod
-    def from_state(cls, state: dict[str, Tensor]) -> "DPPopularity":
-        """A model that scores like the one that `state` was taken from."""
-        model = cls()
-        model._scores = state["scores"]
+    def of(cls, counts: Tensor, floor: float = 0.0) -> Popularity:
+        """Make the model from counts `[items + 1]`; entry 0 is not read."""
+        known = counts.to(torch.float32, copy=True)
+        known[0] = -torch.inf
+        model = restore(PopularitySpec(items=len(known) - 1, floor=floor), {"counts": known})
+        assert isinstance(model, Popularity)
         return model
 
+    def forward(self, history: Tensor, lengths: Tensor) -> Tensor:
+        """The counts, for every history."""
+        return self.counts.expand(history.shape[0], -1).clone()
 
-def _as_scores(counts: Any) -> Tensor:
-    scores = torch.as_tensor(counts, dtype=torch.float32).clone()
-    scores[0] = -torch.inf
-    return scores
-
-
-def _rows(scores: Tensor | None, count: int) -> Tensor:
-    if scores is None:
-        raise DPFormerError("this model has not been fitted; call fit first")
-    return scores.repeat(count, 1)
+    def popularity(self) -> Tensor:
+        """The counts, at least the floor."""
+        return torch.cat([self.counts.new_zeros(1), self.counts[1:].clamp_min(self.spec.floor)])

@@ -6,12 +6,15 @@ The input's part of all gates is one product for the whole sequence; only the re
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dpformer.models.dropout import Dropout
-from dpformer.models.network import SequenceModel
+from dpformer.models.network import Network, NetworkSpec
+from dpformer.models.recommender import register
 
 
 class _Recurrent(nn.Module):
@@ -29,7 +32,7 @@ class _Recurrent(nn.Module):
             nn.init.uniform_(parameter, -(hidden_size**-0.5), hidden_size**-0.5)
 
 
-class GRU(_Recurrent):
+class GRULayer(_Recurrent):
     """Gated recurrent unit (Cho et al. 2014): x `[B, T, input]` to states `[B, T, hidden]`.
 
     r = sigmoid(W_ir x + b_ir + W_hr h + b_hr)      z = sigmoid(W_iz x + b_iz + W_hz h + b_hz)
@@ -51,7 +54,7 @@ class GRU(_Recurrent):
         return torch.stack(states, 1) if states else x.new_zeros(*x.shape[:2], self.hidden_size)
 
 
-class LSTM(_Recurrent):
+class LSTMLayer(_Recurrent):
     """Long short-term memory (Hochreiter & Schmidhuber 1997): x `[B, T, input]` to states `[B, T, hidden]`.
 
     i, f, o = sigmoid(W x + b + U h + b'), each its own      g = tanh(W_g x + b_g + U_g h + b'_g)
@@ -72,34 +75,35 @@ class LSTM(_Recurrent):
         return torch.stack(states, 1) if states else x.new_zeros(*x.shape[:2], self.hidden_size)
 
 
-class _Recommender(SequenceModel):
+class RecurrentSpec(NetworkSpec):
+    """A GRU or an LSTM of width d, one layer."""
+
+    kind: Literal["gru", "lstm"]
+
+
+class _RecurrentNetwork(Network):
     layer: type[_Recurrent]
 
-    def __init__(
-        self,
-        items: int,
-        d: int = 64,
-        tied: bool = True,
-        dropout: float = 0.0,
-        vocabulary: int | None = None,
-        max_length: int | None = None,
-    ) -> None:
-        super().__init__(items, d, tied, vocabulary, max_length)
-        self.recurrent = self.layer(d, d)
-        self.dropout = Dropout(dropout)
+    def __init__(self, spec: RecurrentSpec) -> None:
+        super().__init__(spec)
+        self.recurrent = self.layer(spec.d, spec.d)
+        self.dropout = Dropout(spec.dropout)
 
-    def forward(self, s: Tensor) -> Tensor:
-        """Hidden states `[B, L, d]` of item ids `[B, L]`."""
-        return self.dropout(self.recurrent(self.dropout(self.embedding(s))))
+    def states(self, rows: Tensor) -> Tensor:
+        """Hidden states `[B, L, d]` of rows `[B, L]`, L of any size."""
+        states: Tensor = self.dropout(self.recurrent(self.dropout(self.embedding(rows))))
+        return states
 
 
-class GRURecommender(_Recommender):
+@register("gru", RecurrentSpec)
+class GRU(_RecurrentNetwork):
     """Item embeddings, a GRU, and the embeddings again as output table."""
 
-    layer = GRU
+    layer = GRULayer
 
 
-class LSTMRecommender(_Recommender):
+@register("lstm", RecurrentSpec)
+class LSTM(_RecurrentNetwork):
     """Item embeddings, an LSTM, and the embeddings again as output table."""
 
-    layer = LSTM
+    layer = LSTMLayer

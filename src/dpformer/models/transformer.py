@@ -6,81 +6,66 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dpformer.models import attention, error
+from dpformer.models import attention, error, reattention
 from dpformer.models.dropout import Dropout
-from dpformer.models.network import SequenceModel
+from dpformer.models.network import Network, NetworkSpec
+from dpformer.models.reattention import ReAttention
+from dpformer.models.recommender import register
 
-Correction = Literal["logits", "literal", "none"]
 
+class TransformerSpec(NetworkSpec):
+    """A Transformer's size and form.
 
-@dataclass(frozen=True)
-class ReAttention:
-    """How attention is corrected for the noise on its keys.
-
-    correction      "logits" (ours), "literal" (the paper's formula), "none" (errors are tracked and not used: an ablation)
-    cap             largest correction within a row, in nats; None for no cap
-    scale           factor on all standard deviations
+    norm: "pre" normalises what goes into each layer, and the last output; "post" normalises after each residual sum, as the
+    standard encoder does. recency: attention falls off with the lag as `(1 + lag)^-recency` times whatever queries and keys
+    say, in place of learned positions: what is recent need not be learned under noise. identity: layers start as what does
+    least, values and attention output as the identity and the feed-forward output as 0, so that the first gradients already are
+    those of a model that compares the items of a history with the next one.
     """
 
-    correction: Correction = "logits"
-    cap: float | None = 5.0
-    scale: float = 1.0
+    kind: Literal["transformer"] = "transformer"
+    heads: int = Field(default=1, ge=1, le=2**14)
+    blocks: int = Field(default=2, ge=1, le=256)
+    feed_forward: int | None = Field(default=None, ge=1, le=2**16)
+    norm: Literal["pre", "post"] = "pre"
+    recency: float | None = Field(default=None, ge=0)
+    identity: bool = False
+    reattention: ReAttention | None = None
 
-    def __post_init__(self) -> None:
-        _check("correction", self.correction, ("logits", "literal", "none"))
-        if (self.cap is not None and not self.cap > 0) or not self.scale >= 0:
-            raise ValueError(f"cap = {self.cap} must be above 0 (or None) and scale = {self.scale} not below")
+    @model_validator(mode="after")
+    def _heads_divide_d(self) -> TransformerSpec:
+        if self.d % self.heads:
+            raise ValueError(f"d = {self.d} is not a multiple of heads = {self.heads}")
+        return self
 
 
-class Transformer(SequenceModel):
-    """`blocks` of self-attention and feed-forward layers over item and position embeddings.
+@register("transformer", TransformerSpec)
+class Transformer(Network):
+    """Blocks of causal self-attention and feed-forward layers over item and position embeddings.
 
-    norm="pre" normalises what goes into each layer, and the last output; norm="post" normalises after each residual sum, as the
-    standard encoder does. Without `set_errors` the attention is the ordinary one.
-
-    recency: attention falls off with the lag as `(1 + lag)^-recency` times whatever queries and keys say, in place of learned
-    positions: what is recent need not be learned under noise. identity: layers start as what does least, values and attention
-    output as the identity and the feed-forward output as 0, so that the first gradients already are those of a model that
-    compares the items of a history with the next one.
+    Without `set_errors` the attention is the ordinary one.
     """
 
-    def __init__(
-        self,
-        items: int,
-        max_length: int,
-        d: int = 64,
-        heads: int = 1,
-        blocks: int = 2,
-        feed_forward: int | None = None,
-        dropout: float = 0.0,
-        norm: Literal["pre", "post"] = "pre",
-        tied: bool = True,
-        reattention: ReAttention | None = None,
-        recency: float | None = None,
-        identity: bool = False,
-        vocabulary: int | None = None,
-    ) -> None:
-        super().__init__(items, d, tied, vocabulary, max_length)
-        _check("norm", norm, ("pre", "post"))
-        self.max_length: int = max_length
-        self.positions = nn.Parameter(torch.randn(max_length, d) * 0.02) if recency is None else None
-        bias = None if recency is None else attention.recency_bias(max_length, recency)
-        self.bias: Tensor | None
-        self.register_buffer("bias", bias, persistent=False)
-        self.blocks = nn.ModuleList(Block(d, heads, feed_forward or d, dropout, norm, identity) for _ in range(blocks))
-        self.norm = nn.LayerNorm(d) if norm == "pre" else nn.Identity()
-        self.dropout = Dropout(dropout)
-        self.reattention = reattention
-        self.tracked: bool | None = None  # the answer of `tracks_errors`, given once for a graph that is exported
+    spec: TransformerSpec
+
+    def __init__(self, spec: TransformerSpec) -> None:
+        super().__init__(spec)
+        d = spec.d
+        self.positions = nn.Parameter(torch.randn(spec.max_length, d) * 0.02) if spec.recency is None else None
+        self.blocks = nn.ModuleList(Block(spec) for _ in range(spec.blocks))
+        self.norm = nn.LayerNorm(d) if spec.norm == "pre" else nn.Identity()
+        self.dropout = Dropout(spec.dropout)
+        self.reattention = spec.reattention
         # Variances of item embeddings, position embeddings and block parameters; all zero until set.
         self.var_items: Tensor
         self.var_positions: Tensor
         self.var_blocks: Tensor
-        self.register_buffer("var_items", torch.zeros(items + 1 if self.chosen is None else len(self.chosen)))
-        self.register_buffer("var_positions", torch.zeros(max_length))
+        self.register_buffer("var_items", torch.zeros(spec.rows + 1))
+        self.register_buffer("var_positions", torch.zeros(spec.max_length))
         self.register_buffer("var_blocks", torch.zeros(()))
 
     def set_errors(
@@ -95,7 +80,7 @@ class Transformer(SequenceModel):
         if self.reattention is None:
             raise ValueError("this Transformer was made without reattention")
         if frequencies.shape != self.output_bias.shape or lengths.shape != self.var_positions.shape:
-            raise ValueError(f"wanted frequencies [{self.items + 1}] and lengths [{self.max_length}]")
+            raise ValueError(f"wanted frequencies [{self.spec.items + 1}] and lengths [{self.spec.max_length}]")
         if not bool(
             ((frequencies[1:] >= 0) & (frequencies[1:] <= 1)).all() and ((lengths >= 0) & (lengths <= 1)).all()
         ):
@@ -110,41 +95,60 @@ class Transformer(SequenceModel):
         self.var_blocks.copy_(error.effective_error(noise_multiplier, batch_size, 1.0, scale))
 
     def tracks_errors(self) -> bool:
-        """Whether attention is corrected now. Without noise there is nothing to correct, and it is ordinary to the last bit."""
-        return self.reattention is not None and bool(self.var_blocks > 0)
+        """Whether attention is corrected now. Without noise there is nothing to correct, and it is ordinary to the last bit.
 
-    def forward(self, s: Tensor) -> Tensor:
-        """Hidden states `[B, L, d]` of item ids `[B, L]`, L at most `max_length`."""
-        return self.trace(s)[-1].x
+        A graph cannot ask a tensor: there it is corrected, by nothing if there is no noise.
+        """
+        return self.reattention is not None and (torch.compiler.is_compiling() or bool(self.var_blocks > 0))
 
-    def attention(self, s: Tensor) -> list[Tensor]:
+    def states(self, rows: Tensor) -> Tensor:
+        """Hidden states `[B, L, d]` of rows `[B, L]`, L at most `max_length`."""
+        return self.trace(rows)[-1].x
+
+    def attention(self, rows: Tensor) -> list[Tensor]:
         """The attention matrix of each block, `[B, heads, L, L]`."""
-        found, states = [], self.trace(s)
-        for block, state in zip(self.blocks, states[:-1], strict=True):
-            assert isinstance(block, Block)
-            found.append(block.scores(state, self.reattention, self.var_blocks, self._bias(s.shape[1])))
-        return found
+        states, bias = self.trace(rows), self._bias(rows)
+        blocks = [block for block in self.blocks if isinstance(block, Block)]
+        return [
+            block.scores(state, self.reattention, self.var_blocks, bias)
+            for block, state in zip(blocks, states[:-1], strict=True)
+        ]
 
-    def _bias(self, length: int) -> Tensor | None:
-        return None if self.bias is None else self.bias[:length, :length]
+    @torch.no_grad()
+    def attention_maps(self, history: Tensor) -> tuple[Tensor, dict[str, list[Tensor]]]:
+        """Of plain attention, and of the corrected one where there is a correction on the logits."""
+        rows, _ = self.locate(history)
+        kept, maps = self.reattention, {}
+        try:
+            if kept is not None and kept.correction == "logits" and self.tracks_errors():
+                maps["with Re-Attention"] = self.attention(rows)
+            self.reattention = None
+            maps["plain attention"] = self.attention(rows)
+        finally:
+            self.reattention = kept
+        return rows if self.chosen is None else self.chosen[rows], maps
 
-    def trace(self, s: Tensor) -> list[State]:
+    def _bias(self, rows: Tensor) -> Tensor | None:
+        if self.spec.recency is None:
+            return None
+        with error.aside():
+            return attention.recency_bias(rows.shape[1], self.spec.recency).to(self.embedding.weight)
+
+    def trace(self, rows: Tensor) -> list[State]:
         """The state before each block and at the end (normalised): hidden states, and variances if they are tracked."""
-        L = s.shape[1]
-        if self.max_length < L:
+        L = rows.shape[1]
+        if self.spec.max_length < L:
             raise ValueError(
-                f"sequences of {L} items are longer than max_length = {self.max_length}; give the last ones"
+                f"sequences of {L} items are longer than max_length = {self.spec.max_length}; give the last ones"
             )
-        x = self.embedding(s) if self.positions is None else self.embedding(s) + self.positions[:L]
+        x = self.embedding(rows) if self.positions is None else self.embedding(rows) + self.positions[:L]
         x = self.dropout(x)
-        r = self.reattention
-        tracked = self.tracks_errors() if self.tracked is None else self.tracked
-        var = self.var_items[s] if tracked else None
+        var = self.var_items[rows] if self.tracks_errors() else None
         if var is not None and self.positions is not None:
             var = var + self.var_positions[:L]
-        states = [State(x, var)]
+        states, bias = [State(x, var)], self._bias(rows)
         for k, block in enumerate(self.blocks):
-            states.append(block(states[-1], r, self.var_blocks, self._bias(L), last=k == len(self.blocks) - 1))
+            states.append(block(states[-1], self.reattention, self.var_blocks, bias, last=k == len(self.blocks) - 1))
         states[-1] = State(self.norm(states[-1].x), states[-1].var)
         return states
 
@@ -160,18 +164,15 @@ class State:
 class Block(nn.Module):
     """Attention and feed-forward layers, each with a residual connection."""
 
-    def __init__(
-        self, d: int, heads: int, feed_forward: int, dropout: float, norm: str, identity: bool = False
-    ) -> None:
+    def __init__(self, spec: TransformerSpec) -> None:
         super().__init__()
-        if d % heads:
-            raise ValueError(f"d = {d} is not a multiple of heads = {heads}")
-        self.heads, self.pre = heads, norm == "pre"
-        self.dropout = Dropout(dropout)
+        d, feed_forward = spec.d, spec.feed_forward or spec.d
+        self.heads, self.pre = spec.heads, spec.norm == "pre"
+        self.dropout = Dropout(spec.dropout)
         self.norm1, self.norm2 = nn.LayerNorm(d), nn.LayerNorm(d)
         q, k, v, self.o = (nn.Linear(d, d) for _ in range(4))
         self.up, self.down = nn.Linear(d, feed_forward), nn.Linear(feed_forward, d)
-        if identity:
+        if spec.identity:
             for layer in (v, self.o):
                 nn.init.eye_(layer.weight)
             nn.init.zeros_(self.down.weight)
@@ -206,7 +207,7 @@ class Block(nn.Module):
         q, k, _ = self._split(self.qkv(h)).unbind(2)
         if var is not None and r is not None and r.correction == "logits":
             var_k, _ = self._propagate(h, var, var_w)
-            q, k = attention.with_penalty(q, k, error.penalty(q, var_k, r.cap))
+            q, k = reattention.with_penalty(q, k, reattention.penalty(q, var_k, r.cap))
         return attention.scores(q, k, h.shape[-1] // self.heads, bias)
 
     def _attend(
@@ -219,15 +220,15 @@ class Block(nn.Module):
             var_k, var_values = self._propagate(h, var, var_w)
         var_v = None if last else var_values
         if r.correction == "logits":
-            out, var_out = attention.attend_corrected(qkv, var_k, var_v, r.cap, bias)
+            out, var_out = reattention.attend_corrected(qkv, var_k, var_v, r.cap, bias)
         else:
             q, k, v = qkv.unbind(2)
             if r.correction == "literal":
-                out = attention.literal_attend(q, k, v, var_k, r.cap, bias)
+                out = reattention.literal_attend(q, k, v, var_k, r.cap, bias)
             else:
                 out = attention.attend(qkv, bias)
             with error.aside():
-                var_out = None if var_v is None else attention.output_error(q, k, var_v, bias, v.shape[-1])
+                var_out = None if var_v is None else reattention.output_error(q, k, var_v, bias, v.shape[-1])
         joined = self._join(out)
         if var_out is None:
             return self.o(joined), None
@@ -268,11 +269,6 @@ def _joined(*layers: nn.Linear) -> nn.Linear:
     )
     first.out_features = len(first.weight)
     return first
-
-
-def _check(name: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise ValueError(f"{name} = {value!r} is not one of {', '.join(allowed)}")
 
 
 def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:

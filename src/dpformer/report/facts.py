@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,19 +14,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dpformer.artifact.artifact import Released, load_model
+from dpformer.artifact import Artifact, load
+from dpformer.artifact.layout import EVENTS, ITEMS, METRICS
 from dpformer.errors import DPFormerError
 from dpformer.evaluation.evaluate import SLICES
 from dpformer.files import read_json
-from dpformer.fit.folder import EVENTS, ITEMS
-from dpformer.fit.recipe import PRESETS, Recipe, make_recipe
-from dpformer.models.diagnostics import attention_lift, popularity_groups
-from dpformer.models.ensemble import Joined
-from dpformer.models.popularity import DPPopularity
-from dpformer.models.transformer import Transformer
-from dpformer.models.transitions import DPTransitions
 from dpformer.privacy import epsilon, read_ledger, spending
 from dpformer.privacy.attack_bounds import delta_curve, power
+from dpformer.report.attention_plot import attention_lift, popularity_groups
 
 # Model-written histories for the attention plot, and their length.
 HISTORIES, LENGTH = 256, 20
@@ -53,7 +48,7 @@ class Facts:
 
     name: str
     folder: Path
-    model: Released
+    artifact: Artifact
     metrics: dict[str, Any] | None
     losses: list[tuple[float, float]]
     spent: list[tuple[float, float]]
@@ -67,115 +62,86 @@ class Facts:
     @property
     def items(self) -> int:
         """The size of the catalogue."""
-        return len(self.model.catalogue)
+        return len(self.artifact.catalogue)
 
     @property
     def publishable(self) -> bool:
         """Whether what follows from released values alone may be shown to anybody."""
-        return self.model.statement.private and not self.model.statement.insecure
+        return self.artifact.statement.private and not self.artifact.statement.insecure
 
 
 def gather(folder: Path, name: str, histories: Sequence[str] = ()) -> Facts:
     """Everything about the run in `folder`; `histories` (items between commas) replace samples that the model writes."""
-    model = load_model(folder)
-    weights = released_popularity(model)
+    artifact = load(folder)
+    weights = artifact.model.popularity()
     popularity = None
     if weights is not None:
         known = weights[1:][weights[1:] > 0]
         popularity = (known.sort(descending=True).values / known.max()).tolist()
-    chosen = [_encode(model, folder, text) for text in histories] or sample_histories(model, weights)
+    chosen = [_encode(artifact, folder, text) for text in histories] or sample_histories(artifact, weights)
     return Facts(
         name=name,
         folder=folder,
-        model=model,
+        artifact=artifact,
         metrics=_metrics(folder),
         losses=_losses(folder / EVENTS),
-        spent=_spent(folder, model),
-        attack=_attack(folder, model),
+        spent=_spent(folder, artifact),
+        attack=_attack(folder, artifact),
         popularity=popularity,
-        lift=_lift(model, weights),
-        samples=_samples(model, chosen),
+        lift=_lift(artifact, weights),
+        samples=_samples(artifact, chosen),
         given=bool(histories),
-        commands=commands(folder, model.recipe),
+        commands=commands(folder, artifact.config),
     )
 
 
-def _encode(model: Released, folder: Path, history: str) -> list[int]:
-    known, unknown = model.encode(model.split(history))
+def _encode(artifact: Artifact, folder: Path, history: str) -> list[int]:
+    known, unknown = artifact.encode(artifact.split(history))
     if unknown:
         raise DPFormerError(f"--history: {unknown[0]!r} is neither an id nor a title in {folder / ITEMS}")
     return known
 
 
-def released_popularity(model: Released) -> Tensor | None:
-    """How frequent items are `[items + 1]`, as far as the run released it, up to a factor; 0 where only an order is known."""
-    if isinstance(model.model, DPTransitions):
-        return _of_head(model.model, len(model.catalogue))
-    if isinstance(model.model, DPPopularity):
-        sums = model.model.state()["scores"].clone()
-        sums[0] = 0.0
-        # Below one standard deviation of the noise a count cannot be told from none.
-        floor = max((r.noise_multiplier for r in model.statement.releases), default=0.0)
-        return sums.clamp_min(floor).index_fill(0, torch.tensor(0), 0.0)
-    if model.popularity is None:
-        return _of_head(model.model.prior, len(model.catalogue)) if isinstance(model.model, Joined) else None
-    return model.popularity.index_fill(0, torch.tensor(0), 0.0)
-
-
-def _of_head(model: DPTransitions, items: int) -> Tensor:
-    state, weights = model.state(), torch.zeros(items + 1)
-    weights[state["head"]] = torch.exp(state["prior"] / model.settings.popularity)
-    return weights
-
-
-def sample_histories(model: Released, weights: Tensor | None, count: int = 5) -> list[list[int]]:
+def sample_histories(artifact: Artifact, weights: Tensor | None, count: int = 5) -> list[list[int]]:
     """Histories of two that are nobody's: items from frequent to rare, each with what the model puts after it."""
-    items = len(model.catalogue)
+    items = len(artifact.catalogue)
     order = torch.arange(1, items + 1) if weights is None else weights[1:].argsort(descending=True, stable=True) + 1
     # Squares: more of the frequent items, which a private model knows something about.
     places = sorted({int((items // 2) * (k / count) ** 2) for k in range(count)})
     starts = [int(order[p]) for p in places]
-    best, _ = model.rank([[s] for s in starts], k=1)
+    best, _ = artifact.rank([[s] for s in starts], k=1)
     return [[s, int(b)] if b else [s] for s, b in zip(starts, best[:, 0], strict=True)]
 
 
-def written_histories(model: Released, weights: Tensor, count: int = HISTORIES, length: int = LENGTH) -> Tensor:
+def written_histories(artifact: Artifact, weights: Tensor, count: int = HISTORIES, length: int = LENGTH) -> Tensor:
     """Histories `[count, length]` that the model writes: a first item by released popularity, then by its own scores.
 
     They stand in for people's: drawn from released values alone, with a fixed seed, they are nobody's.
     """
     generator = torch.Generator().manual_seed(0)
-    items = len(model.catalogue)
-    length = max(1, min(length, items - 1, model.recipe.max_length))
+    items = len(artifact.catalogue)
+    network = artifact.model.trained_network()
+    longest = length if network is None else network.spec.max_length
+    length = max(1, min(length, items - 1, longest))
     s = torch.multinomial(weights, count, replacement=True, generator=generator)[:, None]
     while s.shape[1] < length:
-        scores = model.scores(s, torch.full((count,), s.shape[1]))
+        scores = artifact.scores(s, torch.full((count,), s.shape[1]))
         scores[:, 0] = -torch.inf
         scores.scatter_(1, s, -torch.inf)
         s = torch.cat([s, torch.multinomial(scores.softmax(1), 1, generator=generator)], 1)
     return s
 
 
-def _lift(model: Released, weights: Tensor | None) -> dict[str, list[float]] | None:
-    network = model.model.network if isinstance(model.model, Joined) else model.model
-    if not isinstance(network, Transformer) or weights is None:
+def _lift(artifact: Artifact, weights: Tensor | None) -> dict[str, list[float]] | None:
+    network = artifact.model.trained_network()
+    if network is None or weights is None:
         return None
-    s, _ = network.locate(written_histories(model, weights))  # items outside of a vocabulary get no attention
+    maps = network.attention_maps(written_histories(artifact, weights))
+    if maps is None:
+        return None
+    items, matrices = maps  # items outside of a vocabulary get no attention
     groups = popularity_groups(weights / weights.sum())
-    if network.chosen is not None:
-        groups = groups[network.chosen]
-    found = {}
-    kept = network.reattention
-    corrected = kept is not None and kept.correction == "logits" and bool(network.var_blocks > 0)
-    with torch.no_grad():
-        try:
-            if corrected:
-                found["with Re-Attention"] = _mean_lift(network.attention(s), s, groups)
-            network.reattention = None
-            found["plain attention"] = _mean_lift(network.attention(s), s, groups)
-        finally:
-            network.reattention = kept
-    return dict(sorted(found.items()))
+    return {name: _mean_lift(matrices[name], items, groups) for name in sorted(matrices)}
 
 
 def _mean_lift(attention: list[Tensor], s: Tensor, groups: Tensor) -> list[float]:
@@ -185,7 +151,7 @@ def _mean_lift(attention: list[Tensor], s: Tensor, groups: Tensor) -> list[float
 
 
 def _metrics(folder: Path) -> dict[str, Any] | None:
-    path = folder / "metrics.json"
+    path = folder / METRICS
     if not path.exists():
         return None
     found = read_json(path)
@@ -213,16 +179,16 @@ def _losses(path: Path) -> list[tuple[float, float]]:
     return [(step, loss) for step, loss in found if math.isfinite(loss)]
 
 
-def _spent(folder: Path, model: Released) -> list[tuple[float, float]]:
-    if not model.statement.private or model.statement.steps is None:
+def _spent(folder: Path, artifact: Artifact) -> list[tuple[float, float]]:
+    if not artifact.statement.private or artifact.statement.steps is None:
         return []
     plan = read_ledger(folder).plan
     before = plan.epsilon_after(0).epsilon if plan.releases else 0.0
     return [(0.0, before), *((float(step), value) for step, value in spending(plan).items())]
 
 
-def _attack(folder: Path, model: Released) -> list[tuple[float, float]]:
-    statement = model.statement
+def _attack(folder: Path, artifact: Artifact) -> list[tuple[float, float]]:
+    statement = artifact.statement
     if statement.epsilon == "inf":
         return []
     epsilons, deltas = np.array([statement.epsilon]), np.array([statement.delta])
@@ -233,41 +199,39 @@ def _attack(folder: Path, model: Released) -> list[tuple[float, float]]:
     return [(float(a), float(b)) for a, b in zip(FALSE_POSITIVES, reached, strict=True)]
 
 
-def _samples(model: Released, histories: Sequence[Sequence[int]]) -> list[Sample]:
-    catalogue = model.catalogue
+def _samples(artifact: Artifact, histories: Sequence[Sequence[int]]) -> list[Sample]:
+    catalogue = artifact.catalogue
     column = "title" if "title" in catalogue.columns else "item_id"
     ids = catalogue["item_id"].to_list()
     names = ["", *(str(i if t is None else t) for t, i in zip(catalogue[column].to_list(), ids, strict=True))]
-    best, _ = model.rank(histories, k=5)
+    best, _ = artifact.rank(histories, k=5)
     return [
         Sample(tuple(names[i] for i in history), tuple(names[i] for i in row if i))
         for history, row in zip(histories, best, strict=True)
     ]
 
 
-def commands(folder: Path, recipe: Recipe) -> list[str]:
+def commands(folder: Path, config: dict[str, Any]) -> list[str]:
     """What makes such a run again. The noise will be other noise, so the figures will differ a little."""
     run = shlex.quote(folder.name)
-    preset, changed = min(_from_presets(recipe), key=lambda found: len(found[1]))
-    settings = [
-        f" --set {shlex.quote(f'{key}={value if isinstance(value, str) else json.dumps(value)}')}"
-        for key, value in changed.items()
-    ]
+    typed = config.get("command")
+    typed = typed if isinstance(typed, dict) else {}
+    options = [f"--{name} {_word(typed[name])}" for name in ("preset", "model", "epsilon") if name in typed]
+    changed = typed.get("set")
+    changed = changed if isinstance(changed, dict) else {}
+    options += [f"--set {shlex.quote(f'{key}={_text(value)}')}" for key, value in changed.items()]
     return [
         "dpformer prepare LOG -o DATA",
-        f"dpformer fit DATA --run {run} --preset {preset} --model {recipe.model} --epsilon {recipe.epsilon:g}"
-        + "".join(settings),
+        " ".join(["dpformer fit DATA --run", run, *options]),
         f"dpformer evaluate {run}",
         f"dpformer report {run}",
     ]
 
 
-def _from_presets(recipe: Recipe) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Each preset, and what has to be set beside it for this recipe."""
-    asked = recipe.model_dump(mode="json")
-    for preset in PRESETS:
-        try:
-            base = make_recipe(preset, epsilon=recipe.epsilon, model=recipe.model).model_dump(mode="json")
-        except DPFormerError:  # made for other models
-            continue
-        yield preset, {key: value for key, value in asked.items() if value != base[key] and key != "epsilon"}
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _word(value: object) -> str:
+    """A value as one word of a shell; the config may come from a stranger."""
+    return shlex.quote(f"{value:g}" if isinstance(value, float) else _text(value))

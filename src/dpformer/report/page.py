@@ -29,9 +29,9 @@ class Report:
         return [
             {
                 "run": str(run.folder),
-                "model": run.model.recipe.model,
-                "epsilon": run.model.statement.epsilon,
-                "delta": run.model.statement.delta,
+                "model": run.artifact.model.spec.name,
+                "epsilon": run.artifact.statement.epsilon,
+                "delta": run.artifact.statement.delta,
                 "metrics": run.metrics
                 and {
                     "item": run.metrics["item"],

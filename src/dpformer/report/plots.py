@@ -30,7 +30,7 @@ def spent(run: Facts) -> Markup | None:
     """Epsilon over the steps, and the budget."""
     if not run.spent:
         return None
-    last, budget = run.spent[-1][0], float(run.model.statement.budget)
+    last, budget = run.spent[-1][0], float(run.artifact.statement.budget)
     series = [Series("spent", run.spent), Series("budget", [(0.0, budget), (last, budget)], dashed=True)]
     return lines("epsilon spent over training steps", series, _steps(run.spent), Axis("", low=0.0))
 

@@ -44,9 +44,9 @@ _BUSY: dict[int | str, dict[str, Any]] = {
 def create_app(recommender: Recommender, limits: Limits | None = None) -> FastAPI:
     """The application, an ASGI callable."""
     limits = limits or Limits()
-    released = recommender.released
+    artifact = recommender.artifact
     batcher = Batcher(recommender.answer, waiting=limits.waiting, on_batch=lambda size: metrics.batch(size))
-    metrics = Metrics(released, lambda: batcher.waiting)
+    metrics = Metrics(artifact, lambda: batcher.waiting)
     search = ItemSearch(recommender.ids, recommender.titles)
 
     @asynccontextmanager
@@ -78,8 +78,8 @@ def create_app(recommender: Recommender, limits: Limits | None = None) -> FastAP
         except UnknownColumnError as error:
             problem = {"type": "unknown_column", "loc": ["body", "filters"], "msg": str(error)}
             return JSONResponse({"detail": [problem]}, 422)
-        exclude, unknown_exclude = released.encode(asked.exclude)
-        encoded = [released.encode(history) for history in asked.histories]
+        exclude, unknown_exclude = artifact.encode(asked.exclude)
+        encoded = [artifact.encode(history) for history in asked.histories]
         queries = [Ask(known, asked.k, exclude, forbidden, asked.seen) for known, _ in encoded]
         try:
             found = await asyncio.wait_for(batcher.ask(queries), limits.timeout)
@@ -89,7 +89,7 @@ def create_app(recommender: Recommender, limits: Limits | None = None) -> FastAP
             {
                 "items": [item(n) | {"rank": rank, "score": score} for rank, (n, score) in enumerate(ranked, 1)],
                 "unknown": unknown,
-                "ranked_by": "history" if known else released.cold_start,
+                "ranked_by": "history" if known else artifact.cold_start,
             }
             for ranked, (known, unknown) in zip(found, encoded, strict=True)
         ]
@@ -113,7 +113,7 @@ def create_app(recommender: Recommender, limits: Limits | None = None) -> FastAP
         return JSONResponse({"items": [item(place + 1) for place in places], "more": more})
 
     privacy_text = JSONResponse(
-        {"text": released.statement.text(), "served": SERVED, "statement": released.statement.model_dump(mode="json")}
+        {"text": artifact.statement.text(), "served": SERVED, "statement": artifact.statement.model_dump(mode="json")}
     ).body  # fmt: skip
 
     @app.get("/privacy", response_model=schema.PrivacyAnswer)
@@ -126,7 +126,7 @@ def create_app(recommender: Recommender, limits: Limits | None = None) -> FastAP
         """200 as long as the server answers."""
         return {
             "status": "ok",
-            "model": released.recipe.model,
+            "model": artifact.model.spec.name,
             "items": len(recommender.ids),
             "filters": recommender.columns,
             "max_k": limits.k,

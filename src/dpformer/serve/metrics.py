@@ -7,7 +7,7 @@ from collections.abc import Callable
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 
-from dpformer.artifact.artifact import Released
+from dpformer.artifact import Artifact
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
@@ -16,7 +16,7 @@ CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 class Metrics:
     """The metrics of one server, in a registry of its own."""
 
-    def __init__(self, released: Released, waiting: Callable[[], int]) -> None:
+    def __init__(self, artifact: Artifact, waiting: Callable[[], int]) -> None:
         self._registry = CollectorRegistry()
         self._requests = Counter(
             "dpformer_requests", "Requests answered.", ("method", "path", "status"), registry=self._registry
@@ -31,11 +31,11 @@ class Metrics:
             registry=self._registry,
         )
         Gauge("dpformer_waiting", "Histories that wait for the model.", registry=self._registry).set_function(waiting)
-        statement = released.statement
+        statement = artifact.statement
         Gauge(
             "dpformer_model", "What is served.", ("model", "epsilon", "delta", "items"), registry=self._registry
         ).labels(
-            released.recipe.model, str(statement.epsilon), f"{statement.delta:g}", str(len(released.catalogue))
+            artifact.model.spec.name, str(statement.epsilon), f"{statement.delta:g}", str(len(artifact.catalogue))
         ).set(1)
 
     def answered(self, method: str, path: str, status: int, seconds: float) -> None:

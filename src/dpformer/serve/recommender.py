@@ -11,9 +11,8 @@ import polars as pl
 import torch
 from torch import Tensor
 
-from dpformer.artifact.artifact import Released, load_model
+from dpformer.artifact import Artifact, load
 from dpformer.errors import DPFormerError
-from dpformer.models.network import SequenceModel
 
 _MASKS = 64
 
@@ -36,9 +35,9 @@ class UnknownColumnError(DPFormerError):
 class Recommender:
     """A released model that answers many queries at once."""
 
-    def __init__(self, released: Released) -> None:
-        self.released = released
-        catalogue = released.catalogue
+    def __init__(self, artifact: Artifact) -> None:
+        self.artifact = artifact
+        catalogue = artifact.catalogue
         self.ids = catalogue["item_id"].cast(pl.String).to_list()
         has_titles = "title" in catalogue.columns
         self.titles: list[str | None] = (
@@ -60,7 +59,7 @@ class Recommender:
                     raise UnknownColumnError(
                         f"the catalogue has no column {column!r} to filter on: it has {', '.join(self.columns)}"
                     )
-                series = self.released.catalogue[column]
+                series = self.artifact.catalogue[column]
                 wanted = pl.Series(list(values), dtype=pl.String)
                 if isinstance(series.dtype, pl.List):  # an item with several values passes with any of them
                     rows = series.cast(pl.List(pl.String)).list.set_intersection(wanted.to_list()).list.len() > 0
@@ -76,7 +75,7 @@ class Recommender:
     @torch.inference_mode()
     def answer(self, queries: Sequence[Query]) -> list[list[tuple[int, float]]]:
         """Item numbers and scores for each query, best first; fewer than k where fewer are left."""
-        scores = self.released.score_histories([q.history for q in queries], [q.seen for q in queries])
+        scores = self.artifact.score_histories([q.history for q in queries], [q.seen for q in queries])
         for row, query in zip(scores, queries, strict=True):
             if query.forbidden is not None:
                 row.masked_fill_(query.forbidden, -torch.inf)
@@ -92,8 +91,8 @@ class Recommender:
 
 def load_for_serving(run: Path, not_private: bool = False) -> Recommender:
     """The recommender of a run folder; refuses what should not be put before people."""
-    released = load_model(run)
-    statement = released.statement
+    artifact = load(run)
+    statement = artifact.statement
     if not statement.private and not not_private:
         raise DPFormerError(
             f"{run}: was trained without privacy (epsilon inf), so people's data may be read from its answers; "
@@ -104,9 +103,4 @@ def load_for_serving(run: Path, not_private: bool = False) -> Recommender:
             f"{run}: its guarantee does not hold ({'; '.join(statement.insecure)}); serve another run, or say --not-private "
             "if that is meant"
         )
-    model = released.model
-    state = model.state_dict() if isinstance(model, SequenceModel) else model.state()
-    for name, value in state.items():
-        if bool(torch.isnan(value).any()):
-            raise DPFormerError(f"{run}: {name} of the model holds values that are not numbers; fit it again")
-    return Recommender(released)
+    return Recommender(artifact)

@@ -62,3 +62,20 @@ def _excess(C: np.ndarray, V: np.ndarray, P: np.ndarray, k: float, bend: float) 
     prior = k * np.maximum(P, 1e-6)
     shrunk = (C - P) / np.sqrt(V.min()) * prior / (prior + V)
     return bend * np.arcsinh(shrunk / bend)
+
+
+def scorer_arrays(measured: Measured, settings: TransitionSettings) -> dict[str, np.ndarray]:
+    """The four arrays of `models.TransitionScorer`: head, matrix, prior and tail."""
+    size, items = len(measured.head), len(measured.histogram)
+    matrix = np.zeros((size + 1, size))
+    matrix[:size] = score_matrix(measured, settings)
+    others = np.ones(items, dtype=bool)
+    others[0] = others[measured.head] = False
+    order = np.flatnonzero(others)
+    order = order[np.argsort(-measured.histogram[order], kind="stable")]
+    tail = np.zeros(items)
+    tail[order] = -1 - np.arange(len(order))
+    tail[0] = -np.inf
+    prior = settings.popularity * np.log(measured.h / measured.h.mean())
+    floats = {"matrix": matrix, "prior": prior, "tail": tail}
+    return {"head": measured.head, **{name: value.astype(np.float32) for name, value in floats.items()}}

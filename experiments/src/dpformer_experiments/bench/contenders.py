@@ -29,7 +29,7 @@ from torch.nn import functional as F
 
 from dpformer.data import collate, cut
 from dpformer.fit.dpsgd import Optimisation, Trainer
-from dpformer.models.transformer import ReAttention, Transformer
+from dpformer.models import ReAttention, Transformer, TransformerSpec
 from dpformer.privacy import Keys, PrivacyPlan
 from dpformer.privacy.noise import poisson_draw
 from dpformer_experiments.bench.workloads import Workload
@@ -73,7 +73,7 @@ class Draws:
 def build(workload: Workload, d: int = D, **options: Any) -> Transformer:
     """The model of all contenders that can train it."""
     torch.manual_seed(SEED)
-    return Transformer(workload.items, workload.L, d=d, blocks=BLOCKS, **options)
+    return Transformer(TransformerSpec(items=workload.items, max_length=workload.L, d=d, blocks=BLOCKS, **options))
 
 
 class Own:
@@ -207,7 +207,7 @@ class Plain(Summed):
         """Autograd; logits of the tokens that are not padding alone."""
         s, y, w = split(tokens)
         used = y > 0
-        logits = F.linear(self.model(s)[used], self.model.table, self.model.output_bias)  # type: ignore[arg-type]
+        logits = F.linear(self.model.states(s)[used], self.model.table, self.model.output_bias)  # type: ignore[operator, arg-type]
         (F.cross_entropy(logits, y[used], reduction="none") * w[used]).sum().backward()
 
 
@@ -229,7 +229,7 @@ class PlainPadded(Summed):
     def add(self, tokens: Tensor) -> None:
         """Autograd; logits of all positions, and padding is ignored by the loss."""
         s, y, w = split(tokens)
-        logits = F.linear(self.model(s), self.model.table, self.model.output_bias).flatten(0, 1)  # type: ignore[arg-type]
+        logits = F.linear(self.model.states(s), self.model.table, self.model.output_bias).flatten(0, 1)  # type: ignore[operator, arg-type]
         losses = F.cross_entropy(logits, y.flatten(), reduction="none", ignore_index=0)
         (losses * w.flatten()).sum().backward()
 
@@ -246,7 +246,7 @@ class Naive(Summed):
     def add(self, tokens: Tensor) -> None:
         """A gradient, its norm, its clipped part."""
         s, y, w = split(tokens)
-        logits = F.linear(self.model(s)[0], self.model.table, self.model.output_bias)  # type: ignore[arg-type]
+        logits = F.linear(self.model.states(s)[0], self.model.table, self.model.output_bias)  # type: ignore[operator, arg-type]
         loss = (F.cross_entropy(logits, y[0], reduction="none") * w[0]).sum()
         gradients = torch.autograd.grad(loss, self.parameters)
         norm = torch.stack([g.norm() for g in gradients]).norm()

@@ -84,7 +84,7 @@ def work(path: str, users: int, steps: int) -> dict[str, Any]:
 
     from dpformer.fit.distributed.ranks import Ranks, join
     from dpformer.fit.dpsgd import Optimisation, Trainer
-    from dpformer.models.transformer import Transformer
+    from dpformer.models import Transformer, TransformerSpec
     from dpformer.privacy import make_plan
     from dpformer_experiments.curators import seeded_curator
 
@@ -95,7 +95,7 @@ def work(path: str, users: int, steps: int) -> dict[str, Any]:
     with join(600.0) as ranks, seeded_curator(workload.sequences, plan, 0) as curator:
         before = resident_mb()
         torch.manual_seed(0)
-        model = Transformer(workload.items, workload.L, d=64, heads=1, blocks=2, dropout=0.0)
+        model = Transformer(TransformerSpec(items=workload.items, max_length=workload.L, d=64, blocks=2))
         how = Optimisation(max_length=workload.L)
         trainer = Trainer(model, plan, how, ranks)
 

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from dpformer.clipping import TiedCrossEntropy
 from dpformer.data import Sequences, collate, demo_frame, prepare
-from dpformer.models.diagnostics import attention_lift, popularity_groups
-from dpformer.models.transformer import ReAttention, Transformer
+from dpformer.models import ReAttention, Transformer, TransformerSpec
+from dpformer.report.attention_plot import attention_lift, popularity_groups
 from dpformer_experiments.reproduce.distraction import Distraction, distraction
 from dpformer_experiments.reproduce.page import Page, new_figure
 
@@ -65,7 +65,7 @@ def _transformer(norm: Literal["pre", "post"], seed: int, draws: int, steps: int
     frequencies = _document_frequencies(sequences, items)
     reach = torch.tensor([(sequences.lengths >= t).mean() for t in range(1, MAX_LENGTH + 1)], dtype=torch.float32)
     torch.manual_seed(seed)
-    model = Transformer(items, MAX_LENGTH, d=32, norm=norm, reattention=ReAttention())
+    model = Transformer(TransformerSpec(items=items, max_length=MAX_LENGTH, d=32, norm=norm, reattention=ReAttention()))
     batches = _train(model, sequences, steps, np.random.default_rng(seed))
     s = collate(sequences, batches[0][:200], MAX_LENGTH).tokens
     groups = popularity_groups(frequencies)
@@ -121,7 +121,7 @@ def _train(model: Transformer, sequences: Sequences, steps: int, random: np.rand
         s, y = tokens[:, :-1], tokens[:, 1:]
         optimizer.zero_grad()
         weights = (y > 0) / (y > 0).sum(1, keepdim=True).clamp_min(1)
-        head(model(s), model.table, y, weights.float(), model.output_bias).mean().backward()
+        head(model.states(s), model.table, y, weights.float(), model.output_bias).mean().backward()
         optimizer.step()
     return batches
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dpformer.fit.recipe import PRESETS, STATISTICS, Recipe, make_recipe
+from dpformer.statistics.settings import TransitionSettings
 
 # Settings of a recipe on which its figures do not depend.
 FREE = {"token_budget", "tuning", "tried"}
@@ -62,7 +63,7 @@ class Cell:
         recipe = self.recipe
         found["recipe"] = _plain(recipe.model_dump(exclude_defaults=True, exclude=FREE))
         if recipe.model in STATISTICS:
-            found["statistics"] = repr(getattr(STATISTICS[recipe.model](), "settings", None))
+            found["statistics"] = repr(TransitionSettings() if recipe.model == "transitions" else None)
         return found
 
     def key(self, data: str) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dpformer.models import error
+from dpformer.models import reattention
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ def distraction(query: Tensor, keys: Tensor, var: Tensor, draws: int, generator:
     L, d = keys.shape
     noisy = keys + var.sqrt()[:, None] * torch.randn(draws, L, d, generator=generator, dtype=keys.dtype)
     logits = noisy @ query / d**0.5
-    left, right = error.penalty(query.expand(L, d), var, cap=None)
+    left, right = reattention.penalty(query.expand(L, d), var, cap=None)
     literal = logits.softmax(-1) * torch.exp(-query.square().sum() / d * var / 2)
     return Distraction(
         true=(keys @ query / d**0.5).softmax(0),

@@ -13,8 +13,11 @@ import torch
 from dpformer.data import Dataset, load
 from dpformer.errors import DataError
 from dpformer.evaluation import held_out
-from dpformer.models.transitions import DPTransitions
+from dpformer.fit.scorers import to_scorer
+from dpformer.models import TransitionScorer
 from dpformer.privacy import epsilon, gaussian_multiplier, make_plan
+from dpformer.statistics.combine import Measured, measure
+from dpformer.statistics.settings import TransitionSettings
 from dpformer_experiments.curators import seeded_curator
 from dpformer_experiments.reproduce.cells import Cell
 from dpformer_experiments.reproduce.public_facts import Facts, class_log_lift, facts, pair_classes
@@ -30,10 +33,10 @@ def public_transitions(cell: Cell, data: Path, folder: Path, should_stop: Should
     dataset = load(data)
     known = read_facts(dataset)
     train, items = held_out(dataset.sequences, "test").histories, len(dataset.catalogue)
-    model = DPTransitions()
-    plan = make_plan(len(train), cell.epsilon, cell.delta, shares=model.shares)
+    settings = TransitionSettings()
+    plan = make_plan(len(train), cell.epsilon, cell.delta, shares=settings.shares)
     with seeded_curator(train, plan, cell.seed) as curator:
-        model.fit(curator, items)
+        measured = measure(curator, items, settings)
     privacy = {
         "epsilon": plan.total.epsilon,
         "delta": cell.delta,
@@ -41,17 +44,19 @@ def public_transitions(cell: Cell, data: Path, folder: Path, should_stop: Should
         "noise_multiplier": gaussian_multiplier(cell.epsilon, cell.delta),
         "assumed_public": ["the catalogue of items", f"titles, years and genres of items ({MOVIES})"],
     }
-    return {**figures_of(with_public(model, known, WEIGHT), dataset, None, ("test",)), "privacy": privacy}
+    model = with_public(measured, settings, known, WEIGHT)
+    return {**figures_of(model, dataset, None, ("test",)), "privacy": privacy}
 
 
-def with_public(model: DPTransitions, known: list[Facts], weight: float) -> DPTransitions:
-    """The same statistics with `weight` times the log-lift of each pair's class added. known: facts of items 1, 2, ...."""
-    assert model.measured is not None
-    state = model.state()
+def with_public(
+    measured: Measured, settings: TransitionSettings, known: list[Facts], weight: float
+) -> TransitionScorer:
+    """The statistics with `weight` times the log-lift of each pair's class added. known: facts of items 1, 2, ...."""
+    state = to_scorer(measured, settings).state_dict()
     classes = pair_classes([known[item - 1] for item in state["head"].tolist()])
     matrix = state["matrix"].clone()
-    matrix[:-1] += weight * torch.from_numpy(class_log_lift(model.measured, classes)).float()
-    return DPTransitions.from_state({**state, "matrix": matrix}, model.settings)
+    matrix[:-1] += weight * torch.from_numpy(class_log_lift(measured, classes)).float()
+    return TransitionScorer.of({**state, "matrix": matrix}, settings.window, settings.popularity)
 
 
 def read_facts(dataset: Dataset) -> list[Facts]:

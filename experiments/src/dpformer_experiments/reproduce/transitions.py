@@ -14,8 +14,7 @@ from dpformer.data import Dataset
 from dpformer.errors import DataError, PrivacyError
 from dpformer.evaluation import Evaluation, evaluate, held_out
 from dpformer.evaluation.held_out import ITEMS as HELD_OUT
-from dpformer.models.popularity import DPPopularity, Popularity
-from dpformer.models.transitions import DPTransitions
+from dpformer.fit.scorers import POPULARITY_SHARES, count_events, fit_popularity, fit_transitions
 from dpformer.privacy import gaussian_multiplier, make_plan
 from dpformer.statistics.settings import TransitionSettings
 from dpformer_experiments.curators import seeded_curator
@@ -88,22 +87,27 @@ def measure_set(
     held, item_count = held_out(dataset.sequences, item), len(dataset.catalogue)
     people = held.histories
     say(f"{name}: {POPULARITY}")
-    found = evaluate(Popularity().fit(people, item_count), held, item_count)
+    found = evaluate(count_events(people, item_count), held, item_count)
     rows = [_row(name, POPULARITY, None, None, [found])]
-    models: dict[str, Callable[[], DPPopularity | DPTransitions]] = {
-        DP_POPULARITY: DPPopularity,
-        ONE_STAGE: lambda: DPTransitions(TransitionSettings.one_stage()),
-        THREE_STAGES: DPTransitions,
+    models: dict[str, TransitionSettings | None] = {
+        DP_POPULARITY: None,
+        ONE_STAGE: TransitionSettings.one_stage(),
+        THREE_STAGES: TransitionSettings(),
     }
-    for model, make in models.items():
+    for model, settings in models.items():
+        shares = POPULARITY_SHARES if settings is None else settings.shares
         for epsilon in epsilons:
-            plan = make_plan(len(people), epsilon, DELTA, shares=make().shares)
+            plan = make_plan(len(people), epsilon, DELTA, shares=shares)
             evaluations = []
             for seed in range(1, seeds + 1):
                 say(f"{name}: {model}, epsilon {epsilon:g}, seed {seed}")
                 with seeded_curator(people, plan, seed) as curator:
-                    fitted = make().fit(curator, item_count)
-                evaluations.append(evaluate(fitted, held, item_count))
+                    private = (
+                        fit_popularity(curator, item_count)
+                        if settings is None
+                        else fit_transitions(curator, item_count, settings)
+                    )
+                evaluations.append(evaluate(private, held, item_count))
             rows.append(_row(name, model, epsilon, gaussian_multiplier(epsilon, DELTA), evaluations))
     return {"protocol": found.protocol.line(), "rows": rows}
 

@@ -22,7 +22,8 @@ from dpformer.data import Sequences, load
 from dpformer.data.split import without_last
 from dpformer.evaluation import held_out, rank
 from dpformer.evaluation.ranking import Scorer
-from dpformer.models.transitions import DPTransitions
+from dpformer.fit.scorers import fit_transitions
+from dpformer.models import TransitionScorer
 from dpformer.privacy import (
     Answer,
     Asker,
@@ -111,8 +112,8 @@ def tuned_transitions(cell: Cell, data: Path, folder: Path, should_stop: ShouldS
     drawn = [int(place) for place in generator.integers(len(GRID), size=count)]
     trials = read_lines(folder / TRIALS)
 
-    def fit(curator: Curator[Sequences], trial: int) -> DPTransitions:
-        return DPTransitions(TransitionSettings(**GRID[drawn[trial]])).fit(AskEarlier(curator), items)
+    def fit(curator: Curator[Sequences], trial: int) -> TransitionScorer:
+        return fit_transitions(AskEarlier(curator), items, TransitionSettings(**GRID[drawn[trial]]))
 
     def curator_of(trial: int) -> Any:
         shares = TransitionSettings(**GRID[drawn[trial]]).shares

@@ -16,17 +16,18 @@ from pathlib import Path
 from typing import Any
 
 from dpformer import __version__
-from dpformer.artifact.artifact import load_model, read_statement
+from dpformer.artifact import load as load_artifact
+from dpformer.artifact import read_statement
+from dpformer.artifact.layout import MODEL, PRIVACY, PRIVATE
 from dpformer.data import Dataset, load
 from dpformer.evaluation import evaluate, held_out
 from dpformer.evaluation.ranking import Scorer
 from dpformer.files import read_json, sha256, write_json
-from dpformer.fit.checkpoint import PRIVATE
-from dpformer.fit.folder import MODEL, PRIVACY, read_recipe
+from dpformer.fit.folder import read_recipe
 from dpformer.fit.recipe import Recipe
 from dpformer.fit.run import Progress, Run
+from dpformer.fit.scorers import count_events
 from dpformer.fit.session import AnyRun, begin, go_on
-from dpformer.models.popularity import Popularity
 from dpformer_experiments.reproduce.cells import FREE, Cell
 from dpformer_experiments.reproduce.data_sets import fingerprint
 from dpformer_experiments.reproduce.runs import append_line, read_lines
@@ -131,10 +132,10 @@ def train(cell: Cell, data: Path, folder: Path, should_stop: ShouldStop, tell: T
                 return None
         finally:
             run.close()
-    model, statement = load_model(place), read_statement(place)
+    model, statement = load_artifact(place), read_statement(place)
     # What training has seen is not asked for.
-    items = ITEMS if model.recipe.hold_out == "validation" else ("test",)
-    figures = figures_of(model, load(data), model.recipe.window, items)
+    items = ITEMS if model.recipe["hold_out"] == "validation" else ("test",)
+    figures = figures_of(model, load(data), model.model.spec.window, items)
     write_json(place / METRICS, {"not_private": True, **figures})
     steps = statement.steps
     privacy = {
@@ -208,7 +209,7 @@ def popularity(cell: Cell, data: Path, folder: Path, should_stop: ShouldStop, te
     """Exact popularity: not private, and no model of its own among the runs."""
     dataset = load(data)
     train = dataset.split().train
-    model = Popularity().fit(train, len(dataset.catalogue))
+    model = count_events(train, len(dataset.catalogue))
     return {**figures_of(model, dataset, None), "privacy": None}
 
 

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from dpformer.artifact.layout import LOCAL, MODEL
 from dpformer.errors import DPFormerError
 from dpformer.files import read_json, write_json
 from dpformer.fit.distributed.ranks import Ranks
-from dpformer.fit.folder import LOCAL, MODEL
 
 
 def began_in(folder: Path, job: str | None) -> bool:

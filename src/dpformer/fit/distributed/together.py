@@ -24,9 +24,9 @@ from safetensors.torch import load as from_safetensors
 from safetensors.torch import save as to_safetensors
 
 from dpformer import __version__
+from dpformer.artifact.layout import PRIVATE
 from dpformer.data import Dataset, Sequences, load
 from dpformer.errors import DPFormerError, RankError
-from dpformer.fit.checkpoint import PRIVATE
 from dpformer.fit.distributed.parallel import digest
 from dpformer.fit.distributed.ranks import LeaderError, Ranks
 from dpformer.fit.distributed.restart import began_in, finished_in

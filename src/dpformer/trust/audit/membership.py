@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from scipy.stats import beta, norm, rankdata
 
-from dpformer.artifact.artifact import load_model
+from dpformer.artifact import load
 from dpformer.fit.dpsgd import Trainer
 from dpformer.fit.run import Run
 from dpformer.privacy import PrivacyStatement
@@ -57,10 +57,10 @@ def attack_models(setting: Setting, folder: Path, users: int = 300) -> list[Atta
     reference = _train(setting.begin(folder / "reference", others, epsilon=float("inf")))
     difficulty = [_losses(reference, part) for part in (members, outsiders)]
     found = []
-    for name, changes in (("private", {}), ("not private", {"epsilon": float("inf"), "averaging": "none"})):
+    for name, changes in (("private", {}), ("not private", {"epsilon": float("inf")})):
         run = _train(setting.begin(folder / name.replace(" ", "-"), members, **changes))
         scores = [d - _losses(run, part) for d, part in zip(difficulty, (members, outsiders), strict=True)]
-        found.append(judge(name, load_model(run.folder).statement, *scores))
+        found.append(judge(name, load(run.folder).statement, *scores))
     return found
 
 
@@ -72,7 +72,7 @@ def _train(run: Run) -> Run:
 def _losses(run: Run, sequences: list[np.ndarray]) -> np.ndarray:
     """Each user's loss on the items that training would see, by the released model."""
     trainer: Trainer = run.trainer
-    trainer.model.load_state_dict(load_model(run.folder).model.state_dict())  # type: ignore[union-attr]
+    trainer.model.load_state_dict(load(run.folder).model.state_dict())
     trainer.model.eval()
     kept = [s[:-2] if len(s) >= 3 else s for s in sequences]
     found = []

@@ -73,7 +73,7 @@ def audit_training(
     inside = random.random(canaries) < 0.5
     # The last two items are held out by the split; a single item is nothing to learn from.
     given = [np.concatenate([s, [1, 1]]) if b else np.array([1]) for s, b in zip(secrets, inside, strict=True)]
-    run = setting.begin(folder, [*setting.sequences(users, 3), *given], averaging="none")
+    run = setting.begin(folder, [*setting.sequences(users, 3), *given])
     trainer = run.trainer
     noise: Noise = rounded_gaussian if noise_scale == 1 else Scaled(noise_scale)
     people = run.dataset.train(run.recipe.hold_out)

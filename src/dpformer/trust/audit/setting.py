@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from dpformer.artifact.write import refuse_unfinished
+from dpformer.artifact import refuse_unfinished
+from dpformer.artifact.layout import LOCAL
 from dpformer.data import Dataset, Sequences, demo_frame, load, prepare
 from dpformer.errors import DPFormerError
 from dpformer.files import read_json
-from dpformer.fit.folder import LOCAL, read_recipe
-from dpformer.fit.recipe import STATISTICS, Recipe, make_recipe
+from dpformer.fit.folder import read_recipe
+from dpformer.fit.presets import make_recipe
+from dpformer.fit.recipe import DPSGDSettings, Recipe, TransitionsSettings, Tuning
 from dpformer.fit.run import Run, start
 from dpformer.trust.verify.scratch import write_data
 
@@ -46,34 +48,39 @@ class Setting:
         users = pl.Series("user_id", [str(k) for k in range(len(sequences))])
         flat = Sequences(users, np.concatenate(sequences).astype(np.int32), offsets)
         data = write_data(folder.with_name(folder.name + "-data"), flat, self.dataset.catalogue)
-        epochs = min(self.recipe.epochs, self.steps / 2)
+        steps = self.recipe.stage(DPSGDSettings)
+        assert steps is not None
         fixed: dict[str, Any] = {
             "seed": self.seed,
             "hold_out": "validation",
             "population": None,
-            "batch_size": len(sequences) // 2,
-            "epochs": epochs,
+            "delta": min(self.recipe.delta, 0.1 / len(sequences)),
+            "tuning": Tuning(),
+            "dpsgd.batch_size": len(sequences) // 2,
+            "dpsgd.epochs": min(steps.epochs, self.steps / 2),
         }
-        fixed |= {"delta": min(self.recipe.delta, 0.1 / len(sequences)), "tuning": "undeclared", "tried": ()}
-        return start(folder, data, self.recipe.model_copy(update={**fixed, **changes}))
+        run = start(folder, data, self.recipe.changed({**fixed, **changes}))
+        run.begin_steps()
+        return run
 
 
 def embedded(seed: int = 1, steps: int = 40) -> Setting:
-    """The default Transformer, small, on the embedded library."""
-    recipe = make_recipe(d=16, max_length=12, epsilon=8.0, histogram_share=0.0)
-    return Setting("the default Transformer, d = 16, on the embedded data", recipe, prepare(demo_frame()), steps, seed)
+    """A Transformer trained by DP-SGD, small, on the embedded library."""
+    small: dict[str, Any] = {"d": 16, "max_length": 12, "vocabulary": None, "recency": None}
+    recipe = make_recipe("pure", stages=[{"stage": "dpsgd", "epochs": 60.0}], epsilon=8.0, **small)
+    return Setting("a Transformer by DP-SGD, d = 16, on the embedded data", recipe, prepare(demo_frame()), steps, seed)
 
 
 def of_run(folder: Path, data: Path | None = None, seed: int = 1, steps: int = 40) -> Setting:
     """The recipe of a run, on its own data."""
     recipe = read_recipe(folder)
     refuse_unfinished(folder)
-    if recipe.model in STATISTICS:
+    if not recipe.steps_on_data:
         raise DPFormerError(f"{folder}: releases statistics, without steps to audit; use: dpformer verify {folder}")
-    if recipe.prior_share:
+    if recipe.stage(TransitionsSettings) is not None:
         raise DPFormerError(
-            f"{folder}: has a prior, and an audit is of steps alone; use: dpformer verify {folder}, or audit a run of the same "
-            "recipe with prior_share=0"
+            f"{folder}: has transitions, and an audit is of steps alone; use: dpformer verify {folder}, or audit a run of "
+            "preset pure"
         )
     if recipe.epsilon == float("inf"):
         raise DPFormerError(f"{folder}: is not private and says so; there is no claim to audit")
@@ -82,5 +89,5 @@ def of_run(folder: Path, data: Path | None = None, seed: int = 1, steps: int = 4
             raise DPFormerError(f"{folder}: does not tell where its data is, and an audit trains on it; give --data")
         data = Path(read_json(folder / LOCAL)["data"])
     return Setting(
-        f"the recipe of {folder} on its data", recipe.model_copy(update={"dropout": 0.0}), load(data), steps, seed
+        f"the recipe of {folder} on its data", recipe.changed({"network.dropout": 0.0}), load(data), steps, seed
     )

@@ -110,7 +110,7 @@ def _steps(setting: Setting, folder: Path, trials: int | None) -> tuple[StepAudi
 
 
 def _less_noise(setting: Setting, folder: Path, canaries: int) -> Control:
-    claim = replace(setting, recipe=setting.recipe.model_copy(update={"epsilon": CLAIM}))
+    claim = replace(setting, recipe=setting.recipe.changed({"epsilon": CLAIM}))
     found = audit_training(claim, folder, canaries, noise_scale=LESS_NOISE)
     seen = f"{found.correct} of {found.guesses} right: mu above {found.mu_low:.2f}, claimed {found.claimed_mu:.2f}"
     defect = "epsilon 1 claimed, and a tenth of its noise added"

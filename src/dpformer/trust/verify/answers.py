@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 
 from dpformer.data import Sequences
-from dpformer.fit import statistics_stages as releases
-from dpformer.fit.dpsgd import Trainer
-from dpformer.fit.recipe import STATISTICS, Recipe
-from dpformer.privacy import Asker, PrivacyPlan, Query, Sample
+from dpformer.fit.stage import Setup, run_stages
+from dpformer.fit.statistics_stages import stages_before_steps
+from dpformer.privacy import Asker, Query, Sample
 from dpformer.trust.verify.checks import Found, Verification
 from dpformer.trust.verify.noise import noise_found
 from dpformer.trust.verify.watch import Asked, Curators, Watched
@@ -24,15 +23,11 @@ DRAWS = 1000
 AskAll = Callable[[Asker], object]
 
 
-def statistics_of(recipe: Recipe, plan: PrivacyPlan, items: int, trainer: Trainer | None) -> AskAll:
-    """What a run of this recipe asks before its steps, by the run's own code. trainer: None for statistics alone."""
+def statistics_of(setup: Setup) -> AskAll:
+    """What a run of this recipe asks before its steps, by the run's own stages."""
 
     def ask(asker: Asker) -> None:
-        if trainer is None:
-            STATISTICS[recipe.model]().fit(asker, items)
-        else:
-            releases.histogram(asker, recipe, plan, items)
-            releases.prior(asker, recipe.model_copy(update={"distil": 0}), trainer, items)
+        run_stages([stage for stage in stages_before_steps(setup) if stage.name != "distil"], asker)
 
     return ask
 

@@ -10,23 +10,27 @@ from typing import Any
 import polars as pl
 
 from dpformer.data import demo_frame, prepare, save
-from dpformer.fit.recipe import make_recipe
-from dpformer.fit.session import begin
+from dpformer.fit.presets import make_recipe
+from dpformer.fit.run import start
 from dpformer.trust.verify.checks import Verification
 from dpformer.trust.verify.run import verify_run
 
 USERS = 60
+_SMALL = {"d": 16, "max_length": 12}
+_STEPS = {**_SMALL, "epochs": 2.0, "batch_size": None}
+# One block, pre-norm, the whole catalogue, no dropout.
+_PLAIN = {**_STEPS, "preset": "paper", "blocks": 1, "norm": "pre", "dropout": 0.0, "reattention": "off"}
 BUILT_IN: dict[str, dict[str, Any]] = {
-    "the default preset": {"preset": "best", "epochs": 0.0, "distil": 2},
-    "preset whole": {"preset": "whole", "vocabulary": 40},
-    "transformer": {},
-    "transformer, Re-Attention": {"reattention": "logits", "blocks": 2, "heads": 2},
-    "transformer, untied, post-norm, flat": {"tied": False, "norm": "post", "rule": "flat", "max_norm": 0.3},
-    "transformer, small vocabulary": {"vocabulary": 40, "popularity_bias": True, "recency": 1.0, "identity": True},
-    "gru": {"model": "gru"},
-    "lstm": {"model": "lstm"},
-    "transitions": {"model": "transitions"},
-    "popularity": {"model": "popularity"},
+    "the default preset": {**_SMALL, "distil.steps": 2},
+    "preset pure": {**_STEPS, "preset": "pure", "vocabulary": 40},
+    "preset whole": {**_STEPS, "preset": "whole", "vocabulary": 40},
+    "transformer": _PLAIN,
+    "transformer, Re-Attention": {**_PLAIN, "reattention": "logits", "blocks": 2},
+    "transformer, untied, post-norm, flat": {**_PLAIN, "tied": False, "norm": "post", "max_norm": 0.3},
+    "gru": {**_PLAIN, "model": "gru"},
+    "lstm": {**_PLAIN, "model": "lstm"},
+    "transitions": {"preset": "transitions"},
+    "popularity": {"preset": "popularity"},
 }
 
 
@@ -53,4 +57,4 @@ def embedded(folder: Path) -> Path:
 
 def make(model: str, folder: Path, data: Path) -> None:
     """A finished run of a built-in model, of a few steps."""
-    begin(folder, data, make_recipe(**{"epochs": 2.0, "d": 16, "max_length": 12, **BUILT_IN[model]})).train()
+    start(folder, data, make_recipe(**BUILT_IN[model])).train()

@@ -19,10 +19,11 @@ from torch import Tensor
 
 from dpformer.clipping import PhantomClipping
 from dpformer.data import Dataset, Sequences
+from dpformer.fit.dpsgd import Optimisation
 from dpformer.fit.gradient_sum import CLIP_SLACK, FLOAT32_SLACK, GradientSum, Groups
 from dpformer.fit.recipe import Recipe
 from dpformer.fit.workers import Team, Worker
-from dpformer.models.network import SequenceModel
+from dpformer.models import Network
 from dpformer.privacy import Keys, PrivacyStatement, Sample
 from dpformer.privacy.noise import poisson_draw
 from dpformer.trust.verify.answers import without
@@ -39,15 +40,16 @@ MOST = 0.25
 FINE_BITS = 40
 
 
-def query_of(network: SequenceModel, recipe: Recipe, statement: PrivacyStatement) -> GradientSum:
+def query_of(network: Network, recipe: Recipe, statement: PrivacyStatement) -> GradientSum:
     """The query of a run's steps, with its released weights."""
     if not statement.private or statement.steps is None:
         raise NotChecked("the run made no private steps: nothing is added up in float32")
     model = copy.deepcopy(network).float().train()
-    worker = Worker(model, PhantomClipping(model, recipe.max_norm, recipe.rule))
-    positions = statement.steps.expected_batch_size * (recipe.max_length + 1)
+    how = Optimisation.of(recipe)
+    worker = Worker(model, PhantomClipping(model, how.max_norm, how.rule))
+    positions = statement.steps.expected_batch_size * (how.max_length + 1)
     groups = Groups.of(statement.users, statement.steps.sampling_rate)
-    return GradientSum(Team(worker, positions), groups, recipe.max_length, recipe.token_budget)
+    return GradientSum(Team(worker, positions), groups, how.max_length, how.token_budget)
 
 
 def a_group(
@@ -59,7 +61,7 @@ def a_group(
     groups = Groups.of(statement.users, rate)
     if dataset is None:
         count = max(1, round(min(groups.block, statement.users) * rate))
-        people = invented(items, recipe.max_length + 1, count)
+        people = invented(items, Optimisation.of(recipe).max_length + 1, count)
         return people, np.arange(min(len(people), groups.most))
     people = dataset.train(recipe.hold_out)
     drawn = groups.split(poisson_draw(Keys().sample(), len(people), rate))

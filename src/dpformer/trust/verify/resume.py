@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,12 @@ import numpy as np
 from safetensors.torch import load_file
 from torch import equal
 
-from dpformer.errors import DPFormerError, PrivacyError
-from dpformer.fit.folder import MODEL, reopen
-from dpformer.fit.one_shot import OneShotRun
-from dpformer.fit.recipe import STATISTICS, Recipe
-from dpformer.fit.run import Run
-from dpformer.fit.session import begin, go_on
-from dpformer.privacy import Answer, Asker, Curator, Keys, Query, Sample, read_ledger
-from dpformer.statistics.histogram import Histogram
+from dpformer.artifact.layout import MODEL
+from dpformer.data import Sequences
+from dpformer.errors import PrivacyError
+from dpformer.fit.recipe import Recipe
+from dpformer.fit.run import resume, start
+from dpformer.privacy import Answer, Curator, Query, Sample, read_ledger
 from dpformer.trust.verify.checks import Found
 from dpformer.trust.verify.watch import Delegate
 
@@ -32,14 +31,11 @@ class _Crash(Exception):  # noqa: N818
     """Where the power fails."""
 
 
-class _CrashAfter:
-    """Asks a Curator, and crashes after its answer."""
+class _CrashAfter(Curator[Sequences]):
+    """A Curator after whose answer the process crashes."""
 
-    def __init__(self, curator: Asker) -> None:
-        self._curator = curator
-
-    def ask(self, query: Query[Any]) -> Answer:
-        self._curator.ask(query)
+    def ask(self, query: Query[Sequences]) -> Answer:
+        super().ask(query)
         raise _Crash
 
 
@@ -51,27 +47,24 @@ class _Larger(Delegate):
         return {name: np.rint(FACTOR * value).astype(np.int64) for name, value in sums.items()}
 
 
-class _AsksLarger:
-    """Asks a Curator for larger sums."""
+class _AsksLarger(Curator[Sequences]):
+    """A Curator that is asked for larger sums."""
 
-    def __init__(self, curator: Asker) -> None:
-        self._curator = curator
-
-    def ask(self, query: Query[Any]) -> Answer:
-        return self._curator.ask(_Larger(query))
+    def ask(self, query: Query[Sequences]) -> Answer:
+        return super().ask(_Larger(query))
 
 
 def check_resume(folder: Path, data: Path, recipe: Recipe) -> Found:
     """The released tensors must be equal bit for bit, nothing charged twice, and another sum at a charged place refused."""
     whole, cut, other = folder / "whole", folder / "cut", folder / "other"
-    begin(whole, data, recipe).train()
-    _crash(begin(cut, data, recipe))
+    start(whole, data, recipe).train()
+    _crash(cut, data, recipe)
     shutil.copytree(cut, other)
-    go_on(cut).train()
+    resume(cut).train()
     a, b = load_file(whole / MODEL), load_file(cut / MODEL)
     different = [name for name in a if name not in b or not equal(a[name], b[name])]
     charged = [len(read_ledger(run).entries) for run in (whole, cut)]
-    refused = _refused(other, recipe)
+    refused = _refused(other)
     return Found(
         not different and charged[0] == charged[1] and refused,
         f"stopped, crashed and resumed: {len(a) - len(different)} of {len(a)} tensors equal bit for bit; charged {charged[1]} "
@@ -87,51 +80,28 @@ def check_resume(folder: Path, data: Path, recipe: Recipe) -> Found:
     )
 
 
-def _crash(run: Run | OneShotRun) -> None:
+def _crash(folder: Path, data: Path, recipe: Recipe) -> None:
     """End a run after an answer that its checkpoint does not know of, and its ledger does."""
-    if isinstance(run, OneShotRun):
-        curator = run.curator
-        run.curator = _CrashAfter(curator)
-        try:
-            run.train()
-        except _Crash:
-            run.curator = curator
-            run.close()
-            return
-        raise DPFormerError("the run asked its Curator for nothing")
-    if run.plan.steps:
+    if recipe.steps_on_data:
+        run = start(folder, data, recipe)
         run.train(should_stop=lambda: run.step >= SAVED)
         for _ in range(FORGOTTEN):
             run.trainer.make_step(run.curator)
-    # Without steps all was asked when the run began, after its first checkpoint.
+    else:
+        run = start(folder, data, recipe, make_curator=_CrashAfter)
+        with suppress(_Crash):
+            run.train()
     run.close()
 
 
-def _refused(folder: Path, recipe: Recipe) -> bool:
+def _refused(folder: Path) -> bool:
     """Resume, and ask for larger sums where answers were charged."""
     charged = len(read_ledger(folder).entries)
+    run = resume(folder, make_curator=_AsksLarger)
     try:
-        if recipe.model not in STATISTICS and recipe.epochs:
-            run = go_on(folder)
-            try:
-                assert isinstance(run, Run)
-                run.trainer.make_step(_AsksLarger(run.curator))
-            finally:
-                run.close()
-        else:
-            _ask_larger(folder, recipe)
+        run.train()
     except PrivacyError:
         return len(read_ledger(folder).entries) == charged
-    return False
-
-
-def _ask_larger(folder: Path, recipe: Recipe) -> None:
-    """The first statistic of a run, a histogram, from its checkpoint."""
-    dataset, ledger, _, values = reopen(folder)
-    assert ledger is not None
-    try:
-        keys = Keys.restored(values["keys"])
-        curator = Curator(dataset.train(recipe.hold_out), ledger.plan, ledger, keys)
-        _AsksLarger(curator).ask(Histogram(len(dataset.catalogue), name=ledger.plan.releases[0].name))
     finally:
-        ledger.close()
+        run.close()
+    return False

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import polars as pl
 
-from dpformer.artifact.artifact import Released, load_model
+from dpformer.artifact import Artifact
+from dpformer.artifact import load as load_artifact
+from dpformer.artifact.layout import LOCAL
 from dpformer.data import Dataset, Sequences, load
 from dpformer.errors import DPFormerError
 from dpformer.files import read_json
-from dpformer.fit.dpsgd import Trainer
-from dpformer.fit.folder import LOCAL
-from dpformer.fit.recipe import STATISTICS
-from dpformer.models.ensemble import Joined
-from dpformer.models.network import SequenceModel
+from dpformer.fit.dpsgd import Optimisation, Trainer
+from dpformer.fit.folder import read_recipe
+from dpformer.fit.recipe import Recipe
+from dpformer.fit.stage import Setup, new_network
+from dpformer.models import Network
 from dpformer.trust.verify.answers import check_answers, statistics_of
 from dpformer.trust.verify.checks import Found, NotChecked, Verification
 from dpformer.trust.verify.clipping import check_clipping
@@ -23,10 +26,13 @@ from dpformer.trust.verify.float32 import a_group, float32_slack, query_of
 from dpformer.trust.verify.folder import ledger_against_statement, no_pickle, recount
 from dpformer.trust.verify.reference import Subject
 from dpformer.trust.verify.resume import check_resume
-from dpformer.trust.verify.scratch import a_few, invented, small, write_data
+from dpformer.trust.verify.scratch import SEED, a_few, invented, small, write_data
 from dpformer.trust.verify.selection import items_chosen
 from dpformer.trust.verify.steps import STEP_CHECKS, check_steps, definition, losses_of, tokens_of
 from dpformer.trust.verify.watch import Curators
+
+# A history that is longer than any window of the statistics, for models that have no greatest length.
+LONGEST = 51
 
 
 def verify_run(folder: Path, data: Path | None = None, subject: str | None = None) -> Verification:
@@ -34,49 +40,50 @@ def verify_run(folder: Path, data: Path | None = None, subject: str | None = Non
 
     Without the data, sequences are invented over the run's catalogue, and what only the data can tell is not checked.
     """
-    model = load_model(folder)
+    model, recipe = load_artifact(folder), read_recipe(folder)
     dataset, missing = _find(folder, model, data)
-    found = Verification(subject or f"{folder} ({model.recipe.model})")
-    longest = model.recipe.max_length + 1
+    found = Verification(subject or f"{folder} ({model.model.spec.name})")
+    longest = recipe.network.max_length + 1 if recipe.network is not None else LONGEST
     few = a_few(dataset, longest) if dataset is not None else invented(len(model.catalogue), longest)
-    recipe = model.recipe
     with tempfile.TemporaryDirectory(prefix="dpformer-verify-") as name:
         place = Path(name)
         prepared = write_data(place / "data", few, model.catalogue)
-        if _check_small(found, model, place, load(prepared).train(recipe.hold_out)):
-            found.check("float32 slack", lambda: _float32(model, dataset))
+        if _check_small(found, model, recipe, place, load(prepared).train(recipe.hold_out)):
+            found.check("float32 slack", lambda: _float32(model, recipe, dataset))
         if model.statement.data.catalogue == "private" and model.statement.private:
             found.check("items chosen", lambda: items_chosen(place / "items", recipe))
         found.check("resume equality", lambda: check_resume(place / "resume", prepared, small(recipe, len(few))))
     found.check("ledger against statement", lambda: ledger_against_statement(folder, model.statement, recipe))
     found.check("recount of epsilon", lambda: recount(model.statement))
-    found.check("users", lambda: _users(model, dataset, missing))
+    found.check("users", lambda: _users(model, recipe, dataset, missing))
     found.check("data against statement", lambda: _data_part(model, dataset, missing))
     found.check("no pickle", lambda: no_pickle(folder))
     return found
 
 
-def _check_small(found: Verification, model: Released, place: Path, people: Sequences) -> bool:
+def _check_small(found: Verification, model: Artifact, whole: Recipe, place: Path, people: Sequences) -> bool:
     """The run's recipe on a few people: its statistics, its clipping and its steps, by Curators whose answers nobody sees.
 
     True if there are steps, and their clipped sum can be computed.
     """
-    recipe, items = small(model.recipe, len(people)), len(model.catalogue)
+    recipe, items = small(whole, len(people)), len(model.catalogue)
     plan = recipe.plan(len(people))
     # The keys of a run without a seed are new each time, as the run's were.
-    curators = Curators(people, plan, place / "curators", model.recipe.seed)
+    curators = Curators(people, plan, place / "curators", whole.seed)
     try:
-        trainer = None
-        if recipe.model not in STATISTICS:
-            trainer = Trainer(recipe.build(items), plan, recipe.optimisation())
+        setup = Setup(recipe, plan, items, SEED)
         if plan.releases:
-            check_answers(found, statistics_of(recipe, plan, items, trainer), curators)
-        return trainer is not None and plan.steps > 0 and _check_network(found, model, trainer, curators)
+            check_answers(found, statistics_of(setup), curators)
+        if not recipe.steps_on_data:
+            return False
+        how = Optimisation.of(recipe)
+        how = replace(how, weight_decay=0.0, token_budget=4 * (how.max_length + 1))
+        return _check_network(found, model, Trainer(new_network(setup), plan, how), curators)
     finally:
         curators.close()
 
 
-def _check_network(found: Verification, model: Released, trainer: Trainer, curators: Curators) -> bool:
+def _check_network(found: Verification, model: Artifact, trainer: Trainer, curators: Curators) -> bool:
     network, how = _network(model), trainer.how
     sequences = (tokens_of(curators.people, how.max_length, network),)
     subject = Subject(network, losses_of(trainer), sequences, definition, how.max_norm, how.rule)
@@ -88,19 +95,19 @@ def _check_network(found: Verification, model: Released, trainer: Trainer, curat
     return True
 
 
-def _network(model: Released) -> SequenceModel:
-    network = model.model.network if isinstance(model.model, Joined) else model.model
-    assert isinstance(network, SequenceModel)
+def _network(model: Artifact) -> Network:
+    network = model.model.trained_network()
+    assert network is not None
     return network
 
 
-def _float32(model: Released, dataset: Dataset | None) -> Found:
-    query = query_of(_network(model), model.recipe, model.statement)
-    people, drawn = a_group(dataset, model.recipe, model.statement, len(model.catalogue))
+def _float32(model: Artifact, recipe: Recipe, dataset: Dataset | None) -> Found:
+    query = query_of(_network(model), recipe, model.statement)
+    people, drawn = a_group(dataset, recipe, model.statement, len(model.catalogue))
     return float32_slack(query, people, drawn, dataset is None)
 
 
-def _find(folder: Path, model: Released, data: Path | None) -> tuple[Dataset | None, str]:
+def _find(folder: Path, model: Artifact, data: Path | None) -> tuple[Dataset | None, str]:
     """The data of a run, or why it is not here."""
     if data is not None:
         return _same_items(load(data), model, data), ""
@@ -113,7 +120,7 @@ def _find(folder: Path, model: Released, data: Path | None) -> tuple[Dataset | N
         return None, f"its data cannot be read: {error}"
 
 
-def _same_items(dataset: Dataset, model: Released, data: Path) -> Dataset:
+def _same_items(dataset: Dataset, model: Artifact, data: Path) -> Dataset:
     if dataset.catalogue_mode == "private":  # the model has some of its items
         own = set(dataset.catalogue["item_id"].cast(pl.String))
         same = own >= set(model.catalogue["item_id"].cast(pl.String))
@@ -124,12 +131,12 @@ def _same_items(dataset: Dataset, model: Released, data: Path) -> Dataset:
     return dataset.in_catalogue(model.catalogue)
 
 
-def _users(model: Released, dataset: Dataset | None, missing: str) -> Found:
+def _users(model: Artifact, recipe: Recipe, dataset: Dataset | None, missing: str) -> Found:
     if dataset is None:
         raise NotChecked(missing)
     users = len(dataset.sequences)
     ids = dataset.sequences.users.n_unique()
-    stated, population = model.statement.users, model.recipe.population
+    stated, population = model.statement.users, recipe.population
     given = "" if population is None else f" (a public number, {population:,}, was given)"
     return Found(
         users == ids and stated == (population or users),
@@ -138,7 +145,7 @@ def _users(model: Released, dataset: Dataset | None, missing: str) -> Found:
     )
 
 
-def _data_part(model: Released, dataset: Dataset | None, missing: str) -> Found:
+def _data_part(model: Artifact, dataset: Dataset | None, missing: str) -> Found:
     """What the statement says of the catalogue and of the filters, against the manifest of the data."""
     if dataset is None:
         raise NotChecked(missing)

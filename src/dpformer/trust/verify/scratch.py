@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import polars as pl
@@ -12,7 +11,7 @@ import polars as pl
 from dpformer.data import Dataset, Sequences, save
 from dpformer.data.manifest import MANIFEST_FORMAT, MANIFEST_VERSION
 from dpformer.data.split import SHORTEST_SPLIT
-from dpformer.fit.recipe import STATISTICS, Recipe
+from dpformer.fit.recipe import Recipe, Tuning
 
 SAMPLES = 20
 SEED = 20_231
@@ -61,18 +60,19 @@ def write_data(folder: Path, sequences: Sequences, catalogue: pl.DataFrame) -> P
 
 def small(recipe: Recipe, users: int) -> Recipe:
     """The same recipe with a few steps, seeded so that it can be repeated, and no dropout so that it can be compared."""
-    changes: dict[str, Any] = {
-        "seed": SEED,
-        "tuning": "undeclared",
-        "tried": (),
-        "distil": min(recipe.distil, 2),
-        "population": None,
-    }
-    changes |= {"delta": min(recipe.delta, 0.1 / users)} | ({} if math.isfinite(recipe.epsilon) else {"epsilon": 8.0})
-    if recipe.model not in STATISTICS and recipe.epochs:
-        changes |= {"batch_size": users // 2, "epochs": 4.0, "dropout": 0.0, "weight_decay": 0.0}
-        changes |= {"token_budget": 4 * (recipe.max_length + 1)}
-    return recipe.model_copy(update=changes)
+    return recipe.changed(
+        {
+            "epsilon": recipe.epsilon if math.isfinite(recipe.epsilon) else 8.0,
+            "delta": min(recipe.delta, 0.1 / users),
+            "seed": SEED,
+            "population": None,
+            "tuning": Tuning(),
+            "network.dropout": 0.0,
+            "distil.steps": 2,
+            "dpsgd.batch_size": users // 2,
+            "dpsgd.epochs": 4.0,
+        }
+    )
 
 
 class Chosen:

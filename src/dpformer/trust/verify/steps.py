@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from dpformer.data import Sequences
 from dpformer.fit.dpsgd import Trainer
 from dpformer.fit.gradient_sum import Groups
-from dpformer.models.network import SequenceModel
+from dpformer.models import Network
 from dpformer.privacy import Sample
 from dpformer.privacy.query import grid_step
 from dpformer.trust.verify.checks import Found, Verification
@@ -52,11 +52,12 @@ def definition(module: nn.Module, tokens: Tensor) -> Tensor:
     tokens = tokens[:, : int((tokens > 0).sum())]
     if tokens.shape[1] < 2:
         return sum(p.sum() * 0.0 for p in module.parameters()).reshape(1)  # type: ignore[union-attr]
-    logits = module(tokens[:, :-1])[0] @ module.table[1:].T + module.table_bias[1:]  # type: ignore[index]
+    states = module.states(tokens[:, :-1])  # type: ignore[operator]
+    logits = states[0] @ module.table[1:].T + module.table_bias[1:]  # type: ignore[index]
     return nn.functional.cross_entropy(logits, tokens[0, 1:] - 1).reshape(1)
 
 
-def tokens_of(people: Sequences, max_length: int, model: SequenceModel) -> Tensor:
+def tokens_of(people: Sequences, max_length: int, model: Network) -> Tensor:
     """All of a few people, `[N, L + 1]`: rows of the model's vocabulary, other items left out."""
     places = model.places().numpy()
     rows = [[int(places[i]) for i in one if places[i] > 0] for one in people]

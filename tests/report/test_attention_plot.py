@@ -1,6 +1,6 @@
 import torch
 
-from dpformer.models.diagnostics import attention_lift, popularity_groups
+from dpformer.report.attention_plot import attention_lift, popularity_groups
 
 
 def test_groups_share_occurrences():

@@ -1,0 +1,31 @@
+"""The files of a run folder: their names, and the version of the format.
+
+config.json         format, versions, recipe                      items.jsonl       the catalogue
+model.json          the spec of the released model                privacy.json      the privacy statement
+model.safetensors   its tensors                                   README.md         the model card
+files.json          SHA-256 of what is released                   ledger.jsonl      what was charged, before it was seen
+events.jsonl        progress; losses are not private              metrics.json      evaluation; not private
+run.lock            keeps a second process out                    local.json        where the data was; owner only
+private/            state of an unfinished run; owner only, removed at the end
+"""
+
+from __future__ import annotations
+
+CONFIG, SPEC, MODEL, ITEMS = "config.json", "model.json", "model.safetensors", "items.jsonl"
+PRIVACY, CARD, LEDGER = "privacy.json", "README.md", "ledger.jsonl"
+# Against damage; whoever forges a file can forge this one too.
+FILES = "files.json"
+EVENTS, METRICS = "events.jsonl", "metrics.json"
+# Not part of the model, and without a hash of the data, which would confirm a guess.
+LOCAL = "local.json"
+LOCK = "run.lock"
+# Secret state; the release is written aside in there, before the secrets are removed.
+PRIVATE, CHECKPOINT, RELEASE = "private", "checkpoint-", "release"
+
+FORMAT = "dpformer-run"
+# Format 1 had floating-point noise; see docs/privacy.md.
+VERSION = 2
+OLD_FORMAT = (
+    "was made by an older version, whose floating-point noise leaks: a released model tells who was in the data, whatever its "
+    "statement says; do not publish it, and fit again"
+)

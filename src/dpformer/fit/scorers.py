@@ -1,0 +1,39 @@
+"""Recommenders made of statistics, by functions of answers alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from dpformer.data import Sequences
+from dpformer.models import Popularity, TransitionScorer
+from dpformer.privacy import Answer, Asker
+from dpformer.statistics.combine import Measured, measure
+from dpformer.statistics.histogram import check_items, histogram_of
+from dpformer.statistics.score_matrix import scorer_arrays
+from dpformer.statistics.settings import TransitionSettings
+
+
+def fit_transitions(
+    asker: Asker, histogram: Answer, sigma: float, settings: TransitionSettings | None = None
+) -> TransitionScorer:
+    """Ask for the transitions over the head of a histogram. sigma: of all answers together; see `head_size`."""
+    settings = settings or TransitionSettings()
+    return to_scorer(measure(asker, histogram, settings, sigma), settings)
+
+
+def to_scorer(measured: Measured, settings: TransitionSettings) -> TransitionScorer:
+    """The scorer of what was measured: post-processing."""
+    tensors = {name: torch.from_numpy(array) for name, array in scorer_arrays(measured, settings).items()}
+    return TransitionScorer.of(tensors, settings.window, settings.popularity)
+
+
+def popularity_of(histogram: Answer) -> Popularity:
+    """Rank by a noisy histogram, in which each user has one vector of norm 1."""
+    return Popularity.of(torch.from_numpy(histogram_of(histogram)), histogram.noise_std)
+
+
+def count_events(people: Sequences, items: int) -> Popularity:
+    """Count the events of each item 1..items. Not private: the counts are exact."""
+    check_items(people, items)
+    return Popularity.of(torch.from_numpy(np.bincount(people.items, minlength=items + 1)))
