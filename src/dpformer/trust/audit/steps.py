@@ -2,7 +2,7 @@
 
 The clipped sums are made by the query of the audited training on real users: with the canary, and with the canary's events
 replaced by none. They do not change from trial to trial; the noise does. Each trial is an answer of a real Curator with keys of
-its own; its ledger is kept in memory. See `dpformer.privacy.audit` for the estimate and its interval.
+its own; its ledger is kept in memory. See `step_audit` for the estimate and its interval.
 """
 
 from __future__ import annotations
@@ -25,14 +25,13 @@ from dpformer.privacy import (
     Position,
     PrivacyPlan,
     Sample,
-    StepAudit,
-    audit_step,
     epsilon,
 )
 from dpformer.privacy.chain import Chain, Line
 from dpformer.privacy.curator import Noise
 from dpformer.privacy.noise import rounded_gaussian
 from dpformer.privacy.query import grid_step
+from dpformer.trust.audit.step_audit import StepAudit, audit_step
 
 CONFIDENCE = 0.999
 SMALLEST_EXCESS = 0.2
