@@ -10,7 +10,7 @@ from dpformer.data import demo_frame, prepare
 from dpformer.data.split import without_last
 from dpformer.models.popularity import Popularity
 from dpformer.privacy import (
-    GaussianRelease,
+    Charge,
     Sample,
     Tuning,
     gaussian_multiplier,
@@ -39,7 +39,7 @@ def by_hand(sigma: float, tuning: Tuning, delta: float) -> float:
 @pytest.mark.parametrize("epsilon", [5.0, 8.0, 10.0])
 def test_the_noise_is_the_smallest_that_pays_for_everything(epsilon):
     sigma = tuned_release_multiplier(epsilon, 1e-5, tuned.TUNING)
-    assert tuned_epsilon([GaussianRelease("t", sigma)], tuned.TUNING, 1e-5) <= epsilon
+    assert tuned_epsilon([Charge("t", sigma)], tuned.TUNING, 1e-5) <= epsilon
     assert by_hand(sigma, tuned.TUNING, 1e-5) == pytest.approx(epsilon, rel=0.02)
     # Tuning that is not accounted would be content with much less: a run with that noise is found out.
     single = gaussian_multiplier(epsilon, 1e-5)

@@ -43,7 +43,7 @@ def test_what_was_charged_is_what_is_read(begun):
     assert account.plan == PLAN
     assert account.steps_charged == 6
     assert account.released == {"histogram"}
-    assert account.spent() == PLAN.mechanisms(6)
+    assert account.spent() == PLAN.charges(6)
     assert epsilon(account.spent(), PLAN.delta).epsilon < PLAN.total.epsilon
 
 

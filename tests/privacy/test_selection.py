@@ -82,7 +82,7 @@ def test_a_threshold_that_is_too_low_would_be_seen(tmp_path, monkeypatch):
 def test_the_budget_pays_for_the_threshold():
     plain = make_plan(40, 6.0, 1e-2, shares={ITEMS: 1.0})
     assert PLAN.releases[0].noise_multiplier > plain.releases[0].noise_multiplier
-    spent = beside_threshold(PLAN.mechanisms(), PLAN.delta, PLAN.threshold_delta)
+    spent = beside_threshold(PLAN.charges(), PLAN.delta, PLAN.threshold_delta)
     assert spent.epsilon == pytest.approx(6.0, rel=1e-5)
     assert spent.epsilon <= 6.0
     assert PLAN.total == spent

@@ -74,7 +74,7 @@ def statement(run):
 def test_it_tells_what_was_spent_not_what_was_planned(run, statement):
     plan, account = run
     assert statement.format == 2
-    assert statement.epsilon == pytest.approx(epsilon(plan.mechanisms(30), 1e-5).epsilon)
+    assert statement.epsilon == pytest.approx(epsilon(plan.charges(30), 1e-5).epsilon)
     assert statement.epsilon < 5 == statement.budget
     assert (statement.steps.charged, statement.steps.planned) == (30, 50)
     assert statement.accountant.used == "pld"

@@ -10,7 +10,7 @@ from dpformer.errors import PrivacyError
 from dpformer.privacy.accounting import Epsilon, epsilon
 from dpformer.privacy.attack_bounds import attack_bound
 from dpformer.privacy.calibration import coarse_calibrate, gaussian_multiplier, poisson_guess
-from dpformer.privacy.charge import PoissonSteps
+from dpformer.privacy.charge import Charge
 from dpformer.privacy.plan import PrivacyPlan, steps_of
 from dpformer.privacy.tuning import Tuning, tuned_epsilon, tuned_multiplier
 
@@ -60,7 +60,7 @@ def table(plan: PrivacyPlan, epochs: float) -> list[dict[str, Any]]:
                 sigma = sigma_1 * math.sqrt(steps)
             else:
                 sigma = coarse_calibrate(
-                    lambda s, rate=rate, steps=steps: (PoissonSteps(rate, s, steps),),  # type: ignore[misc]
+                    lambda s, rate=rate, steps=steps: (Charge("steps", s, rate, steps),),  # type: ignore[misc]
                     target,
                     plan.delta,
                     poisson_guess(sigma_1, rate, steps),
@@ -91,7 +91,7 @@ def tuning_offer(plan: PrivacyPlan, trials: float) -> dict[str, Any] | None:
         "mean_trials": trials,
         "distribution": tuning.distribution,
         "score_noise_multiplier": tuning.score_noise_multiplier,
-        "epsilon_with_this_noise": tuned_epsilon(plan.mechanisms(), tuning, plan.delta),
+        "epsilon_with_this_noise": tuned_epsilon(plan.charges(), tuning, plan.delta),
         "noise_multiplier_within_budget": within,
         "accountant": "rdp",
     }
@@ -122,7 +122,7 @@ def report(
 ) -> dict[str, Any]:
     """Everything, in the order in which it is shown; infinities are written as "inf"."""
     epochs = plan.steps * plan.rate if epochs is None else epochs
-    attack = attack_bound(plan.mechanisms(), plan.delta)
+    attack = attack_bound(plan.charges(), plan.delta)
     figures = {
         "users": plan.users,
         "batch_size": plan.batch_size,
@@ -135,7 +135,7 @@ def report(
         "noise_multiplier": plan.noise_multiplier,
         "releases": [asdict(release) for release in plan.releases],
         "spent": _figures(plan.total),
-        "epsilon_at_delta_1_over_users": epsilon(plan.mechanisms(), 1 / plan.users).epsilon,
+        "epsilon_at_delta_1_over_users": epsilon(plan.charges(), 1 / plan.users).epsilon,
         "tenths": tenths(plan),
         "signal_to_noise": plan.signal_to_noise,
         "signal_cap": plan.signal_cap,

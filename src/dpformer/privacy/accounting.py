@@ -21,7 +21,7 @@ import dp_accounting
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 
-from dpformer.privacy.charge import Mechanism, check_delta, event
+from dpformer.privacy.charge import Charge, check_delta, event
 
 NEIGHBOURS = dp_accounting.NeighboringRelation.REPLACE_SPECIAL
 """The number of users stays, and one user's events are replaced by none."""
@@ -37,7 +37,7 @@ _SETTLED = 2e-4
 
 @dataclass(frozen=True)
 class Epsilon:
-    """What the mechanisms spend at `delta`: `epsilon` is the value to rely on.
+    """What the charges spend at `delta`: `epsilon` is the value to rely on.
 
     `accountant` is "pld", or "rdp" where PLD failed (`note` says why), or "gaussian" where only full-batch Gaussians
     ran: their loss distribution is Gaussian, and its epsilon has a closed form. `pld` and `rdp` are what each found;
@@ -52,15 +52,15 @@ class Epsilon:
     note: str = ""
 
 
-def epsilon(mechanisms: Iterable[Mechanism], delta: float) -> Epsilon:
-    """The (epsilon, delta) guarantee of all the mechanisms together, between neighbours (see `mechanisms`)."""
+def epsilon(charges: Iterable[Charge], delta: float) -> Epsilon:
+    """The (epsilon, delta) guarantee of all charges, between neighbours (see `charge`)."""
     check_delta(delta)
-    return _epsilon(tuple(mechanisms), delta)
+    return _epsilon(tuple(charges), delta)
 
 
 @functools.lru_cache(maxsize=256)
-def _epsilon(mechanisms: tuple[Mechanism, ...], delta: float) -> Epsilon:
-    what = event(mechanisms)
+def _epsilon(charges: tuple[Charge, ...], delta: float) -> Epsilon:
+    what = event(charges)
     by_rdp = rdp_epsilon(what, delta)
     if isinstance(what, dp_accounting.NonPrivateDpEvent):
         return Epsilon(math.inf, delta, "pld", math.inf, math.inf, "without noise nothing is private")

@@ -22,7 +22,7 @@ import dp_accounting
 import numpy as np
 
 from dpformer.privacy.accounting import Epsilon, coarse_interval, epsilon, pld_deltas
-from dpformer.privacy.charge import Mechanism, event
+from dpformer.privacy.charge import Charge, event
 
 # A delta at which PLD is at ease.
 PLD_DELTA = 1e-9
@@ -59,16 +59,16 @@ def percent_up(share: float) -> str:
 
 
 def attack_bound(
-    mechanisms: Iterable[Mechanism], delta: float, false_positive_rate: float = 0.01, beside: float = 0.0
+    charges: Iterable[Charge], delta: float, false_positive_rate: float = 0.01, beside: float = 0.0
 ) -> AttackBound:
-    """The best that any membership attack can do against everything that these mechanisms release.
+    """The best that any membership attack can do against everything that was released for these charges.
 
     beside: the delta of a threshold that is released with them; see `selection`.
     """
-    mechanisms = tuple(mechanisms)
-    # The curve belongs to the mechanisms; delta only says how far it is followed, and PLD cannot follow it to the end.
-    spent = epsilon(mechanisms, max(delta, PLD_DELTA))
-    epsilons, deltas = delta_curve(mechanisms, spent)
+    charges = tuple(charges)
+    # The curve belongs to the charges; delta only says how far it is followed, and PLD cannot follow it to the end.
+    spent = epsilon(charges, max(delta, PLD_DELTA))
+    epsilons, deltas = delta_curve(charges, spent)
     return bound_from(epsilons - math.log1p(-beside), np.minimum(deltas + beside, 1.0), false_positive_rate)
 
 
@@ -78,14 +78,14 @@ def bound_from(epsilons: np.ndarray, deltas: np.ndarray, false_positive_rate: fl
     return AttackBound(false_positive_rate, reached, _advantage(epsilons, deltas))
 
 
-def delta_curve(mechanisms: Sequence[Mechanism], spent: Epsilon) -> tuple[np.ndarray, np.ndarray]:
-    """Points (epsilon, delta) that all hold for the mechanisms; the single known one where PLD is not used."""
-    if isinstance(event(mechanisms), dp_accounting.NoOpDpEvent):
+def delta_curve(charges: Sequence[Charge], spent: Epsilon) -> tuple[np.ndarray, np.ndarray]:
+    """Points (epsilon, delta) that all hold for the charges; the single known one where PLD is not used."""
+    if isinstance(event(charges), dp_accounting.NoOpDpEvent):
         return np.zeros(1), np.zeros(1)
     if spent.accountant == "rdp" or math.isinf(spent.epsilon):
         return np.array([spent.epsilon]), np.array([spent.delta])
     epsilons = np.linspace(0, 1.5 * spent.epsilon + 1, 401)
-    return epsilons, np.array(pld_deltas(event(mechanisms), epsilons, coarse_interval(spent.epsilon) / 4))
+    return epsilons, np.array(pld_deltas(event(charges), epsilons, coarse_interval(spent.epsilon) / 4))
 
 
 def power(alphas: Sequence[float], epsilons: np.ndarray, deltas: np.ndarray) -> np.ndarray:

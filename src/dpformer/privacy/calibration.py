@@ -25,14 +25,12 @@ from dpformer.privacy.accounting import (
     rdp_epsilon,
 )
 from dpformer.privacy.charge import (
-    GaussianRelease,
-    Mechanism,
-    PoissonSteps,
+    Charge,
     check_delta,
     check_epsilon,
     check_shares,
     event,
-    split_releases,
+    split_budget,
 )
 
 _CEILING = math.log(1e9)
@@ -72,9 +70,9 @@ def step_multiplier(
     sigma_1 = gaussian_multiplier(target, delta)
     if rate == 1:
         return sigma_1 * math.sqrt(steps / (1 - sum(shares.values()))) * (1 + 1e-9)
-    releases = split_releases(sigma_1, shares)
+    releases = split_budget(sigma_1, shares)
     return calibrate(
-        lambda sigma: (*releases, PoissonSteps(rate, sigma, steps)),
+        lambda sigma: (*releases, Charge("steps", sigma, rate, steps)),
         target,
         delta,
         guess=poisson_guess(sigma_1 / math.sqrt(1 - sum(shares.values())), rate, steps),
@@ -86,10 +84,8 @@ def poisson_guess(sigma_1: float, rate: float, steps: int) -> float:
     return 1 / math.sqrt(math.log1p(1 / (sigma_1 * rate) ** 2 / steps))
 
 
-def calibrate(
-    mechanisms: Callable[[float], Sequence[Mechanism]], target: float, delta: float, guess: float = 1.0
-) -> float:
-    """The smallest sigma for which `mechanisms(sigma)` are (target, delta)-DP: within 0.1 %, never below.
+def calibrate(charges: Callable[[float], Sequence[Charge]], target: float, delta: float, guess: float = 1.0) -> float:
+    """The smallest sigma for which `charges(sigma)` are (target, delta)-DP: within 0.1 %, never below.
 
     A search on a coarse grid overstates epsilon and so asks for slightly too much noise; it is repeated on finer grids
     until the noise settles. What is returned is confirmed by `epsilon`, the function that the statement reads.
@@ -97,22 +93,22 @@ def calibrate(
     check_epsilon(target)
     check_delta(delta)
     interval = coarse_interval(target)
-    sigma = coarse_calibrate(mechanisms, target, delta, guess, interval)
+    sigma = coarse_calibrate(charges, target, delta, guess, interval)
     while interval >= 4 * FINEST:
         interval /= 4
-        finer = coarse_calibrate(mechanisms, target, delta, sigma, interval, width=5e-4)
+        finer = coarse_calibrate(charges, target, delta, sigma, interval, width=5e-4)
         moved, sigma = sigma / finer - 1, finer
         if abs(moved) < _SETTLED:
             break
     for _ in range(100):
-        if epsilon(mechanisms(sigma), delta).epsilon <= target:
+        if epsilon(charges(sigma), delta).epsilon <= target:
             return sigma
         sigma *= 1 + 1e-5
     raise PrivacyError(f"no noise could be confirmed for epsilon {target:g} at delta {delta:g}; choose another delta")
 
 
 def coarse_calibrate(
-    mechanisms: Callable[[float], Sequence[Mechanism]],
+    charges: Callable[[float], Sequence[Charge]],
     target: float,
     delta: float,
     guess: float = 1.0,
@@ -126,13 +122,13 @@ def coarse_calibrate(
     grid = interval or coarse_interval(target)
 
     def spent(sigma: float) -> float:
-        what = event(mechanisms(sigma))
+        what = event(charges(sigma))
         return rdp_epsilon(what, delta) if delta < SMALLEST_PLD_DELTA else pld_epsilon(what, delta, grid)
 
     try:
         return smallest_noise(spent, target, guess, width)
     except PrivacyError:
-        fixed = [part.name for part in mechanisms(1.0) if isinstance(part, GaussianRelease)]
+        fixed = [part.name for part in charges(1.0) if part in charges(2.0)]
         raise PrivacyError(
             f"no noise meets epsilon {target:g}: the releases {fixed} alone spend it; lower their shares"
         ) from None

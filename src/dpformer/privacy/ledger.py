@@ -16,7 +16,7 @@ from typing import Any
 
 from dpformer.errors import PrivacyError
 from dpformer.privacy.chain import Chain, Line, Position, create_chain, open_chain, read_chain
-from dpformer.privacy.charge import GaussianRelease, Mechanism
+from dpformer.privacy.charge import Charge
 from dpformer.privacy.plan import GRADIENTS, PrivacyPlan
 
 _VERSION = 2
@@ -49,10 +49,10 @@ class Account:
         """The names of the one-shot answers that have been charged."""
         return frozenset(entry.name for entry in self.entries if entry.name != GRADIENTS)
 
-    def spent(self) -> tuple[Mechanism, ...]:
+    def spent(self) -> tuple[Charge, ...]:
         """What has been charged, for an accountant."""
         made = tuple(release for release in self.plan.releases if release.name in self.released)
-        return made + self.plan.mechanisms(self.steps_charged)[len(self.plan.releases) :]
+        return made + self.plan.charges(self.steps_charged)[len(self.plan.releases) :]
 
 
 class Ledger:
@@ -160,13 +160,14 @@ def _parse(folder: Path, lines: list[Line], run_id: str | None) -> tuple[str, Pr
 
 def plan_to_json(plan: PrivacyPlan) -> dict[str, Any]:
     """A plan as JSON; an infinite epsilon, for which JSON has no number, becomes "inf"."""
-    return {**asdict(plan), "epsilon": plan.epsilon if plan.private else "inf"}
+    releases = [{"name": release.name, "noise_multiplier": release.noise_multiplier} for release in plan.releases]
+    return {**asdict(plan), "epsilon": plan.epsilon if plan.private else "inf", "releases": releases}
 
 
 def plan_from_json(fields: Mapping[str, Any]) -> PrivacyPlan:
     """The plan that `plan_to_json` wrote, checked as when it was made, its cost included."""
     try:
-        releases = tuple(GaussianRelease(**release) for release in fields["releases"])
+        releases = tuple(Charge(**release) for release in fields["releases"])
         return PrivacyPlan(**{**fields, "epsilon": float(fields["epsilon"]), "releases": releases})
     except (TypeError, KeyError, ValueError) as problem:
         raise PrivacyError(f"a privacy plan cannot be read ({problem}); it is of another version") from problem

@@ -13,29 +13,17 @@ from dpformer.errors import PrivacyError
 from dpformer.privacy.accounting import Epsilon, epsilon
 from dpformer.privacy.calibration import gaussian_multiplier, step_multiplier
 from dpformer.privacy.charge import (
-    FullBatchSteps,
-    GaussianRelease,
-    Mechanism,
-    PoissonSteps,
+    Charge,
     check_delta,
     check_epsilon,
     check_shares,
-    split_releases,
+    split_budget,
 )
 
 # Composing more takes minutes, and its rounding makes epsilon look larger than it is.
 MOST_STEPS = 1_000_000
 # The name of the query that a step asks.
 GRADIENTS = "gradients"
-
-
-@dataclass(frozen=True)
-class Planned:
-    """One answer of a plan: the name of its query, its noise multiplier, and the rate with which each person is drawn."""
-
-    name: str
-    noise_multiplier: float
-    rate: float
 
 
 def check_users(users: int) -> None:
@@ -81,7 +69,7 @@ class PrivacyPlan:
     epsilon: float
     delta: float
     noise_multiplier: float
-    releases: tuple[GaussianRelease, ...] = ()
+    releases: tuple[Charge, ...] = ()
     threshold_delta: float = 0.0
 
     def __post_init__(self) -> None:
@@ -97,6 +85,8 @@ class PrivacyPlan:
         names = [release.name for release in self.releases]
         if len({*names, GRADIENTS}) < len(names) + 1:
             raise PrivacyError(f"two releases have the same name in {names}, or one has the steps' name, {GRADIENTS!r}")
+        if any((release.rate, release.times) != (1.0, 1) for release in self.releases):
+            raise PrivacyError("a release is one sum over all users: its rate and its times must be 1")
         if not self.steps and not self.releases:
             raise PrivacyError("no steps and no releases: nothing would be learned; give epochs or steps above 0")
         if self.private and (spent := self.total.epsilon) > self.epsilon * (1 + 1e-9):
@@ -120,37 +110,27 @@ class PrivacyPlan:
         """How batches are made: "poisson", or "full" for all users at each step, without a sampling assumption."""
         return "full" if self.batch_size == self.users else "poisson"
 
-    def planned(self, place: int) -> Planned:
+    def planned(self, place: int) -> Charge:
         """The answer number `place` (0 is the first): the releases in their order, then the steps."""
         if 0 <= place < len(self.releases):
-            release = self.releases[place]
-            return Planned(release.name, release.noise_multiplier, 1.0)
+            return self.releases[place]
         if not 0 <= place < len(self.releases) + self.steps:
             raise PrivacyError(
                 f"the budget is spent: the plan has {len(self.releases)} releases and {self.steps} steps, and answer {place} "
                 "is not among them; release the model as it is, or plan a larger budget in a new run"
             )
-        return Planned(GRADIENTS, self.noise_multiplier, self.rate)
+        return Charge(GRADIENTS, self.noise_multiplier, self.rate)
 
-    def mechanisms(self, steps: int | None = None) -> tuple[Mechanism, ...]:
+    def charges(self, steps: int | None = None) -> tuple[Charge, ...]:
         """What has run after so many steps, the releases included; after all of them by default."""
         steps = self.steps if steps is None else steps
         if not 0 <= steps <= self.steps:
             raise PrivacyError(f"step {steps} is not between 0 and the plan's {self.steps}")
-        return (*self.releases, self._steps(self.noise_multiplier, steps)) if steps else self.releases
-
-    def step_mechanism(self, noise_multiplier: float) -> FullBatchSteps | PoissonSteps:
-        """The plan's steps with another noise multiplier."""
-        return self._steps(noise_multiplier, self.steps)
-
-    def _steps(self, noise_multiplier: float, steps: int) -> FullBatchSteps | PoissonSteps:
-        if self.sampler == "full":
-            return FullBatchSteps(noise_multiplier, steps)
-        return PoissonSteps(self.rate, noise_multiplier, steps)
+        return (*self.releases, Charge(GRADIENTS, self.noise_multiplier, self.rate, steps)) if steps else self.releases
 
     def epsilon_after(self, steps: int) -> Epsilon:
         """What has been spent after so many steps, the releases included."""
-        return beside_threshold(self.mechanisms(steps), self.delta, self.threshold_delta)
+        return beside_threshold(self.charges(steps), self.delta, self.threshold_delta)
 
     @functools.cached_property
     def total(self) -> Epsilon:
@@ -220,13 +200,13 @@ def make_plan(
     check_threshold(threshold_delta, delta)
     noise_delta, noise_epsilon = delta - threshold_delta, epsilon + math.log1p(-threshold_delta)
     sigma = step_multiplier(noise_epsilon, noise_delta, batch_size / users, steps, shares) if steps else 0.0
-    releases = split_releases(gaussian_multiplier(noise_epsilon, noise_delta) * (1 + 1e-6), shares)
+    releases = split_budget(gaussian_multiplier(noise_epsilon, noise_delta) * (1 + 1e-6), shares)
     return PrivacyPlan(users, batch_size, steps, epsilon, delta, sigma, releases, threshold_delta)
 
 
-def beside_threshold(mechanisms: tuple[Mechanism, ...], delta: float, threshold_delta: float) -> Epsilon:
-    """Epsilon of mechanisms and a threshold together; see `selection` for what the threshold adds."""
-    spent = epsilon(mechanisms, delta - threshold_delta)
+def beside_threshold(charges: tuple[Charge, ...], delta: float, threshold_delta: float) -> Epsilon:
+    """Epsilon of charges and a threshold together; see `selection` for what the threshold adds."""
+    spent = epsilon(charges, delta - threshold_delta)
     more = -math.log1p(-threshold_delta)
     return replace(spent, epsilon=spent.epsilon + more, delta=delta) if threshold_delta else spent
 

@@ -126,11 +126,11 @@ def build_statement(
         raise PrivacyError("a private run needs its ledger for the statement; what was spent is not known without it")
     if account is not None and account.plan != plan:
         raise PrivacyError("the ledger is of another plan than the statement's; do not trust this run")
-    mechanisms = plan.mechanisms() if account is None else account.spent()
+    charges = plan.charges() if account is None else account.spent()
     delta, threshold = plan.delta, plan.threshold_delta
-    spent = beside_threshold(mechanisms, delta, threshold)
-    attack = attack_bound(mechanisms, delta - threshold, beside=threshold)
-    at_one_over_n = beside_threshold(mechanisms, 1 / plan.users, threshold).epsilon
+    spent = beside_threshold(charges, delta, threshold)
+    attack = attack_bound(charges, delta - threshold, beside=threshold)
+    at_one_over_n = beside_threshold(charges, 1 / plan.users, threshold).epsilon
     headline, note, insecure = spent.epsilon, spent.note, about.insecure
     if isinstance(tuning, Tuning):
         # A guarantee at delta holds at the larger 1/users too, and its one point bounds every attack.
@@ -140,7 +140,7 @@ def build_statement(
             raise PrivacyError(
                 f"{tuning.trials:g} trials with a threshold delta of {threshold:g} each leave nothing of delta {delta:g}"
             )
-        headline = at_one_over_n = tuned_epsilon(mechanisms, tuning, left)
+        headline = at_one_over_n = tuned_epsilon(charges, tuning, left)
         attack = bound_from(np.array([headline]), np.array([plan.delta]))
         note = " ".join(
             [note, "One trial is shown here; the tuning is counted by RDP, and epsilon includes it."]

@@ -11,7 +11,7 @@ The choice is covered only if the *score* is: each trial releases its score too,
 import math
 import secrets
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from dp_accounting.dp_event import RepeatAndSelectDpEvent
@@ -20,7 +20,7 @@ from scipy.optimize import brentq
 from dpformer.errors import PrivacyError
 from dpformer.privacy.accounting import rdp_epsilon
 from dpformer.privacy.calibration import smallest_noise
-from dpformer.privacy.charge import GaussianRelease, Mechanism, check_delta, check_epsilon, event
+from dpformer.privacy.charge import Charge, check_delta, check_epsilon, event
 from dpformer.privacy.plan import PrivacyPlan
 
 SHAPES = {"geometric": 1.0, "logarithmic": 0.0}
@@ -59,11 +59,11 @@ class Tuning:
         return int(generator.logseries(p))
 
 
-def tuned_epsilon(mechanisms: Iterable[Mechanism], tuning: Tuning, delta: float) -> float:
-    """Epsilon of the best of a random number of runs of these mechanisms, each with a noisy score. By RDP."""
+def tuned_epsilon(charges: Iterable[Charge], tuning: Tuning, delta: float) -> float:
+    """Epsilon of the best of a random number of runs of these charges, each with a noisy score. By RDP."""
     check_delta(delta)
-    score = GaussianRelease("score", tuning.score_noise_multiplier)
-    trial = event([*mechanisms, score])
+    score = Charge("score", tuning.score_noise_multiplier)
+    trial = event([*charges, score])
     return rdp_epsilon(RepeatAndSelectDpEvent(trial, tuning.trials, SHAPES[tuning.distribution]), delta)
 
 
@@ -78,9 +78,8 @@ def tuned_multiplier(plan: PrivacyPlan, tuning: Tuning) -> float:
 
     def spent(sigma: float) -> float:
         factor = sigma / plan.noise_multiplier
-        releases = [GaussianRelease(r.name, r.noise_multiplier * factor) for r in plan.releases]
-        steps = plan.step_mechanism(sigma)
-        return tuned_epsilon([*releases, steps], tuning, plan.delta)
+        scaled = [replace(c, noise_multiplier=c.noise_multiplier * factor) for c in plan.charges()]
+        return tuned_epsilon(scaled, tuning, plan.delta)
 
     try:
         return smallest_noise(spent, plan.epsilon, 1.5 * plan.noise_multiplier)
@@ -98,7 +97,7 @@ def tuned_release_multiplier(epsilon: float, delta: float, tuning: Tuning) -> fl
         raise PrivacyError("tuning is priced for a finite epsilon")
 
     def spent(sigma: float) -> float:
-        return tuned_epsilon([GaussianRelease("trial", sigma)], tuning, delta)
+        return tuned_epsilon([Charge("trial", sigma)], tuning, delta)
 
     try:
         return smallest_noise(spent, epsilon, 1.0)

@@ -26,14 +26,14 @@ from dpformer.models.transitions import DPTransitions
 from dpformer.privacy import (
     Answer,
     Asker,
+    Charge,
     Curator,
-    GaussianRelease,
     PrivacyPlan,
     Query,
     Sample,
     Statistic,
     Tuning,
-    split_releases,
+    split_budget,
     tuned_epsilon,
     tuned_release_multiplier,
 )
@@ -116,7 +116,7 @@ def tuned_transitions(cell: Cell, data: Path, folder: Path, should_stop: ShouldS
 
     def curator_of(trial: int) -> Any:
         shares = TransitionSettings(**GRID[drawn[trial]]).shares
-        releases = (*split_releases(sigma, shares), GaussianRelease(SCORE, TUNING.score_noise_multiplier))
+        releases = (*split_budget(sigma, shares), Charge(SCORE, TUNING.score_noise_multiplier))
         plan = PrivacyPlan(len(people), len(people), 0, cell.epsilon, cell.delta, 0.0, releases)
         return seeded_curator(people, plan, 1_000_003 * cell.seed + trial)
 
@@ -131,12 +131,12 @@ def tuned_transitions(cell: Cell, data: Path, folder: Path, should_stop: ShouldS
     best = max(trials, key=lambda trial: trial["score"])
     with curator_of(best["trial"]) as curator:
         model = fit(curator, best["trial"])  # with the same keys: the same answers
-    spent = tuned_epsilon([GaussianRelease("transitions", sigma)], TUNING, cell.delta)
+    spent = tuned_epsilon([Charge("transitions", sigma)], TUNING, cell.delta)
     users = len(people)
     privacy = {
         "epsilon": spent,
         "delta": cell.delta,
-        "epsilon_at_delta_1_over_users": tuned_epsilon([GaussianRelease("transitions", sigma)], TUNING, 1 / users),
+        "epsilon_at_delta_1_over_users": tuned_epsilon([Charge("transitions", sigma)], TUNING, 1 / users),
         "noise_multiplier": sigma,
         "score_noise_multiplier": TUNING.score_noise_multiplier,
         "mean_trials": TUNING.trials,

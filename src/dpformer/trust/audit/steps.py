@@ -18,8 +18,8 @@ from scipy.stats import norm
 
 from dpformer.privacy import (
     GRADIENTS,
+    Charge,
     Curator,
-    FullBatchSteps,
     Keys,
     Ledger,
     Position,
@@ -138,7 +138,7 @@ def measure(canary: Canary, sigma: float, trials: int, seed: int, noise: Noise =
     canary = canary.flat()
     together = {name: canary.others[name] + value for name, value in canary.own.items()}
     queries = [Known(sums, canary.bound, canary.steps) for sums in (canary.others, together)]
-    spent = epsilon((FullBatchSteps(sigma, 1),), _DELTA).epsilon
+    spent = epsilon((Charge(GRADIENTS, sigma),), _DELTA).epsilon
     plan = PrivacyPlan(_USERS, _USERS, 1, spent, _DELTA, sigma)
     seeds = iter(range(seed * 10**9, (seed + 1) * 10**9))
 
