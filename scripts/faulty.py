@@ -117,7 +117,7 @@ def cached_accounting() -> None:
     """The same accounting, computed once for each question: hundreds of runs ask the same."""
     for module, name in [
         (plan, "epsilon"),
-        (statement, "beside_threshold"),
+        (statement, "epsilon"),
         (statement, "attack_bound"),
         (statement, "gaussian_multiplier"),
     ]:

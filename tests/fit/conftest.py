@@ -39,7 +39,7 @@ def quick_accounting() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patched:
         for module, name in [
             (plan, "epsilon"),
-            (statement, "beside_threshold"),
+            (statement, "epsilon"),
             (statement, "attack_bound"),
             (statement, "gaussian_multiplier"),
         ]:

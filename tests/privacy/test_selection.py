@@ -10,7 +10,7 @@ from scipy.stats import binom, norm
 from dpformer.data import Sequences
 from dpformer.errors import PrivacyError
 from dpformer.privacy import Curator, Keys, create_ledger, make_plan
-from dpformer.privacy.plan import beside_threshold
+from dpformer.privacy.accounting import epsilon
 from dpformer.privacy.selection import threshold
 from dpformer.statistics.histogram import Histogram
 from dpformer.statistics.item_selection import ITEMS, ItemCounts
@@ -82,12 +82,42 @@ def test_a_threshold_that_is_too_low_would_be_seen(tmp_path, monkeypatch):
 def test_the_budget_pays_for_the_threshold():
     plain = make_plan(40, 6.0, 1e-2, shares={ITEMS: 1.0})
     assert PLAN.releases[0].noise_multiplier > plain.releases[0].noise_multiplier
-    spent = beside_threshold(PLAN.charges(), PLAN.delta, PLAN.threshold_delta)
+    spent = epsilon(PLAN.charges(), PLAN.delta, PLAN.threshold_delta)
     assert spent.epsilon == pytest.approx(6.0, rel=1e-5)
     assert spent.epsilon <= 6.0
     assert PLAN.total == spent
     with pytest.raises(PrivacyError, match="threshold delta"):
         make_plan(40, 6.0, 1e-2, shares={ITEMS: 1.0}, threshold_delta=1e-2)
+
+
+def gaussian_delta(mu: float, epsilons: np.ndarray) -> np.ndarray:
+    """delta(epsilon) of a mu-GDP mechanism."""
+    return norm.cdf(mu / 2 - epsilons / mu) - np.exp(epsilons) * norm.cdf(-mu / 2 - epsilons / mu)
+
+
+@pytest.mark.parametrize("mu", [0.3, 1.0, 4.0])
+@pytest.mark.parametrize("p", [1e-6, 1e-3, 0.3])
+def test_a_threshold_adds_its_probability_to_delta_and_nothing_to_epsilon(mu, p):
+    """One person with one item that nobody else has, named with probability p, and one Gaussian answer y of mean 1 or 0.
+
+    Both directions exactly. With: named (impossible without) or not, and y ~ N(mu, 1). Without: not named, y ~ N(0, 1).
+    The smallest delta that holds at epsilon is the integral of the positive part of one density less e^epsilon times the other.
+    """
+    epsilons = np.linspace(0, 12, 400)
+    claimed = gaussian_delta(mu, epsilons) + p
+    without = gaussian_delta(mu, epsilons + math.log1p(-p))
+    present = p + (1 - p) * gaussian_delta(mu, epsilons - math.log1p(-p))
+    assert (without <= claimed).all()
+    assert (present <= claimed).all()
+    # p is needed: less would not hold.
+    assert (present > claimed - p / 2).any()
+    # The closed forms are the integrals: both by sums over a fine grid of y.
+    y, step = np.linspace(-12, 16, 200_001, retstep=True)
+    one, other = (1 - p) * norm.pdf(y, mu), norm.pdf(y)
+    for at in range(0, 400, 100):
+        factor = math.exp(epsilons[at])
+        assert p + np.clip(one - factor * other, 0, None).sum() * step == pytest.approx(present[at], abs=1e-7)
+        assert np.clip(other - factor * one, 0, None).sum() * step == pytest.approx(without[at], abs=1e-7)
 
 
 def test_a_plan_without_a_threshold_names_nothing(tmp_path):

@@ -15,13 +15,13 @@ import functools
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import dp_accounting
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 
-from dpformer.privacy.charge import Charge, check_delta, event
+from dpformer.privacy.charge import Charge, check_delta, check_threshold, event
 
 NEIGHBOURS = dp_accounting.NeighboringRelation.REPLACE_SPECIAL
 """The number of users stays, and one user's events are replaced by none."""
@@ -52,10 +52,14 @@ class Epsilon:
     note: str = ""
 
 
-def epsilon(charges: Iterable[Charge], delta: float) -> Epsilon:
-    """The (epsilon, delta) guarantee of all charges, between neighbours (see `charge`)."""
+def epsilon(charges: Iterable[Charge], delta: float, threshold_delta: float = 0.0) -> Epsilon:
+    """The (epsilon, delta) guarantee of all charges, between neighbours (see `charge`).
+
+    threshold_delta: the part of delta that a threshold takes (see `selection`); the charges have the rest.
+    """
     check_delta(delta)
-    return _epsilon(tuple(charges), delta)
+    check_threshold(threshold_delta, delta)
+    return replace(_epsilon(tuple(charges), delta - threshold_delta), delta=delta)
 
 
 @functools.lru_cache(maxsize=256)

@@ -59,17 +59,17 @@ def percent_up(share: float) -> str:
 
 
 def attack_bound(
-    charges: Iterable[Charge], delta: float, false_positive_rate: float = 0.01, beside: float = 0.0
+    charges: Iterable[Charge], delta: float, false_positive_rate: float = 0.01, threshold_delta: float = 0.0
 ) -> AttackBound:
     """The best that any membership attack can do against everything that was released for these charges.
 
-    beside: the delta of a threshold that is released with them; see `selection`.
+    threshold_delta: the part of delta that a threshold takes (see `selection`).
     """
     charges = tuple(charges)
     # The curve belongs to the charges; delta only says how far it is followed, and PLD cannot follow it to the end.
-    spent = epsilon(charges, max(delta, PLD_DELTA))
+    spent = epsilon(charges, max(delta - threshold_delta, PLD_DELTA))
     epsilons, deltas = delta_curve(charges, spent)
-    return bound_from(epsilons - math.log1p(-beside), np.minimum(deltas + beside, 1.0), false_positive_rate)
+    return bound_from(epsilons, np.minimum(deltas + threshold_delta, 1.0), false_positive_rate)
 
 
 def bound_from(epsilons: np.ndarray, deltas: np.ndarray, false_positive_rate: float = 0.01) -> AttackBound:

@@ -118,3 +118,9 @@ def check_delta(value: float, users: int | None = None) -> None:
             f"delta {value:g} is not below 1/users = {1 / users:.6g}: so large a delta allows one whole user to be "
             f"published; choose a smaller one, such as {min(1e-5, 0.1 / users):.0e}"
         )
+
+
+def check_threshold(threshold_delta: float, delta: float) -> None:
+    """Refuse a threshold that leaves nothing of delta for the noise."""
+    if not 0 <= threshold_delta < delta:
+        raise PrivacyError(f"the threshold delta, {threshold_delta:g}, is not below delta, {delta:g}")

@@ -7,7 +7,7 @@ is divided, how many steps there are, and what has been spent after each.
 import functools
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from dpformer.errors import PrivacyError
 from dpformer.privacy.accounting import Epsilon, epsilon
@@ -17,6 +17,7 @@ from dpformer.privacy.charge import (
     check_delta,
     check_epsilon,
     check_shares,
+    check_threshold,
     split_budget,
 )
 
@@ -30,12 +31,6 @@ def check_users(users: int) -> None:
     """Refuse fewer than two users: delta, which must be below 1/users, could not be read."""
     if users < 2:
         raise PrivacyError(f"users {users} is not at least 2: nobody hides in a crowd of one")
-
-
-def check_threshold(threshold_delta: float, delta: float) -> None:
-    """Refuse a threshold that leaves nothing of delta for the noise."""
-    if not 0 <= threshold_delta < delta:
-        raise PrivacyError(f"the threshold delta, {threshold_delta:g}, is not below delta, {delta:g}")
 
 
 def steps_of(epochs: float, users: int, batch_size: int) -> int:
@@ -130,7 +125,7 @@ class PrivacyPlan:
 
     def epsilon_after(self, steps: int) -> Epsilon:
         """What has been spent after so many steps, the releases included."""
-        return beside_threshold(self.charges(steps), self.delta, self.threshold_delta)
+        return epsilon(self.charges(steps), self.delta, self.threshold_delta)
 
     @functools.cached_property
     def total(self) -> Epsilon:
@@ -198,17 +193,10 @@ def make_plan(
     if steps == 0 and abs(sum(shares.values()) - 1) > 1e-9:
         raise PrivacyError(f"without steps the shares must sum to 1, not {sum(shares.values()):g}")
     check_threshold(threshold_delta, delta)
-    noise_delta, noise_epsilon = delta - threshold_delta, epsilon + math.log1p(-threshold_delta)
-    sigma = step_multiplier(noise_epsilon, noise_delta, batch_size / users, steps, shares) if steps else 0.0
-    releases = split_budget(gaussian_multiplier(noise_epsilon, noise_delta) * (1 + 1e-6), shares)
+    noise_delta = delta - threshold_delta
+    sigma = step_multiplier(epsilon, noise_delta, batch_size / users, steps, shares) if steps else 0.0
+    releases = split_budget(gaussian_multiplier(epsilon, noise_delta) * (1 + 1e-6), shares)
     return PrivacyPlan(users, batch_size, steps, epsilon, delta, sigma, releases, threshold_delta)
-
-
-def beside_threshold(charges: tuple[Charge, ...], delta: float, threshold_delta: float) -> Epsilon:
-    """Epsilon of charges and a threshold together; see `selection` for what the threshold adds."""
-    spent = epsilon(charges, delta - threshold_delta)
-    more = -math.log1p(-threshold_delta)
-    return replace(spent, epsilon=spent.epsilon + more, delta=delta) if threshold_delta else spent
 
 
 @functools.cache

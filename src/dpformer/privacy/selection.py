@@ -8,15 +8,20 @@ dropped. Then a cell that nobody else has is named with probability at most
 
 and t is chosen so that p <= threshold_delta.
 
-Guarantee. Let M be all that is released on the people with this person, M* the same with the cells that only this person has
-never named, and M' all that is released when the person's events are replaced by none. M* and M' differ by ordinary Gaussian
-answers, which are (epsilon, delta). M differs from M* with probability at most p; and given that none of those cells is named,
-M has the law of M* (their noise is independent of all other noise). So
+Guarantee: (epsilon, delta + p), where all answers, with the choice of cells as an ordinary Gaussian answer, are (epsilon, delta).
+Let M be all that is released on the people with this person, M* the same with the cells that only this person has never named,
+and M' all that is released when the person's events are replaced by none. M* and M' differ by ordinary Gaussian answers, which
+are (epsilon, delta). M differs from M* with probability at most p; and given that none of those cells is named, M has the law of
+M* (their noise is independent of all other noise), so that (1 - p) P[M* in S] <= P[M in S]. Hence, for every set S of outputs,
 
-    P[M in S]  <= P[M* in S] + p        <= e^epsilon P[M' in S] + delta + p,
-    P[M' in S] <= e^epsilon P[M* in S] + delta <= e^epsilon / (1 - p) P[M in S] + delta:
+    P[M in S]  <= P[M* in S] + p <= e^epsilon P[M' in S] + delta + p,
+    P[M' in S] <= (1 - p) P[M' in S] + p <= (1 - p) (e^epsilon P[M* in S] + delta) + p <= e^epsilon P[M in S] + delta + p.
 
-altogether (epsilon - log(1 - p), delta + p).
+Best of K trials (see `tuning`): (epsilon, delta + E[K] p), where the best of K trials of M* or of M' is (epsilon, delta). Let
+q_k = P[K = k] and c = sum of q_k (1 - p)^k, the probability that no trial names such a cell; 1 - c <= E[K] p. Given that, K has
+the law q_k (1 - p)^k / c, which is of the same family (truncated negative binomial) with fewer trials, and epsilon falls with
+them. Let T be the best of K trials, and T_c the best of K trials under the second law. Then c P[T_c(M*) in S] <= P[T(M) in S] <=
+c P[T_c(M*) in S] + 1 - c, the same holds for M' in place of M* and M, and the two lines above follow with 1 - c in place of p.
 """
 
 import math

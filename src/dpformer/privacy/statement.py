@@ -15,10 +15,11 @@ from pydantic import Field, ValidationError, model_validator
 
 from dpformer import __version__
 from dpformer.errors import PrivacyError
+from dpformer.privacy.accounting import epsilon
 from dpformer.privacy.attack_bounds import attack_bound, bound_from
 from dpformer.privacy.calibration import gaussian_multiplier
 from dpformer.privacy.ledger import Account
-from dpformer.privacy.plan import PrivacyPlan, beside_threshold
+from dpformer.privacy.plan import PrivacyPlan
 from dpformer.privacy.statement_parts import (
     AccountantPart,
     AttackPart,
@@ -128,9 +129,9 @@ def build_statement(
         raise PrivacyError("the ledger is of another plan than the statement's; do not trust this run")
     charges = plan.charges() if account is None else account.spent()
     delta, threshold = plan.delta, plan.threshold_delta
-    spent = beside_threshold(charges, delta, threshold)
-    attack = attack_bound(charges, delta - threshold, beside=threshold)
-    at_one_over_n = beside_threshold(charges, 1 / plan.users, threshold).epsilon
+    spent = epsilon(charges, delta, threshold)
+    attack = attack_bound(charges, delta, threshold_delta=threshold)
+    at_one_over_n = epsilon(charges, 1 / plan.users, threshold).epsilon
     headline, note, insecure = spent.epsilon, spent.note, about.insecure
     if isinstance(tuning, Tuning):
         # A guarantee at delta holds at the larger 1/users too, and its one point bounds every attack.
@@ -227,8 +228,8 @@ def parse_statement(text: str | bytes) -> PrivacyStatement:
         raise PrivacyError(f"privacy.json: {where}: {first['msg']}; write it anew from the run") from problem
 
 
-def _value(epsilon: float) -> float | Literal["inf"]:
-    return "inf" if math.isinf(epsilon) else epsilon
+def _value(value: float) -> float | Literal["inf"]:
+    return "inf" if math.isinf(value) else value
 
 
 def json_schema() -> dict[str, Any]:
