@@ -229,6 +229,7 @@ def _attack(folder: Path, model: Released) -> list[tuple[float, float]]:
     if statement.tuning.kind != "accounted":  # else the one point is all that is known
         mechanisms = read_ledger(folder).spent()
         epsilons, deltas = delta_curve(mechanisms, epsilon(mechanisms, statement.delta))
+        deltas = deltas + statement.data.threshold_delta
     reached = power(FALSE_POSITIVES.tolist(), epsilons, deltas)
     return [(float(a), float(b)) for a, b in zip(FALSE_POSITIVES, reached, strict=True)]
 
