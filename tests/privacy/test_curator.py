@@ -10,7 +10,6 @@ import pytest
 from scipy.stats import chi2, kstest, norm
 
 from dpformer.errors import PrivacyError
-from dpformer.privacy import chain
 from dpformer.privacy.chain import CHAIN
 from dpformer.privacy.curator import Curator
 from dpformer.privacy.keys import Keys
@@ -93,7 +92,7 @@ def test_the_line_is_synced_before_noise_is_drawn_and_after_the_sum(tmp_path, mo
         events.append(("noise", "", synced.count(b'"tag"'), len(read_ledger(tmp_path).entries)))
         return rounded_gaussian(key, shape, std)
 
-    monkeypatch.setattr(chain.os, "fsync", watched)
+    monkeypatch.setattr(os, "fsync", watched)
     curator = curate(tmp_path, noise=looking)
     for name in ("first", "second", GRADIENTS):
         curator.ask(Watched(name))
@@ -126,7 +125,7 @@ def test_a_ledger_that_cannot_be_written_releases_nothing(tmp_path, monkeypatch)
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(chain.os, "write", full)
+    monkeypatch.setattr(os, "write", full)
     with pytest.raises(PrivacyError, match="No space left"):
         curator.ask(Table())
     assert not drawn

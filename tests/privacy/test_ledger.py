@@ -7,6 +7,7 @@ import math
 import os
 import random
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ import pytest
 from dpformer.errors import PrivacyError
 from dpformer.privacy import chain
 from dpformer.privacy.accounting import epsilon
-from dpformer.privacy.chain import CHAIN, HEAD, Position
+from dpformer.privacy.chain import CHAIN, HEAD, LOCK, Position
 from dpformer.privacy.ledger import create_ledger, open_ledger, plan_from_json, plan_to_json, read_ledger
 from dpformer.privacy.plan import GRADIENTS, make_plan
 
@@ -57,7 +58,7 @@ def test_the_line_is_on_disk_before_the_charge_returns(tmp_path, monkeypatch):
         if os.fstat(file).st_ino == (tmp_path / CHAIN).stat().st_ino:
             synced = (tmp_path / CHAIN).read_bytes()
 
-    monkeypatch.setattr(chain.os, "fsync", watched)
+    monkeypatch.setattr(os, "fsync", watched)
     with create_ledger(tmp_path, PLAN) as ledger:
         for place in (0, 1):
             charge(ledger, place)
@@ -124,6 +125,20 @@ def test_two_writers_are_kept_apart(begun):
     open_ledger(begun).close()
 
 
+def test_a_closed_ledger_leaves_its_lock_file(begun):
+    """Deleting it would let two processes lock two files of one name."""
+    before = (begun / LOCK).stat().st_ino
+    open_ledger(begun).close()
+    assert (begun / LOCK).stat().st_ino == before
+
+
+def test_without_file_locks_a_ledger_is_refused(tmp_path, monkeypatch):
+    """As on Windows, which has no fcntl: the package can be imported, and says what to do."""
+    monkeypatch.setitem(sys.modules, "fcntl", None)
+    with pytest.raises(PrivacyError, match="Linux or macOS"):
+        create_ledger(tmp_path, PLAN)
+
+
 def test_a_run_is_not_begun_twice(begun):
     with pytest.raises(PrivacyError, match="resume"):
         create_ledger(begun, PLAN)
@@ -167,10 +182,10 @@ def test_a_full_disk_releases_nothing_and_can_be_mended(begun, monkeypatch):
         return real(file, data)
 
     with open_ledger(begun) as ledger:
-        monkeypatch.setattr(chain.os, "write", half)
+        monkeypatch.setattr(os, "write", half)
         with pytest.raises(PrivacyError, match="No space left"):
             charge(ledger, 7)
-        monkeypatch.setattr(chain.os, "write", real)
+        monkeypatch.setattr(os, "write", real)
         with pytest.raises(PrivacyError, match="resume"):
             charge(ledger, 7)
     with open_ledger(begun) as ledger:
@@ -251,10 +266,11 @@ def test_charging_too_late_would_be_caught(tmp_path):
 
 
 def test_what_the_file_system_refuses_is_one_clear_line(begun, tmp_path_factory):
-    (begun / f"{HEAD}.new").mkdir()  # stands in the way of the head; as root, permissions would not
+    aside = begun / f".{HEAD}.partial"
+    aside.mkdir()  # stands in the way of the head; as root, permissions would not
     with pytest.raises(PrivacyError, match="cannot be written"):
         open_ledger(begun)
-    (begun / f"{HEAD}.new").rmdir()
+    aside.rmdir()
     open_ledger(begun).close()
     file = tmp_path_factory.mktemp("other") / "file"
     file.touch()

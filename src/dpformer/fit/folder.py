@@ -25,7 +25,7 @@ from dpformer.artifact.sizes import column_hashes
 from dpformer.data import Dataset, load
 from dpformer.data.store import sequence_files
 from dpformer.errors import DPFormerError
-from dpformer.files import read_json, sha256, sha256_of, to_json, write_file, write_json
+from dpformer.files import Lock, read_json, sha256, sha256_of, to_json, write_file, write_json
 from dpformer.fit.checkpoint import PRIVATE, Checkpoints
 from dpformer.fit.recipe import Recipe
 from dpformer.privacy import (
@@ -36,7 +36,6 @@ from dpformer.privacy import (
     PrivacyStatement,
     create_ledger,
     open_ledger,
-    take_lock,
 )
 
 CONFIG, MODEL, ITEMS, PRIVACY, EVENTS, CARD = (
@@ -50,17 +49,11 @@ FILES = "files.json"
 LOCKED = "run.lock"
 
 
-class RunLock:
+class RunLock(Lock):
     """A run folder, held against other processes: two of them would mix their settings and their checkpoints."""
 
     def __init__(self, folder: Path) -> None:
-        self._descriptor: int | None = take_lock(folder / LOCKED)
-
-    def close(self) -> None:
-        """Let another process open the run."""
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
+        super().__init__(folder / LOCKED)
 
 
 def refuse_used(folder: Path) -> None:

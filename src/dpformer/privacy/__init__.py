@@ -36,7 +36,6 @@ _EXPORTS = {
     "json_schema": "statement",
     "make_plan": "plan",
     "open_ledger": "ledger",
-    "take_lock": "chain",
     "parse_statement": "statement",
     "read_ledger": "ledger",
     "spending": "plan",

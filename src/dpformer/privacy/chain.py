@@ -10,7 +10,6 @@ together by older or forged ones.
 """
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from dpformer.errors import PrivacyError
+from dpformer.files import Lock, replace_file, sync_folder, write_synced
 
 CHAIN, HEAD, LOCK = "ledger.jsonl", "ledger.head", "ledger.lock"
 
@@ -37,7 +37,7 @@ class Position:
 class Chain:
     """An open chain, locked against a second writer."""
 
-    def __init__(self, folder: Path, lock: int, file: int, position: Position) -> None:
+    def __init__(self, folder: Path, lock: Lock, file: int, position: Position) -> None:
         self._folder, self._lock, self._file = folder, lock, file
         self.position = position
         self._writable = True
@@ -50,25 +50,24 @@ class Chain:
         line, digest = _line({**fields, "n": number, "previous": self.position.hash})
         self._writable = False  # until the line is safely down
         with _explained(self._folder):
-            _write(self._file, line)
+            write_synced(self._file, line)
             _write_head(self._folder, Position(number, digest))
         self._writable = True
         self.position = Position(number, digest)
 
     def close(self) -> None:
         """Let another process open the chain."""
-        if self._lock >= 0:
+        if self._file >= 0:
             os.close(self._file)
-            os.close(self._lock)
-            self._lock = -1
-            self._writable = False
+            self._lock.close()
+            self._file, self._writable = -1, False
 
 
 def create_chain(folder: Path, header: Line) -> Chain:
     """Begin a chain. A folder that already has one is refused: what it says would be forgotten."""
     with _explained(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    lock = take_lock(folder / LOCK)
+    lock = Lock(folder / LOCK)
     try:
         for name in (CHAIN, HEAD):
             if (folder / name).exists():
@@ -76,11 +75,11 @@ def create_chain(folder: Path, header: Line) -> Chain:
         line, digest = _line({**header, "previous": ""})
         with _explained(folder):
             file = os.open(folder / CHAIN, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o644)
-            _write(file, line)
+            write_synced(file, line)
             _write_head(folder, Position(0, digest))
-            _sync_folder(folder)
+            sync_folder(folder)
     except BaseException:
-        os.close(lock)
+        lock.close()
         raise
     return Chain(folder, lock, file, Position(0, digest))
 
@@ -89,7 +88,7 @@ def open_chain(folder: Path, known: Position | None = None) -> tuple[Chain, list
     """Check a whole chain and continue it; gives the header and the lines after it too."""
     if not (folder / CHAIN).exists():
         raise _missing(folder)
-    lock = take_lock(folder / LOCK)
+    lock = Lock(folder / LOCK)
     try:
         lines, length = _read(folder, known)
         position = Position(len(lines) - 1, lines[-1]["hash"])
@@ -99,7 +98,7 @@ def open_chain(folder: Path, known: Position | None = None) -> tuple[Chain, list
             os.fsync(file)
             _write_head(folder, position)
     except BaseException:
-        os.close(lock)
+        lock.close()
         raise
     return Chain(folder, lock, file, position), lines
 
@@ -190,43 +189,10 @@ def _explained(folder: Path) -> Iterator[None]:
         ) from failure
 
 
-def _missing(folder: Path) -> PrivacyError:
-    return PrivacyError(f"{folder / CHAIN} is missing: what this run has spent is not known; start a new run")
-
-
-def _write(file: int, data: bytes) -> None:
-    while data:
-        data = data[os.write(file, data) :]
-    os.fsync(file)
-
-
 def _write_head(folder: Path, position: Position) -> None:
     """Replace the head atomically. After a crash it may lag behind the chain; it never runs ahead of it."""
-    temporary = folder / f"{HEAD}.new"
-    file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-    try:
-        _write(file, canonical({"entries": position.entries, "hash": position.hash}))
-    finally:
-        os.close(file)
-    os.replace(temporary, folder / HEAD)
+    replace_file(folder / HEAD, canonical({"entries": position.entries, "hash": position.hash}))
 
 
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def take_lock(path: Path) -> int:
-    """Lock a file in a folder against other processes, until the returned descriptor is closed or the process ends."""
-    folder = path.parent
-    with _explained(folder):
-        lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(lock)
-        raise PrivacyError(f"{folder} is in use by another process; wait for it, or choose another folder") from None
-    return lock
+def _missing(folder: Path) -> PrivacyError:
+    return PrivacyError(f"{folder / CHAIN} is missing: what this run has spent is not known; start a new run")
