@@ -15,7 +15,7 @@ from dpformer.privacy import (
     Tuning,
     gaussian_multiplier,
     tuned_epsilon,
-    tuned_release_multiplier,
+    tuned_factor,
 )
 from dpformer.privacy.query import grid_step
 from dpformer.statistics.histogram import Histogram
@@ -38,7 +38,7 @@ def by_hand(sigma: float, tuning: Tuning, delta: float) -> float:
 
 @pytest.mark.parametrize("epsilon", [5.0, 8.0, 10.0])
 def test_the_noise_is_the_smallest_that_pays_for_everything(epsilon):
-    sigma = tuned_release_multiplier(epsilon, 1e-5, tuned.TUNING)
+    sigma = tuned_factor([Charge("t", 1.0)], tuned.TUNING, epsilon, 1e-5)
     assert tuned_epsilon([Charge("t", sigma)], tuned.TUNING, 1e-5) <= epsilon
     assert by_hand(sigma, tuned.TUNING, 1e-5) == pytest.approx(epsilon, rel=0.02)
     # Tuning that is not accounted would be content with much less: a run with that noise is found out.

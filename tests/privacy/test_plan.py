@@ -14,7 +14,7 @@ from dpformer.privacy.accounting import epsilon
 from dpformer.privacy.attack_bounds import attack_bound, bound_from, delta_curve, power
 from dpformer.privacy.charge import Charge
 from dpformer.privacy.plan import GRADIENTS, PrivacyPlan, make_plan, steps_of
-from dpformer.privacy.tuning import Tuning, tuned_epsilon, tuned_multiplier
+from dpformer.privacy.tuning import Tuning, tuned_epsilon, tuned_factor
 
 
 @pytest.fixture(scope="module")
@@ -241,7 +241,7 @@ def test_tuning_is_dp_accountings(plan):
 
 def test_tuning_within_the_budget(plan):
     tuning = Tuning(5)
-    sigma = tuned_multiplier(plan, tuning)
+    sigma = plan.noise_multiplier * tuned_factor(plan.charges(), tuning, plan.epsilon, plan.delta)
     trial = [
         Charge("histogram", plan.releases[0].noise_multiplier * sigma / plan.noise_multiplier),
         Charge(GRADIENTS, sigma, plan.rate, plan.steps),
@@ -270,4 +270,7 @@ def test_bad_tuning_is_named(plan):
     with pytest.raises(PrivacyError, match="score"):
         Tuning(3, score_noise_multiplier=0)
     with pytest.raises(PrivacyError, match="noisy scores alone"):
-        tuned_multiplier(plan, Tuning(3, score_noise_multiplier=0.2))
+        tuned_factor(plan.charges(), Tuning(3, score_noise_multiplier=0.2), plan.epsilon, plan.delta)
+    for epsilon_, charges in ((math.inf, plan.charges()), (5.0, ())):
+        with pytest.raises(PrivacyError, match="finite epsilon"):
+            tuned_factor(charges, Tuning(3), epsilon_, 1e-5)

@@ -12,7 +12,7 @@ from dpformer.privacy.attack_bounds import attack_bound
 from dpformer.privacy.calibration import coarse_calibrate, gaussian_multiplier, poisson_guess
 from dpformer.privacy.charge import Charge
 from dpformer.privacy.plan import PrivacyPlan, steps_of
-from dpformer.privacy.tuning import Tuning, tuned_epsilon, tuned_multiplier
+from dpformer.privacy.tuning import Tuning, tuned_epsilon, tuned_factor
 
 EPSILONS = (1.0, 3.0, 5.0, 8.0, 10.0)
 # Items, tokens a user, width, blocks.
@@ -84,7 +84,8 @@ def tuning_offer(plan: PrivacyPlan, trials: float) -> dict[str, Any] | None:
         return None
     tuning = Tuning(trials)
     try:
-        within: float | None = tuned_multiplier(plan, tuning)
+        factor = tuned_factor(plan.charges(), tuning, plan.epsilon, plan.delta)
+        within: float | None = plan.noise_multiplier * factor
     except PrivacyError:
         within = None
     return {

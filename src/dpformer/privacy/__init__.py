@@ -42,8 +42,7 @@ _EXPORTS = {
     "split_budget": "charge",
     "step_multiplier": "calibration",
     "tuned_epsilon": "tuning",
-    "tuned_multiplier": "tuning",
-    "tuned_release_multiplier": "tuning",
+    "tuned_factor": "tuning",
 }
 
 __all__ = sorted(_EXPORTS)

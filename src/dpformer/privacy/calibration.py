@@ -1,11 +1,11 @@
 """How much noise a budget asks for.
 
-A budget (epsilon, delta) is divided among one-shot releases and training steps like this:
+A budget (epsilon, delta) is divided among releases and training steps like this:
 
 1. sigma_1 is the multiplier of the single Gaussian mechanism that is exactly (epsilon, delta)-DP.
 2. A release with share s gets noise sigma_1 / sqrt(s): it takes the fraction s of the Gaussian budget 1 / sigma_1^2.
-3. The steps get the smallest noise with which releases and steps *together* are (epsilon, delta)-DP. For full batches
-   that is sigma_1 sqrt(T / (1 - sum of shares)) exactly; for Poisson batches it is less, found by search.
+3. The steps get the smallest noise with which releases and steps *as a whole* are (epsilon, delta)-DP. For full batches
+   that is sigma_1 sqrt(T / (1 - sum of shares)) exactly; for Poisson batches it is less, and a search finds it.
 """
 
 import functools
@@ -16,27 +16,13 @@ import dp_accounting
 from scipy.optimize import brentq
 
 from dpformer.errors import PrivacyError
-from dpformer.privacy.accounting import (
-    FINEST,
-    SMALLEST_PLD_DELTA,
-    coarse_interval,
-    epsilon,
-    pld_epsilon,
-    rdp_epsilon,
-)
-from dpformer.privacy.charge import (
-    Charge,
-    check_delta,
-    check_epsilon,
-    check_shares,
-    event,
-    split_budget,
-)
+from dpformer.privacy.accounting import FINEST, SMALLEST_PLD_DELTA, coarse_interval, epsilon, pld_epsilon, rdp_epsilon
+from dpformer.privacy.charge import Charge, check_delta, check_epsilon, event, split_budget
 
 _CEILING = math.log(1e9)
 _SETTLED = 3e-4
+# How far below the target the search aims, relative: more than two grids can disagree once they have settled.
 _MARGIN = 2e-5
-"""How far below the target the search aims, relative: more than two grids can disagree once they have settled."""
 
 
 def gaussian_multiplier(target: float, delta: float) -> float:
@@ -49,34 +35,25 @@ def gaussian_multiplier(target: float, delta: float) -> float:
 
 
 def step_multiplier(
-    target: float,
-    delta: float,
-    rate: float,
-    steps: int,
-    shares: Mapping[str, float] | None = None,
+    target: float, delta: float, rate: float, steps: int, shares: Mapping[str, float] | None = None
 ) -> float:
     """The noise multiplier of `steps` Poisson steps (full batches for rate 1) beside releases with these shares.
 
     Within 0.1 % above the smallest value that keeps the whole (target, delta)-DP, and never below it.
     """
     shares = shares or {}
-    check_shares(shares)
+    sigma_1 = gaussian_multiplier(target, delta)
+    releases, left = split_budget(sigma_1, shares), 1 - sum(shares.values())
     if steps < 1:
         raise PrivacyError("no steps: there is nothing to calibrate; give epochs or steps above 0")
     if math.isinf(target):
         return 0.0
-    if sum(shares.values()) >= 1 - 1e-9:
+    if left <= 1e-9:
         raise PrivacyError("the releases' shares sum to 1 and leave nothing for the steps; lower a share")
-    sigma_1 = gaussian_multiplier(target, delta)
     if rate == 1:
-        return sigma_1 * math.sqrt(steps / (1 - sum(shares.values()))) * (1 + 1e-9)
-    releases = split_budget(sigma_1, shares)
-    return calibrate(
-        lambda sigma: (*releases, Charge("steps", sigma, rate, steps)),
-        target,
-        delta,
-        guess=poisson_guess(sigma_1 / math.sqrt(1 - sum(shares.values())), rate, steps),
-    )
+        return sigma_1 * math.sqrt(steps / left) * (1 + 1e-9)
+    guess = poisson_guess(sigma_1 / math.sqrt(left), rate, steps)
+    return calibrate(lambda sigma: (*releases, Charge("steps", sigma, rate, steps)), target, delta, guess)
 
 
 def poisson_guess(sigma_1: float, rate: float, steps: int) -> float:

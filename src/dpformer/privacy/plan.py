@@ -1,44 +1,23 @@
-"""The one object that owns sampling rate, noise, steps and accountant, so that they cannot disagree.
+"""The plan of a run: sampling rate, noise, steps and cost in one object, so that they cannot disagree.
 
-A training loop asks a `PrivacyPlan` for everything: how likely a user is drawn, how much noise a sum gets, by what it
-is divided, how many steps there are, and what has been spent after each.
+A run reads from its `PrivacyPlan` how likely a user is drawn, how much noise a sum gets, by what a sum is divided, how many
+steps there are, and what has been spent after each.
 """
 
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from dpformer.errors import PrivacyError
 from dpformer.privacy.accounting import Epsilon, epsilon
 from dpformer.privacy.calibration import gaussian_multiplier, step_multiplier
-from dpformer.privacy.charge import (
-    Charge,
-    check_delta,
-    check_epsilon,
-    check_shares,
-    check_threshold,
-    split_budget,
-)
+from dpformer.privacy.charge import Charge, check_delta, check_epsilon, check_shares, check_threshold, split_budget
 
 # Composing more takes minutes, and its rounding makes epsilon look larger than it is.
 MOST_STEPS = 1_000_000
 # The name of the query that a step asks.
 GRADIENTS = "gradients"
-
-
-def check_users(users: int) -> None:
-    """Refuse fewer than two users: delta, which must be below 1/users, could not be read."""
-    if users < 2:
-        raise PrivacyError(f"users {users} is not at least 2: nobody hides in a crowd of one")
-
-
-def steps_of(epochs: float, users: int, batch_size: int) -> int:
-    """Steps of so many epochs: ceil(epochs * users / batch_size), so that an epoch is never shorter than promised."""
-    if not (math.isfinite(epochs) and epochs > 0):
-        raise PrivacyError(f"epochs {epochs:g} is not above 0; give epochs or steps")
-    # The rounding keeps 10 * 0.1 from becoming one step more than 1.
-    return math.ceil(round(epochs * users / batch_size, 9))
 
 
 @dataclass(frozen=True)
@@ -54,8 +33,8 @@ class PrivacyPlan:
     users: how many there are; assumed public.
     batch_size: the *expected* batch, by which a noisy sum is divided. Never the realised one.
     noise_multiplier: of the steps; 0 when there are no steps, or epsilon is infinite (not private).
-    releases: one-shot Gaussian releases that are paid from the same budget.
-    threshold_delta: the part of delta that a threshold on the first release takes (a private catalogue); the rest is the noise's.
+    releases: sums over all users, each asked once, that are paid from the same budget.
+    threshold_delta: the part of delta that a threshold on the first release takes (a private catalogue, see `selection`).
     """
 
     users: int
@@ -68,22 +47,13 @@ class PrivacyPlan:
     threshold_delta: float = 0.0
 
     def __post_init__(self) -> None:
-        check_users(self.users)
-        if not 1 <= self.batch_size <= self.users:
-            raise PrivacyError(
-                f"batch size {self.batch_size} is not between 1 and the number of users, {self.users} "
-                "(the sampling rate would not be in (0, 1])"
-            )
-        check_epsilon(self.epsilon)
-        check_delta(self.delta, self.users)
-        check_threshold(self.threshold_delta, self.delta)
+        _check_budget(self.users, self.batch_size, self.epsilon, self.delta, self.threshold_delta)
         names = [release.name for release in self.releases]
+        _check_steps(self.steps, names)
         if len({*names, GRADIENTS}) < len(names) + 1:
             raise PrivacyError(f"two releases have the same name in {names}, or one has the steps' name, {GRADIENTS!r}")
         if any((release.rate, release.times) != (1.0, 1) for release in self.releases):
             raise PrivacyError("a release is one sum over all users: its rate and its times must be 1")
-        if not self.steps and not self.releases:
-            raise PrivacyError("no steps and no releases: nothing would be learned; give epochs or steps above 0")
         if self.private and (spent := self.total.epsilon) > self.epsilon * (1 + 1e-9):
             raise PrivacyError(
                 f"noise multiplier {self.noise_multiplier:g} spends epsilon {spent:.4g}, more than the budget of "
@@ -112,7 +82,7 @@ class PrivacyPlan:
         if not 0 <= place < len(self.releases) + self.steps:
             raise PrivacyError(
                 f"the budget is spent: the plan has {len(self.releases)} releases and {self.steps} steps, and answer {place} "
-                "is not among them; release the model as it is, or plan a larger budget in a new run"
+                "is not among them; publish the model as it is, or plan a larger budget in a new run"
             )
         return Charge(GRADIENTS, self.noise_multiplier, self.rate)
 
@@ -121,7 +91,9 @@ class PrivacyPlan:
         steps = self.steps if steps is None else steps
         if not 0 <= steps <= self.steps:
             raise PrivacyError(f"step {steps} is not between 0 and the plan's {self.steps}")
-        return (*self.releases, Charge(GRADIENTS, self.noise_multiplier, self.rate, steps)) if steps else self.releases
+        if not steps:
+            return self.releases
+        return (*self.releases, Charge(GRADIENTS, self.noise_multiplier, self.rate, steps))
 
     def epsilon_after(self, steps: int) -> Epsilon:
         """What has been spent after so many steps, the releases included."""
@@ -142,11 +114,9 @@ class PrivacyPlan:
     @property
     def signal_cap(self) -> float:
         """N / sigma_1: what full batches reach with this budget, for any T. Poisson was never seen above it."""
-        return (
-            math.inf
-            if not self.private
-            else self.users / gaussian_multiplier(self.epsilon, self.delta - self.threshold_delta)
-        )
+        if not self.private:
+            return math.inf
+        return self.users / gaussian_multiplier(self.epsilon, self.delta - self.threshold_delta)
 
 
 def make_plan(
@@ -162,47 +132,63 @@ def make_plan(
     """Find the noise that a budget asks for.
 
     `batch_size` is the expected batch, all users by default (full batch). Training lasts `epochs` or `steps`. `shares`
-    are the parts of the budget for one-shot releases (see `calibration`); the steps get the rest. Without steps the
-    shares are taken of the whole budget, and must sum to 1. `threshold_delta`: see `PrivacyPlan`.
+    are the parts of the budget for releases (see `calibration`); the steps get the rest. Without steps the shares are
+    taken of the whole budget, and must sum to 1. `threshold_delta`: see `PrivacyPlan`.
     """
     shares = dict(shares or {})
     batch_size = users if batch_size is None else batch_size
-    check_epsilon(epsilon)
-    check_users(users)
-    if not 1 <= batch_size <= users:
-        raise PrivacyError(
-            f"batch size {batch_size} is not between 1 and the number of users, {users} "
-            "(the sampling rate would not be in (0, 1])"
-        )
-    check_delta(delta, users)
+    _check_budget(users, batch_size, epsilon, delta, threshold_delta)
     check_shares(shares)
     if epochs is not None and steps is not None:
         raise PrivacyError("epochs and steps are both given; give one of them")
     if epochs is not None:
         steps = steps_of(epochs, users, batch_size)
-    if steps is None:
-        if not shares:
-            raise PrivacyError("no steps: give epochs or steps")
-        steps = 0
-    if steps < 0 or (steps == 0 and not shares):
-        raise PrivacyError(f"steps {steps} is not above 0; give epochs or steps above 0")
-    if steps > MOST_STEPS:
-        raise PrivacyError(
-            f"steps {steps:,} are more than {MOST_STEPS:,}, beyond what is counted well; lower epochs or steps"
-        )
+    if steps is None and not shares:
+        raise PrivacyError("no steps: give epochs or steps")
+    steps = steps or 0
+    _check_steps(steps, shares)
     if steps == 0 and abs(sum(shares.values()) - 1) > 1e-9:
         raise PrivacyError(f"without steps the shares must sum to 1, not {sum(shares.values()):g}")
-    check_threshold(threshold_delta, delta)
     noise_delta = delta - threshold_delta
     sigma = step_multiplier(epsilon, noise_delta, batch_size / users, steps, shares) if steps else 0.0
     releases = split_budget(gaussian_multiplier(epsilon, noise_delta) * (1 + 1e-6), shares)
     return PrivacyPlan(users, batch_size, steps, epsilon, delta, sigma, releases, threshold_delta)
 
 
+def steps_of(epochs: float, users: int, batch_size: int) -> int:
+    """Steps of so many epochs: ceil(epochs * users / batch_size), so that an epoch is never shorter than promised."""
+    if not (math.isfinite(epochs) and epochs > 0):
+        raise PrivacyError(f"epochs {epochs:g} is not above 0; give epochs or steps")
+    # The rounding keeps 10 * 0.1 from becoming one step more than 1.
+    return math.ceil(round(epochs * users / batch_size, 9))
+
+
 @functools.cache
 def spending(plan: PrivacyPlan) -> dict[int, float]:
-    """Epsilon after each tenth of the steps: accounting takes a while, so for no more of them, and once a plan."""
+    """Epsilon after each tenth of the steps. Accounting is slow: no more marks than these, and once for each plan."""
     if not plan.private:
         return {}
     marks = sorted({max(1, round(plan.steps * k / 10)) for k in range(1, 11)})
     return {mark: plan.epsilon_after(mark).epsilon for mark in marks}
+
+
+def _check_budget(users: int, batch_size: int, epsilon: float, delta: float, threshold_delta: float) -> None:
+    check_epsilon(epsilon)
+    if users < 2:
+        raise PrivacyError(f"users {users} is not at least 2: one user is too few for any privacy")
+    if not 1 <= batch_size <= users:
+        raise PrivacyError(
+            f"batch size {batch_size} is not between 1 and the number of users, {users} "
+            "(the sampling rate would not be in (0, 1])"
+        )
+    check_delta(delta, users)
+    check_threshold(threshold_delta, delta)
+
+
+def _check_steps(steps: int, releases: Collection[str]) -> None:
+    if steps < 0 or not (steps or releases):
+        raise PrivacyError(f"steps {steps} is not above 0; give epochs or steps above 0")
+    if steps > MOST_STEPS:
+        raise PrivacyError(
+            f"steps {steps:,} are more than {MOST_STEPS:,}, beyond what is counted well; lower epochs or steps"
+        )

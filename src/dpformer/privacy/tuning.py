@@ -10,7 +10,7 @@ The choice is covered only if the *score* is: each trial releases its score too,
 
 import math
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -21,7 +21,6 @@ from dpformer.errors import PrivacyError
 from dpformer.privacy.accounting import rdp_epsilon
 from dpformer.privacy.calibration import smallest_noise
 from dpformer.privacy.charge import Charge, check_delta, check_epsilon, event
-from dpformer.privacy.plan import PrivacyPlan
 
 SHAPES = {"geometric": 1.0, "logarithmic": 0.0}
 
@@ -62,42 +61,19 @@ class Tuning:
 def tuned_epsilon(charges: Iterable[Charge], tuning: Tuning, delta: float) -> float:
     """Epsilon of the best of a random number of runs of these charges, each with a noisy score. By RDP."""
     check_delta(delta)
-    score = Charge("score", tuning.score_noise_multiplier)
-    trial = event([*charges, score])
+    trial = event([*charges, Charge("score", tuning.score_noise_multiplier)])
     return rdp_epsilon(RepeatAndSelectDpEvent(trial, tuning.trials, SHAPES[tuning.distribution]), delta)
 
 
-def tuned_multiplier(plan: PrivacyPlan, tuning: Tuning) -> float:
-    """The noise multiplier of the plan's steps with which the *whole tuning* stays within the plan's budget.
-
-    The plan's releases are part of every trial; their noise is scaled by the same factor as the steps'.
-    """
-    check_epsilon(plan.epsilon)
-    if not plan.private or not plan.steps:
-        raise PrivacyError("tuning is priced for private plans with steps")
-
-    def spent(sigma: float) -> float:
-        factor = sigma / plan.noise_multiplier
-        scaled = [replace(c, noise_multiplier=c.noise_multiplier * factor) for c in plan.charges()]
-        return tuned_epsilon(scaled, tuning, plan.delta)
-
-    try:
-        return smallest_noise(spent, plan.epsilon, 1.5 * plan.noise_multiplier)
-    except PrivacyError:
-        raise PrivacyError(
-            f"no noise pays for {tuning.trials:g} trials within epsilon {plan.epsilon:g}: the noisy scores alone "
-            "spend it; raise the score's noise multiplier or lower the trials"
-        ) from None
-
-
-def tuned_release_multiplier(epsilon: float, delta: float, tuning: Tuning) -> float:
-    """The noise multiplier of a trial that is one Gaussian mechanism, with which the *whole tuning* is (epsilon, delta)-DP."""
+def tuned_factor(charges: Sequence[Charge], tuning: Tuning, epsilon: float, delta: float) -> float:
+    """The smallest factor on the noise multipliers of a trial with which the *whole tuning* is (epsilon, delta)-DP."""
     check_epsilon(epsilon)
-    if not math.isfinite(epsilon):
-        raise PrivacyError("tuning is priced for a finite epsilon")
+    if not math.isfinite(epsilon) or not charges:
+        raise PrivacyError("tuning is priced for a finite epsilon and a trial that asks something")
 
-    def spent(sigma: float) -> float:
-        return tuned_epsilon([Charge("trial", sigma)], tuning, delta)
+    def spent(factor: float) -> float:
+        scaled = [replace(charge, noise_multiplier=charge.noise_multiplier * factor) for charge in charges]
+        return tuned_epsilon(scaled, tuning, delta)
 
     try:
         return smallest_noise(spent, epsilon, 1.0)

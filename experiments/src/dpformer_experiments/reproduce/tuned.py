@@ -35,7 +35,7 @@ from dpformer.privacy import (
     Tuning,
     split_budget,
     tuned_epsilon,
-    tuned_release_multiplier,
+    tuned_factor,
 )
 from dpformer.privacy.query import Vectors
 from dpformer.statistics.settings import TransitionSettings
@@ -103,7 +103,7 @@ class AskEarlier:
 
 def tuned_transitions(cell: Cell, data: Path, folder: Path, should_stop: ShouldStop, tell: Tell) -> Done | None:
     """All trials, and the figures of the best. A trial that was finished before an interruption is not made again."""
-    sigma = tuned_release_multiplier(cell.epsilon, cell.delta, TUNING)
+    sigma = tuned_factor([Charge("transitions", 1.0)], TUNING, cell.epsilon, cell.delta)
     dataset = load(data)
     people, items = dataset.sequences, len(dataset.catalogue)
     generator = np.random.default_rng(cell.seed)
