@@ -18,8 +18,8 @@ from dpformer.fit.recipe import Recipe
 from dpformer.fit.stated import TRAINED_ON
 from dpformer.privacy import PrivacyPlan, PrivacyStatement, read_ledger
 from dpformer.privacy.accounting import rdp_epsilon
-from dpformer.privacy.statement import GENERATORS, GRID, NEIGHBOURS, UNIT
-from dpformer.privacy.statement_parts import NoisePart
+from dpformer.privacy.statement import NoisePart
+from dpformer.privacy.wording import GENERATORS, GRID, NEIGHBOURS, UNIT
 from dpformer.trust.verify.checks import Found, NotChecked
 
 ROOM = 2e-3
