@@ -5,8 +5,9 @@ from pathlib import Path
 
 import numpy as np
 
-from dpformer.privacy import Charge, epsilon, gaussian_multiplier
+from dpformer.privacy import Charge, epsilon
 from dpformer.privacy.attack_bounds import delta_curve, power
+from dpformer.privacy.calibration import gaussian_multiplier
 from dpformer.report.svg import Axis, Series, lines
 
 DELTA = 1e-5

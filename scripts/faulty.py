@@ -33,7 +33,8 @@ from dpformer.cli import main
 from dpformer.errors import DPFormerError
 from dpformer.fit import recipe
 from dpformer.fit.run import Run
-from dpformer.privacy import Curator, Keys, chain, ledger, plan, read_ledger, spending, statement
+from dpformer.privacy import Curator, Keys, chain, ledger, plan, read_ledger, statement
+from dpformer.privacy.plan import spending
 
 SMALL = {"epsilon": 20, "delta": 0.001, "d": 8, "max_length": 6, "epochs": 5}
 STEPS = 10

@@ -9,15 +9,10 @@ import pytest
 from dpformer.data import demo_frame, prepare
 from dpformer.data.split import without_last
 from dpformer.models.popularity import Popularity
-from dpformer.privacy import (
-    Charge,
-    Sample,
-    Tuning,
-    gaussian_multiplier,
-    tuned_epsilon,
-    tuned_factor,
-)
+from dpformer.privacy import Charge, Sample
+from dpformer.privacy.calibration import gaussian_multiplier
 from dpformer.privacy.query import grid_step
+from dpformer.privacy.tuning import Tuning, tuned_epsilon, tuned_factor
 from dpformer.statistics.histogram import Histogram
 from dpformer_experiments.reproduce import tuned
 from dpformer_experiments.reproduce.cells import Cell

@@ -32,6 +32,7 @@ from dpformer.privacy.wording import round_up
 from tests.people import people
 
 SCHEMA = Path(__file__).parents[2] / "docs" / "privacy.schema.json"
+API = SCHEMA.parent / "api" / "privacy.md"
 NO_TUNING = TuningPart(kind="none")
 LOG = DataPart(catalogue="log", trained_on="each user's events but the last two")
 SLACK = "float32 sums of a micro-batch are off by less than m 2^-21"
@@ -251,7 +252,7 @@ def test_it_is_valid_and_reads_back(statement, statistics):
 
 
 def test_the_committed_schema_is_current():
-    """To renew it: json.dumps(dpformer.privacy.json_schema(), indent=2), see docs/privacy.md."""
+    """To renew it: json.dumps(dpformer.privacy.statement.json_schema(), indent=2), see docs/privacy.md."""
     assert json.loads(SCHEMA.read_text()) == json_schema()
 
 
@@ -325,9 +326,11 @@ def test_a_statement_needs_the_runs_own_ledger(run):
         build_statement(make_plan(6040, 5, steps=50), account, ABOUT, NO_TUNING)
 
 
-def test_everything_exported_exists():
-    for name in dpformer.privacy.__all__:
-        value = getattr(dpformer.privacy, name)
-        assert isinstance(value, str) or value.__module__.startswith("dpformer.privacy.")
+def test_everything_exported_exists_and_is_what_the_api_page_lists():
+    assert len(dpformer.privacy.__all__) <= 15
+    listed = re.findall(r"^::: (\S+)$", API.read_text(), re.M)
+    exported = [getattr(dpformer.privacy, name) for name in dpformer.privacy.__all__]
+    assert sorted(listed) == sorted(f"{value.__module__}.{value.__name__}" for value in exported)
+    assert all(name.startswith("dpformer.privacy.") for name in listed)
     with pytest.raises(AttributeError, match="nonsense"):
         _ = dpformer.privacy.nonsense

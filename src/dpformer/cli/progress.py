@@ -38,7 +38,7 @@ def show_progress(run: AnyRun, quiet: bool) -> Iterator[Any]:
     from rich.progress import Progress as Bar
 
     from dpformer.cli.output import stderr
-    from dpformer.privacy import spending
+    from dpformer.privacy.plan import spending
 
     plan = run.plan
     if quiet or not plan.steps:

@@ -23,7 +23,8 @@ from dpformer.fit.distributed.ranks import ALONE, Ranks
 from dpformer.fit.gradient_sum import GradientSum, Groups
 from dpformer.fit.workers import Team, Worker
 from dpformer.models.network import SequenceModel
-from dpformer.privacy import Answer, Asker, PrivacyPlan
+from dpformer.privacy import Answer, PrivacyPlan
+from dpformer.privacy.query import Asker
 
 Averaging = Literal["none", "ema", "tail"]
 

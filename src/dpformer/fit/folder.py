@@ -28,15 +28,9 @@ from dpformer.errors import DPFormerError
 from dpformer.files import Lock, read_json, sha256, sha256_of, to_json, write_file, write_json
 from dpformer.fit.checkpoint import PRIVATE, Checkpoints
 from dpformer.fit.recipe import Recipe
-from dpformer.privacy import (
-    Keys,
-    Ledger,
-    Position,
-    PrivacyPlan,
-    PrivacyStatement,
-    create_ledger,
-    open_ledger,
-)
+from dpformer.privacy import Keys, PrivacyPlan, PrivacyStatement, create_ledger
+from dpformer.privacy.chain import Position
+from dpformer.privacy.ledger import Ledger, open_ledger
 
 CONFIG, MODEL, ITEMS, PRIVACY, EVENTS, CARD = (
     *("config.json", "model.safetensors", "items.jsonl", "privacy.json", "events.jsonl", "README.md"),

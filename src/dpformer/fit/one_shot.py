@@ -32,7 +32,8 @@ from dpformer.fit.recipe import STATISTICS, Recipe
 from dpformer.fit.run import Progress
 from dpformer.fit.stated import state_privacy
 from dpformer.fit.statistics_stages import choose_items
-from dpformer.privacy import Curator, Keys, Ledger, PrivacyPlan, PrivacyStatement
+from dpformer.privacy import Curator, Keys, PrivacyPlan, PrivacyStatement
+from dpformer.privacy.ledger import Ledger
 
 
 class OneShotRun:

@@ -15,7 +15,8 @@ from dpformer.fit.recipe import PRIOR, Recipe
 from dpformer.models.network import SequenceModel
 from dpformer.models.transformer import Transformer
 from dpformer.models.transitions import DPTransitions
-from dpformer.privacy import Asker, Curator, PrivacyPlan
+from dpformer.privacy import Curator, PrivacyPlan
+from dpformer.privacy.query import Asker
 from dpformer.statistics.histogram import HISTOGRAM, Histogram, ItemFrequencies, frequencies
 from dpformer.statistics.item_selection import ItemCounts
 

@@ -25,8 +25,9 @@ from dpformer.models.ensemble import Joined
 from dpformer.models.popularity import DPPopularity
 from dpformer.models.transformer import Transformer
 from dpformer.models.transitions import DPTransitions
-from dpformer.privacy import epsilon, read_ledger, spending
+from dpformer.privacy import epsilon, read_ledger
 from dpformer.privacy.attack_bounds import delta_curve, power
+from dpformer.privacy.plan import spending
 
 # Model-written histories for the attention plot, and their length.
 HISTORIES, LENGTH = 256, 20

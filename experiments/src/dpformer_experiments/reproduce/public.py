@@ -14,7 +14,8 @@ from dpformer.data import Dataset, load
 from dpformer.errors import DataError
 from dpformer.evaluation import held_out
 from dpformer.models.transitions import DPTransitions
-from dpformer.privacy import epsilon, gaussian_multiplier, make_plan
+from dpformer.privacy import epsilon, make_plan
+from dpformer.privacy.calibration import gaussian_multiplier
 from dpformer_experiments.curators import seeded_curator
 from dpformer_experiments.reproduce.cells import Cell
 from dpformer_experiments.reproduce.public_facts import Facts, class_log_lift, facts, pair_classes

@@ -23,21 +23,10 @@ from dpformer.data.split import without_last
 from dpformer.evaluation import held_out, rank
 from dpformer.evaluation.ranking import Scorer
 from dpformer.models.transitions import DPTransitions
-from dpformer.privacy import (
-    Answer,
-    Asker,
-    Charge,
-    Curator,
-    PrivacyPlan,
-    Query,
-    Sample,
-    Statistic,
-    Tuning,
-    split_budget,
-    tuned_epsilon,
-    tuned_factor,
-)
-from dpformer.privacy.query import Vectors
+from dpformer.privacy import Answer, Charge, Curator, PrivacyPlan, Query, Sample, Statistic
+from dpformer.privacy.charge import split_budget
+from dpformer.privacy.query import Asker, Vectors
+from dpformer.privacy.tuning import Tuning, tuned_epsilon, tuned_factor
 from dpformer.statistics.settings import TransitionSettings
 from dpformer_experiments.curators import seeded_curator
 from dpformer_experiments.reproduce.cells import Cell

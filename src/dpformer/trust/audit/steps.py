@@ -16,20 +16,12 @@ import numpy as np
 import torch
 from scipy.stats import norm
 
-from dpformer.privacy import (
-    GRADIENTS,
-    Charge,
-    Curator,
-    Keys,
-    Ledger,
-    Position,
-    PrivacyPlan,
-    Sample,
-    epsilon,
-)
-from dpformer.privacy.chain import Chain, Line
+from dpformer.privacy import Charge, Curator, Keys, PrivacyPlan, Sample, epsilon
+from dpformer.privacy.chain import Chain, Line, Position
 from dpformer.privacy.curator import Noise
+from dpformer.privacy.ledger import Ledger
 from dpformer.privacy.noise import rounded_gaussian
+from dpformer.privacy.plan import GRADIENTS
 from dpformer.privacy.query import grid_step
 from dpformer.trust.audit.step_audit import StepAudit, audit_step
 

@@ -12,7 +12,8 @@ from dpformer.data import Sequences
 from dpformer.fit import statistics_stages as releases
 from dpformer.fit.dpsgd import Trainer
 from dpformer.fit.recipe import STATISTICS, Recipe
-from dpformer.privacy import Asker, PrivacyPlan, Query, Sample
+from dpformer.privacy import PrivacyPlan, Query, Sample
+from dpformer.privacy.query import Asker
 from dpformer.trust.verify.checks import Found, Verification
 from dpformer.trust.verify.noise import noise_found
 from dpformer.trust.verify.watch import Asked, Curators, Watched

@@ -17,7 +17,8 @@ from dpformer.fit.one_shot import OneShotRun
 from dpformer.fit.recipe import STATISTICS, Recipe
 from dpformer.fit.run import Run
 from dpformer.fit.session import begin, go_on
-from dpformer.privacy import Answer, Asker, Curator, Keys, Query, Sample, read_ledger
+from dpformer.privacy import Answer, Curator, Keys, Query, Sample, read_ledger
+from dpformer.privacy.query import Asker
 from dpformer.statistics.histogram import Histogram
 from dpformer.trust.verify.checks import Found
 from dpformer.trust.verify.watch import Delegate
