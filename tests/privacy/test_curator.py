@@ -17,6 +17,7 @@ from dpformer.privacy.ledger import create_ledger, open_ledger, read_ledger
 from dpformer.privacy.noise import poisson_draw, rounded_gaussian
 from dpformer.privacy.plan import GRADIENTS, make_plan
 from dpformer.privacy.query import grid_step
+from tests.asking import watch_syncs
 from tests.privacy.test_samples import fixed_size
 
 PLAN = make_plan(50, 3.0, 1e-3, steps=2, shares={"first": 0.3, "second": 0.3})
@@ -74,25 +75,18 @@ def charged(curator: Curator) -> list[str]:
 
 
 def test_the_line_is_synced_before_noise_is_drawn_and_after_the_sum(tmp_path, monkeypatch):
-    synced, events = b"", []
-    real = os.fsync
-
-    def watched(file: int) -> None:
-        nonlocal synced
-        real(file)
-        if os.fstat(file).st_ino == (tmp_path / CHAIN).stat().st_ino:
-            synced = (tmp_path / CHAIN).read_bytes()
+    events = []
+    synced = watch_syncs(monkeypatch, tmp_path / CHAIN)
 
     class Watched(Table):
         def sum(self, people, sample, grid):
-            events.append(("sum", self.name, synced.count(b'"tag"'), len(read_ledger(tmp_path).entries)))
+            events.append(("sum", self.name, synced().count(b'"tag"'), len(read_ledger(tmp_path).entries)))
             return super().sum(people, sample, grid)
 
     def looking(key, shape, std):
-        events.append(("noise", "", synced.count(b'"tag"'), len(read_ledger(tmp_path).entries)))
+        events.append(("noise", "", synced().count(b'"tag"'), len(read_ledger(tmp_path).entries)))
         return rounded_gaussian(key, shape, std)
 
-    monkeypatch.setattr(os, "fsync", watched)
     curator = curate(tmp_path, noise=looking)
     for name in ("first", "second", GRADIENTS):
         curator.ask(Watched(name))

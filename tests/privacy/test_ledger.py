@@ -1,7 +1,6 @@
 """The ledger: write-ahead, refusals, replays, tampering, kills."""
 
 import errno
-import hashlib
 import json
 import math
 import os
@@ -18,17 +17,9 @@ from dpformer.privacy.accounting import epsilon
 from dpformer.privacy.chain import CHAIN, HEAD, LOCK, Position
 from dpformer.privacy.ledger import create_ledger, open_ledger, plan_from_json, plan_to_json, read_ledger
 from dpformer.privacy.plan import GRADIENTS, make_plan
+from tests.asking import charge, tag, watch_syncs
 
 PLAN = make_plan(1000, 5, 1e-4, steps=20, shares={"histogram": 0.1})
-
-
-def charge(ledger, *places: int, salt: str = "") -> list[bool]:
-    """Charge these answers of the plan; the tag stands for their sums."""
-    return [ledger.charge(place, ledger.plan.planned(place).name, tag(f"{salt}{place}")) for place in places]
-
-
-def tag(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 @pytest.fixture
@@ -49,21 +40,12 @@ def test_what_was_charged_is_what_is_read(begun):
 
 
 def test_the_line_is_on_disk_before_the_charge_returns(tmp_path, monkeypatch):
-    synced = b""
-    real = os.fsync
-
-    def watched(file: int) -> None:
-        nonlocal synced
-        real(file)
-        if os.fstat(file).st_ino == (tmp_path / CHAIN).stat().st_ino:
-            synced = (tmp_path / CHAIN).read_bytes()
-
-    monkeypatch.setattr(os, "fsync", watched)
+    synced = watch_syncs(monkeypatch, tmp_path / CHAIN)
     with create_ledger(tmp_path, PLAN) as ledger:
         for place in (0, 1):
             charge(ledger, place)
-            assert synced.count(b"\n") == 2 + place
-            assert tag(str(place)).encode() in synced
+            assert synced().count(b"\n") == 2 + place
+            assert tag(str(place)).encode() in synced()
 
 
 def test_a_line_holds_the_name_and_the_tag_and_nothing_else(begun):

@@ -29,6 +29,7 @@ from dpformer.privacy.statement import (
 )
 from dpformer.privacy.tuning import Tuning, tuned_epsilon
 from dpformer.privacy.wording import round_up
+from tests.asking import charge
 from tests.people import people
 
 SCHEMA = Path(__file__).parents[2] / "docs" / "privacy.schema.json"
@@ -42,8 +43,7 @@ ABOUT = Circumstances(LOG, assumed_public=("the catalogue of items",), assumptio
 def charged(folder: Path, plan, answers: int):
     """The account of a run of which so many answers were charged."""
     with create_ledger(folder, plan) as ledger:
-        for place in range(answers):
-            ledger.charge(place, plan.planned(place).name, "0" * 64)
+        charge(ledger, *range(answers))
     return plan, read_ledger(folder)
 
 
