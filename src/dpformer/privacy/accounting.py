@@ -10,12 +10,12 @@ At very small rates with very many steps (1e-5 and a million) the finest grid do
 overstated: the safe side.
 """
 
-import contextlib
 import functools
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import dp_accounting
 from dp_accounting.pld import PLDAccountant
@@ -46,7 +46,7 @@ class Epsilon:
 
     epsilon: float
     delta: float
-    accountant: str
+    accountant: Literal["pld", "rdp", "gaussian"]
     pld: float
     rdp: float
     note: str = ""
@@ -65,7 +65,7 @@ def epsilon(charges: Iterable[Charge], delta: float, threshold_delta: float = 0.
 @functools.lru_cache(maxsize=256)
 def _epsilon(charges: tuple[Charge, ...], delta: float) -> Epsilon:
     what = event(charges)
-    by_rdp = rdp_epsilon(what, delta)
+    by_rdp, by_pld, failure = rdp_epsilon(what, delta), math.inf, ""
     if isinstance(what, dp_accounting.NonPrivateDpEvent):
         return Epsilon(math.inf, delta, "pld", math.inf, math.inf, "without noise nothing is private")
     if isinstance(what, dp_accounting.NoOpDpEvent):
@@ -74,29 +74,42 @@ def _epsilon(charges: tuple[Charge, ...], delta: float) -> Epsilon:
         exact = float(dp_accounting.get_epsilon_gaussian(what.noise_multiplier, delta))
         return Epsilon(exact, delta, "gaussian", exact, by_rdp)
     if delta < SMALLEST_PLD_DELTA:
-        note = f"PLD is not reliable at delta {delta:g}, below {SMALLEST_PLD_DELTA:g}; RDP is used"
-        return Epsilon(by_rdp, delta, "rdp", math.inf, by_rdp, note)
-    try:
-        by_pld = settled(lambda interval: pld_epsilon(what, delta, interval), by_rdp)
-    except (ValueError, ArithmeticError, MemoryError) as failure:
-        note = f"PLD failed ({type(failure).__name__}); RDP is used"
-        return Epsilon(by_rdp, delta, "rdp", math.inf, by_rdp, note)
-    if math.isnan(by_pld) or by_pld > by_rdp * (1 + _SETTLED) + 1e-6:
-        note = f"PLD gave {by_pld:g}, above the bound {by_rdp:g} of RDP, so it failed numerically; RDP is used"
-        return Epsilon(by_rdp, delta, "rdp", by_pld, by_rdp, note)
+        failure = f"PLD is not reliable at delta {delta:g}, below {SMALLEST_PLD_DELTA:g}"
+    else:
+        try:
+            by_pld = settled(lambda interval: pld_epsilon(what, delta, interval), by_rdp)
+            if math.isnan(by_pld) or by_pld > by_rdp * (1 + _SETTLED) + 1e-6:
+                failure = f"PLD gave {by_pld:g}, above the bound {by_rdp:g} of RDP, so it failed numerically"
+        except (ValueError, ArithmeticError, MemoryError) as error:
+            failure = f"PLD failed ({type(error).__name__})"
+    if failure:
+        return Epsilon(by_rdp, delta, "rdp", by_pld, by_rdp, f"{failure}; RDP is used")
     return Epsilon(by_pld, delta, "pld", by_pld, by_rdp)
 
 
+def pld(what: dp_accounting.DpEvent, interval: float) -> PLDAccountant:
+    """The privacy loss on a grid of this interval. Epsilon and delta are never below the truth, and above it by O(interval^2)."""
+    return PLDAccountant(NEIGHBOURS, value_discretization_interval=interval).compose(what)
+
+
 def pld_epsilon(what: dp_accounting.DpEvent, delta: float, interval: float) -> float:
-    """Epsilon by PLD on a grid of this interval. Never below the truth; above it by O(interval^2)."""
-    accountant = PLDAccountant(NEIGHBOURS, value_discretization_interval=interval)
-    return float(accountant.compose(what).get_epsilon(delta))
+    """Epsilon by PLD on a grid of this interval."""
+    return float(pld(what, interval).get_epsilon(delta))
 
 
 def rdp_epsilon(what: dp_accounting.DpEvent, delta: float) -> float:
     """Epsilon by RDP over dp_accounting's default orders. Never below the truth; infinite where no order works."""
-    with _quiet():
+    logger = logging.getLogger("absl")
+    logger.addFilter(_no_order_left_out)
+    try:
         return float(RdpAccountant(neighboring_relation=NEIGHBOURS).compose(what).get_epsilon(delta))
+    finally:
+        logger.removeFilter(_no_order_left_out)
+
+
+def _no_order_left_out(record: logging.LogRecord) -> bool:
+    """RDP warns of each order that it leaves out; leaving one out only loosens the bound."""
+    return "_compute_log_a_frac" not in record.getMessage()
 
 
 def coarse_interval(scale: float) -> float:
@@ -115,24 +128,3 @@ def settled(function: Callable[[float], float], scale: float) -> float:
             return finer
         value = finer
     return value
-
-
-def pld_deltas(what: dp_accounting.DpEvent, epsilons: Iterable[float], interval: float) -> list[float]:
-    """The whole curve delta(epsilon) by PLD. Never below the truth."""
-    accountant = PLDAccountant(NEIGHBOURS, value_discretization_interval=interval).compose(what)
-    return [float(accountant.get_delta(value)) for value in epsilons]
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """RDP warns on a global logger of each order that it leaves out; leaving one out only loosens the bound."""
-    logger = logging.getLogger("absl")
-
-    def drop(record: logging.LogRecord) -> bool:
-        return "_compute_log_a_frac" not in record.getMessage()
-
-    logger.addFilter(drop)
-    try:
-        yield
-    finally:
-        logger.removeFilter(drop)

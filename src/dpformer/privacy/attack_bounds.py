@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import dp_accounting
 import numpy as np
 
-from dpformer.privacy.accounting import Epsilon, coarse_interval, epsilon, pld_deltas
+from dpformer.privacy.accounting import Epsilon, coarse_interval, epsilon, pld
 from dpformer.privacy.charge import Charge, event
 
 # A delta at which PLD is at ease.
@@ -85,7 +85,8 @@ def delta_curve(charges: Sequence[Charge], spent: Epsilon) -> tuple[np.ndarray, 
     if spent.accountant == "rdp" or math.isinf(spent.epsilon):
         return np.array([spent.epsilon]), np.array([spent.delta])
     epsilons = np.linspace(0, 1.5 * spent.epsilon + 1, 401)
-    return epsilons, np.array(pld_deltas(event(charges), epsilons, coarse_interval(spent.epsilon) / 4))
+    loss = pld(event(charges), coarse_interval(spent.epsilon) / 4)
+    return epsilons, np.array([loss.get_delta(value) for value in epsilons])
 
 
 def power(alphas: Sequence[float], epsilons: np.ndarray, deltas: np.ndarray) -> np.ndarray:

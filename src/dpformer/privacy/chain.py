@@ -67,40 +67,30 @@ def create_chain(folder: Path, header: Line) -> Chain:
     """Begin a chain. A folder that already has one is refused: what it says would be forgotten."""
     with _explained(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    lock = Lock(folder / LOCK)
-    try:
+    with _locked(folder) as lock:
         for name in (CHAIN, HEAD):
             if (folder / name).exists():
                 raise PrivacyError(f"{folder / name} exists: resume that run, or choose another run folder")
         line, digest = _line({**header, "previous": ""})
-        with _explained(folder):
-            file = os.open(folder / CHAIN, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o644)
-            write_synced(file, line)
-            _write_head(folder, Position(0, digest))
-            sync_folder(folder)
-    except BaseException:
-        lock.close()
-        raise
-    return Chain(folder, lock, file, Position(0, digest))
+        file = os.open(folder / CHAIN, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o644)
+        write_synced(file, line)
+        _write_head(folder, Position(0, digest))
+        sync_folder(folder)
+        return Chain(folder, lock, file, Position(0, digest))
 
 
 def open_chain(folder: Path, known: Position | None = None) -> tuple[Chain, list[Line]]:
     """Check a whole chain and continue it; gives the header and the lines after it too."""
     if not (folder / CHAIN).exists():
         raise _missing(folder)
-    lock = Lock(folder / LOCK)
-    try:
+    with _locked(folder) as lock:
         lines, length = _read(folder, known)
         position = Position(len(lines) - 1, lines[-1]["hash"])
-        with _explained(folder):
-            file = os.open(folder / CHAIN, os.O_WRONLY | os.O_APPEND)
-            os.ftruncate(file, length)
-            os.fsync(file)
-            _write_head(folder, position)
-    except BaseException:
-        lock.close()
-        raise
-    return Chain(folder, lock, file, position), lines
+        file = os.open(folder / CHAIN, os.O_WRONLY | os.O_APPEND)
+        os.ftruncate(file, length)
+        write_synced(file, b"")
+        _write_head(folder, position)
+        return Chain(folder, lock, file, position), lines
 
 
 def read_chain(folder: Path, known: Position | None = None) -> list[Line]:
@@ -175,6 +165,18 @@ def _read_head(folder: Path) -> Position | None:
         raise PrivacyError(
             f"{folder / HEAD} is damaged: the ledger's end cannot be checked; do not trust it"
         ) from problem
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[Lock]:
+    """The lock of a chain's folder, released again if what follows fails."""
+    lock = Lock(folder / LOCK)
+    try:
+        with _explained(folder):
+            yield lock
+    except BaseException:
+        lock.close()
+        raise
 
 
 @contextlib.contextmanager

@@ -11,7 +11,6 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from dpformer.errors import PrivacyError
@@ -103,9 +102,7 @@ class Ledger:
     def __enter__(self) -> "Ledger":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -122,28 +119,26 @@ def open_ledger(folder: Path | str, known: Position | None = None, run_id: str |
     """Continue a ledger after checking all of it; `known` and `run_id` are what the run's checkpoint remembers."""
     chain, lines = open_chain(Path(folder), known)
     try:
-        found, plan, entries = _parse(Path(folder), lines, run_id)
+        account = _parse(Path(folder), lines, run_id)
     except BaseException:
         chain.close()
         raise
-    return Ledger(chain, found, plan, entries)
+    return Ledger(chain, account.run_id, account.plan, list(account.entries))
 
 
 def read_ledger(folder: Path | str, known: Position | None = None, run_id: str | None = None) -> Account:
     """Check a ledger and tell what it says, without the right to write it."""
-    lines = read_chain(Path(folder), known)
-    found, plan, entries = _parse(Path(folder), lines, run_id)
-    return Account(found, plan, tuple(entries), Position(len(entries), lines[-1]["hash"]))
+    return _parse(Path(folder), read_chain(Path(folder), known), run_id)
 
 
-def _parse(folder: Path, lines: list[Line], run_id: str | None) -> tuple[str, PrivacyPlan, list[Entry]]:
+def _parse(folder: Path, lines: list[Line], run_id: str | None) -> Account:
     header = lines[0]
     if header.get("ledger") != _VERSION:
         cure = "its noise leaks, so fit again" if header.get("ledger") == 1 else "update dpformer"
         raise PrivacyError(f"the ledger in {folder} is of format {header.get('ledger')!r}, not {_VERSION}; {cure}")
     try:
-        found, plan = str(header["run_id"]), plan_from_json(header["plan"])
-        entries = [Entry(line["name"], line["tag"]) for line in lines[1:]]
+        named, plan = str(header["run_id"]), plan_from_json(header["plan"])
+        entries = tuple(Entry(line["name"], line["tag"]) for line in lines[1:])
     except (KeyError, TypeError, AttributeError) as problem:
         raise PrivacyError(
             f"the ledger in {folder} lacks {problem}: dpformer did not write it; do not trust it"
@@ -153,9 +148,9 @@ def _parse(folder: Path, lines: list[Line], run_id: str | None) -> tuple[str, Pr
             raise PrivacyError(
                 f"the ledger in {folder} charges {entry.name!r} at place {place}, which the plan does not have"
             )
-    if run_id is not None and found != run_id:
-        raise PrivacyError(f"the ledger in {folder} belongs to run {found}, not to {run_id}: it was copied")
-    return found, plan, entries
+    if run_id is not None and named != run_id:
+        raise PrivacyError(f"the ledger in {folder} belongs to run {named}, not to {run_id}: it was copied")
+    return Account(named, plan, entries, Position(len(entries), lines[-1]["hash"]))
 
 
 def plan_to_json(plan: PrivacyPlan) -> dict[str, Any]:

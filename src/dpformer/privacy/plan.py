@@ -8,6 +8,7 @@ import functools
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from dpformer.errors import PrivacyError
 from dpformer.privacy.accounting import Epsilon, epsilon
@@ -71,7 +72,7 @@ class PrivacyPlan:
         return self.batch_size / self.users
 
     @property
-    def sampler(self) -> str:
+    def sampler(self) -> Literal["poisson", "full"]:
         """How batches are made: "poisson", or "full" for all users at each step, without a sampling assumption."""
         return "full" if self.batch_size == self.users else "poisson"
 

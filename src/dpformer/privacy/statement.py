@@ -11,11 +11,11 @@ from importlib.metadata import version
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from dpformer import __version__
 from dpformer.errors import PrivacyError
-from dpformer.privacy.accounting import Epsilon, epsilon
+from dpformer.privacy.accounting import epsilon
 from dpformer.privacy.attack_bounds import attack_bound, bound_from
 from dpformer.privacy.calibration import gaussian_multiplier
 from dpformer.privacy.ledger import Account
@@ -27,7 +27,14 @@ Probability = Annotated[float, Field(ge=0, le=1)]
 Multiplier = Annotated[float, Field(ge=0)]
 Count = Annotated[int, Field(ge=0)]
 AtLeastOne = Annotated[int, Field(ge=1)]
-EpsilonValue = Annotated[float, Field(ge=0)] | Literal["inf"]
+# JSON has no number for infinity.
+EpsilonValue = Annotated[
+    Annotated[float, Field(ge=0)] | Literal["inf"], BeforeValidator(lambda value: "inf" if value == math.inf else value)
+]
+
+
+ACCOUNTING = "dp-accounting"
+PACKAGES = (ACCOUNTING, "numpy", "scipy", "torch")
 
 
 class Part(BaseModel):
@@ -214,26 +221,33 @@ def build_statement(
         headline = at_one_over_n = tuned_epsilon(charges, tuning, left)
         attack = bound_from(np.array([headline]), np.array([delta]))
         note = f"{note} {TUNED}".strip()
-        paid: dict[str, Any] = {"mean_trials": tuning.trials, "distribution": tuning.distribution}
-        tuning = TuningPart(kind="accounted", epsilon=_value(headline), **paid)
+        tuning = TuningPart(
+            kind="accounted", mean_trials=tuning.trials, distribution=tuning.distribution, epsilon=headline
+        )
     else:
         at_one_over_n = epsilon(charges, 1 / plan.users, threshold).epsilon
         attack = attack_bound(charges, delta, threshold_delta=threshold)
     mode: Literal["exact", "seeded", "none"] = "none" if not plan.private else "seeded" if about.seeded else "exact"
-    packages = ("dp-accounting", "numpy", "scipy", "torch")
     return PrivacyStatement(
         private=plan.private,
-        epsilon=_value(headline),
+        epsilon=headline,
         delta=delta,
-        budget=_value(plan.epsilon),
-        epsilon_at_delta_1_over_users=_value(at_one_over_n),
+        budget=plan.epsilon,
+        epsilon_at_delta_1_over_users=at_one_over_n,
         unit=UNIT,
         users=plan.users,
         data=about.data.model_copy(update={"threshold_delta": threshold}),
         steps=_steps(plan, account),
         noise=NoisePart(mode=mode, generator=GENERATORS[mode], grid=GRID if plan.private else ""),
         releases=_releases(plan, account),
-        accountant=_accountant(spent, note),
+        accountant=AccountantPart(
+            used=spent.accountant,
+            library="dp_accounting",
+            version=version(ACCOUNTING),
+            pld=spent.pld,
+            rdp=spent.rdp,
+            note=note,
+        ),
         attack=AttackPart(**asdict(attack), reading=attack.sentence()),
         assumed_public=("the number of users", *about.assumed_public),
         assumptions=about.assumptions,
@@ -241,7 +255,7 @@ def build_statement(
         not_covered=NOT_COVERED,
         insecure=(SEEDED, *about.insecure) if mode == "seeded" else about.insecure,
         ledger=LedgerPart(run_id=account.run_id, **asdict(account.position)) if account else None,
-        versions={"dpformer": __version__, "python": platform.python_version(), **{p: version(p) for p in packages}},
+        versions={"dpformer": __version__, "python": platform.python_version(), **{p: version(p) for p in PACKAGES}},
     )
 
 
@@ -251,7 +265,7 @@ def _steps(plan: PrivacyPlan, account: Account | None) -> StepsPart | None:
     return StepsPart(
         planned=plan.steps,
         charged=plan.steps if account is None else account.steps_charged,
-        sampler="full" if plan.sampler == "full" else "poisson",
+        sampler=plan.sampler,
         sampling_rate=plan.rate,
         expected_batch_size=plan.batch_size,
         noise_multiplier=plan.noise_multiplier,
@@ -260,18 +274,11 @@ def _steps(plan: PrivacyPlan, account: Account | None) -> StepsPart | None:
 
 def _releases(plan: PrivacyPlan, account: Account | None) -> tuple[ReleasePart, ...]:
     sigma_1 = gaussian_multiplier(plan.epsilon, plan.delta - plan.threshold_delta)
-    made = [release for release in plan.releases if account is None or release.name in account.released]
-    sigmas = {release.name: release.noise_multiplier for release in made}
+    made = {r.name: r.noise_multiplier for r in plan.releases if account is None or r.name in account.released}
     return tuple(
         ReleasePart(name=name, noise_multiplier=sigma, share=min((sigma_1 / sigma) ** 2, 1.0) if sigma else 0.0)
-        for name, sigma in sigmas.items()
+        for name, sigma in made.items()
     )
-
-
-def _accountant(spent: Epsilon, note: str) -> AccountantPart:
-    who = {"used": spent.accountant, "library": "dp_accounting", "version": version("dp-accounting")}
-    counted = {"pld": _value(spent.pld), "rdp": _value(spent.rdp), "note": note}
-    return AccountantPart.model_validate(who | counted)
 
 
 def parse_statement(text: str | bytes) -> PrivacyStatement:
@@ -287,7 +294,3 @@ def parse_statement(text: str | bytes) -> PrivacyStatement:
 def json_schema() -> dict[str, Any]:
     """The JSON schema of `privacy.json`."""
     return PrivacyStatement.model_json_schema(mode="serialization")
-
-
-def _value(number: float) -> float | Literal["inf"]:
-    return "inf" if math.isinf(number) else number
