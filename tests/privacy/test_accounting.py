@@ -2,6 +2,7 @@
 
 import logging
 import math
+from types import SimpleNamespace
 
 import dp_accounting
 import pytest
@@ -62,7 +63,7 @@ def test_the_neighbours_of_the_guarantee_cost_what_adding_or_removing_costs(sett
     what = event([poisson(rate, sigma, steps), Charge("histogram", 5.0)])
     by_rdp = dp_accounting.rdp.RdpAccountant(neighboring_relation=ADD_OR_REMOVE).compose(what).get_epsilon(delta)
     assert accounting.rdp_epsilon(what, delta) == by_rdp
-    assert accounting.pld_epsilon(what, delta, 1e-3) == PLDAccountant(
+    assert accounting.pld(what, 1e-3).get_epsilon(delta) == PLDAccountant(
         ADD_OR_REMOVE, value_discretization_interval=1e-3
     ).compose(what).get_epsilon(delta)
 
@@ -127,7 +128,7 @@ def test_where_pld_fails_rdp_is_used_and_the_result_says_so():
 
 @pytest.mark.parametrize("broken", [lambda *_: math.nan, lambda *_: 1e6, lambda *_: 1 / 0])
 def test_a_broken_pld_is_noticed(monkeypatch, broken):
-    monkeypatch.setattr(accounting, "pld_epsilon", broken)
+    monkeypatch.setattr(accounting, "pld", lambda *_: SimpleNamespace(get_epsilon=broken))
     accounting._epsilon.cache_clear()
     found = epsilon([poisson(0.1, 2.0, 100)], 1e-5)
     accounting._epsilon.cache_clear()

@@ -16,9 +16,10 @@ import dp_accounting
 from scipy.optimize import brentq
 
 from dpformer.errors import PrivacyError
-from dpformer.privacy.accounting import FINEST, SMALLEST_PLD_DELTA, coarse_interval, epsilon, pld_epsilon, rdp_epsilon
+from dpformer.privacy.accounting import SMALLEST_PLD_DELTA, coarse_interval, epsilon, pld, rdp_epsilon, settled
 from dpformer.privacy.charge import Charge, check_delta, check_epsilon, event, split_budget
 
+ChargesOf = Callable[[float], Sequence[Charge]]
 _CEILING = math.log(1e9)
 _SETTLED = 3e-4
 # How far below the target the search aims, relative: more than two grids can disagree once they have settled.
@@ -61,22 +62,22 @@ def poisson_guess(sigma_1: float, rate: float, steps: int) -> float:
     return 1 / math.sqrt(math.log1p(1 / (sigma_1 * rate) ** 2 / steps))
 
 
-def calibrate(charges: Callable[[float], Sequence[Charge]], target: float, delta: float, guess: float = 1.0) -> float:
+def calibrate(charges: ChargesOf, target: float, delta: float, guess: float = 1.0) -> float:
     """The smallest sigma for which `charges(sigma)` are (target, delta)-DP: within 0.1 %, never below.
 
-    A search on a coarse grid overstates epsilon and so asks for slightly too much noise; it is repeated on finer grids
-    until the noise settles. What is returned is confirmed by `epsilon`, the function that the statement reads.
+    A coarse grid overstates epsilon, so a search on it asks for slightly too much noise; it is repeated on finer grids until the
+    noise settles. `epsilon`, the function that the statement uses, confirms the result.
     """
     check_epsilon(target)
     check_delta(delta)
-    interval = coarse_interval(target)
-    sigma = coarse_calibrate(charges, target, delta, guess, interval)
-    while interval >= 4 * FINEST:
-        interval /= 4
-        finer = coarse_calibrate(charges, target, delta, sigma, interval, width=5e-4)
-        moved, sigma = sigma / finer - 1, finer
-        if abs(moved) < _SETTLED:
-            break
+    sigma, width = guess, 0.1
+
+    def search(interval: float) -> float:
+        nonlocal sigma, width
+        sigma, width = coarse_calibrate(charges, target, delta, sigma, interval, width), 5e-4
+        return sigma
+
+    settled(search, target, _SETTLED)
     for _ in range(100):
         if epsilon(charges(sigma), delta).epsilon <= target:
             return sigma
@@ -85,7 +86,7 @@ def calibrate(charges: Callable[[float], Sequence[Charge]], target: float, delta
 
 
 def coarse_calibrate(
-    charges: Callable[[float], Sequence[Charge]],
+    charges: ChargesOf,
     target: float,
     delta: float,
     guess: float = 1.0,
@@ -100,15 +101,14 @@ def coarse_calibrate(
 
     def spent(sigma: float) -> float:
         what = event(charges(sigma))
-        return rdp_epsilon(what, delta) if delta < SMALLEST_PLD_DELTA else pld_epsilon(what, delta, grid)
+        return rdp_epsilon(what, delta) if delta < SMALLEST_PLD_DELTA else float(pld(what, grid).get_epsilon(delta))
 
     try:
         return smallest_noise(spent, target, guess, width)
     except PrivacyError:
         fixed = [part.name for part in charges(1.0) if part in charges(2.0)]
-        raise PrivacyError(
-            f"no noise meets epsilon {target:g}: the releases {fixed} alone spend it; lower their shares"
-        ) from None
+        message = f"no noise meets epsilon {target:g}: the releases {fixed} alone spend it; lower their shares"
+        raise PrivacyError(message) from None
 
 
 def smallest_noise(spent: Callable[[float], float], target: float, guess: float, width: float = 0.1) -> float:
@@ -122,7 +122,7 @@ def smallest_noise(spent: Callable[[float], float], target: float, guess: float,
     while excess(high) > 0:
         low, high, width = high, high + width, 2 * width
         if high > _CEILING:
-            raise PrivacyError(f"no noise meets epsilon {target:g}")
+            raise PrivacyError(f"no noise meets epsilon {target:g}; raise epsilon")
     while excess(low) <= 0:
         low, high, width = low - width, low, 2 * width
     root = float(brentq(excess, low, high, xtol=_MARGIN / 2))

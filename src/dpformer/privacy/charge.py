@@ -41,10 +41,7 @@ class Charge:
         if not (math.isfinite(self.noise_multiplier) and self.noise_multiplier >= 0):
             raise PrivacyError(f"noise multiplier {self.noise_multiplier:g} is not a finite number of at least 0")
         if not 0 < self.rate <= 1:
-            raise PrivacyError(
-                f"sampling rate {self.rate:g} is not in (0, 1]: the expected batch size must be positive and at most "
-                "the number of users"
-            )
+            raise PrivacyError(f"sampling rate {self.rate:g} is not in (0, 1]; a batch has 1 to all users")
         if self.times != int(self.times) or self.times < 0:
             raise PrivacyError(f"times {self.times!r} is not a whole number of at least 0")
 
@@ -88,19 +85,15 @@ def composed_multiplier(multipliers: Iterable[float]) -> float:
 def split_budget(noise_multiplier: float, shares: Mapping[str, float]) -> tuple[Charge, ...]:
     """Divide one Gaussian budget of multiplier sigma by named shares: sigma_i = sigma / sqrt(share_i).
 
-    With shares that sum to 1 the charges are exactly one Gaussian mechanism of multiplier sigma.
+    With shares that sum to 1 the charges are exactly one Gaussian mechanism of multiplier sigma. Shares that are not positive, or
+    sum to more than 1, are refused.
     """
-    check_shares(shares)
-    return tuple(Charge(name, noise_multiplier / math.sqrt(share)) for name, share in shares.items())
-
-
-def check_shares(shares: Mapping[str, float]) -> None:
-    """Refuse shares that are not positive or that sum to more than the whole budget."""
     for name, share in shares.items():
         if not 0 < share <= 1:
             raise PrivacyError(f"share {share:g} of {name!r} is not in (0, 1]")
     if sum(shares.values()) > 1 + 1e-9:
         raise PrivacyError(f"the shares sum to {sum(shares.values()):g}; they may sum to 1 at most")
+    return tuple(Charge(name, noise_multiplier / math.sqrt(share)) for name, share in shares.items())
 
 
 def check_epsilon(value: float) -> None:
@@ -114,9 +107,9 @@ def check_delta(value: float, users: int | None = None) -> None:
     if math.isnan(value) or not 0 < value < 1:
         raise PrivacyError(f"delta {value:g} is not in (0, 1); 1e-5 is usual")
     if users is not None and value * users >= 1:
+        smaller = f"choose a smaller one, such as {min(1e-5, 0.1 / users):.0e}"
         raise PrivacyError(
-            f"delta {value:g} is not below 1/users = {1 / users:.6g}: so large a delta allows one whole user to be "
-            f"published; choose a smaller one, such as {min(1e-5, 0.1 / users):.0e}"
+            f"delta {value:g} is not below 1/users = {1 / users:.6g}: it may publish a whole user; {smaller}"
         )
 
 

@@ -13,7 +13,7 @@ from typing import Literal
 from dpformer.errors import PrivacyError
 from dpformer.privacy.accounting import Epsilon, epsilon
 from dpformer.privacy.calibration import gaussian_multiplier, step_multiplier
-from dpformer.privacy.charge import Charge, check_delta, check_epsilon, check_shares, check_threshold, split_budget
+from dpformer.privacy.charge import Charge, check_delta, check_epsilon, check_threshold, split_budget
 
 # Composing more takes minutes, and its rounding makes epsilon look larger than it is.
 MOST_STEPS = 1_000_000
@@ -56,10 +56,8 @@ class PrivacyPlan:
         if any((release.rate, release.times) != (1.0, 1) for release in self.releases):
             raise PrivacyError("a release is one sum over all users: its rate and its times must be 1")
         if self.private and (spent := self.total.epsilon) > self.epsilon * (1 + 1e-9):
-            raise PrivacyError(
-                f"noise multiplier {self.noise_multiplier:g} spends epsilon {spent:.4g}, more than the budget of "
-                f"{self.epsilon:g}; raise the noise or lower the steps"
-            )
+            what = f"noise multiplier {self.noise_multiplier:g} spends epsilon {spent:.4g}"
+            raise PrivacyError(f"{what}, more than the budget of {self.epsilon:g}; raise the noise or lower the steps")
 
     @property
     def private(self) -> bool:
@@ -81,10 +79,8 @@ class PrivacyPlan:
         if 0 <= place < len(self.releases):
             return self.releases[place]
         if not 0 <= place < len(self.releases) + self.steps:
-            raise PrivacyError(
-                f"the budget is spent: the plan has {len(self.releases)} releases and {self.steps} steps, and answer {place} "
-                "is not among them; publish the model as it is, or plan a larger budget in a new run"
-            )
+            has = f"the plan has {len(self.releases)} releases and {self.steps} steps, not answer {place}"
+            raise PrivacyError(f"the budget is spent: {has}; publish the model as it is, or plan a new run")
         return Charge(GRADIENTS, self.noise_multiplier, self.rate)
 
     def charges(self, steps: int | None = None) -> tuple[Charge, ...]:
@@ -139,7 +135,6 @@ def make_plan(
     shares = dict(shares or {})
     batch_size = users if batch_size is None else batch_size
     _check_budget(users, batch_size, epsilon, delta, threshold_delta)
-    check_shares(shares)
     if epochs is not None and steps is not None:
         raise PrivacyError("epochs and steps are both given; give one of them")
     if epochs is not None:
@@ -178,10 +173,7 @@ def _check_budget(users: int, batch_size: int, epsilon: float, delta: float, thr
     if users < 2:
         raise PrivacyError(f"users {users} is not at least 2: one user is too few for any privacy")
     if not 1 <= batch_size <= users:
-        raise PrivacyError(
-            f"batch size {batch_size} is not between 1 and the number of users, {users} "
-            "(the sampling rate would not be in (0, 1])"
-        )
+        raise PrivacyError(f"batch size {batch_size} is not between 1 and the number of users, {users}; choose another")
     check_delta(delta, users)
     check_threshold(threshold_delta, delta)
 
@@ -190,6 +182,4 @@ def _check_steps(steps: int, releases: Collection[str]) -> None:
     if steps < 0 or not (steps or releases):
         raise PrivacyError(f"steps {steps} is not above 0; give epochs or steps above 0")
     if steps > MOST_STEPS:
-        raise PrivacyError(
-            f"steps {steps:,} are more than {MOST_STEPS:,}, beyond what is counted well; lower epochs or steps"
-        )
+        raise PrivacyError(f"steps {steps:,} are more than {MOST_STEPS:,}; lower epochs or steps")
