@@ -179,6 +179,16 @@ def test_plan_and_ledger_belong_together(tmp_path):
         Curator(table(), FREE, ledger, Keys())
 
 
+def test_people_who_get_other_events_keep_their_number(tmp_path):
+    """More cannot be checked; the rest is the caller's promise."""
+    curator = curate(tmp_path, noise=none)
+    with pytest.raises(PrivacyError, match="keep their place"):
+        curator.replace_events(lambda people: people[1:])
+    curator.replace_events(lambda people: people / 2)
+    answer = curator.ask(Table())
+    np.testing.assert_array_equal(answer.values["first 0"], exact_sum(table() / 2, answer.grid))
+
+
 # --- replays ------------------------------------------------------------------------------------------------------------
 
 

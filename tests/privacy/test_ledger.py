@@ -361,9 +361,9 @@ def test_a_whole_copied_ledger_is_noticed_by_what_the_checkpoint_remembers(begun
     with pytest.raises(PrivacyError, match="copied"):
         read_ledger(begun, run_id=mine.run_id)
     with pytest.raises(PrivacyError, match="cut off"):
-        read_ledger(begun, known=mine.position)
+        read_ledger(begun, expected=mine.position)
     with pytest.raises(PrivacyError, match="copied"):
-        open_ledger(begun, known=Position(0, "0" * 64))
+        open_ledger(begun, expected=Position(0, "0" * 64))
 
 
 def test_a_missing_or_damaged_head_is_noticed(begun):

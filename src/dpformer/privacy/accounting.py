@@ -5,8 +5,8 @@ cross-check: a closed bound that is a few percent looser. Both are upper bounds 
 failed numerically; then RDP is used, and the result says so.
 
 PLD rounds losses up to a grid: a coarse grid only overstates epsilon, by the square of its interval. The grid is refined until
-epsilon moves by less than 2 parts in 10,000, which leaves about 1 in 75,000. At very small rates with very many steps (1e-5
-and a million) the finest grid does not suffice, and epsilon is overstated, which is the safe side.
+epsilon moves by less than 2 parts in 10,000, which leaves about 1 in 75,000. At very small rates with very many steps (1e-5 and
+a million) the finest grid does not suffice, and epsilon is overstated, which is the safe side.
 """
 
 import functools

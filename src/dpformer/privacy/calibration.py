@@ -1,11 +1,11 @@
-"""How much noise a budget asks for.
+"""Calibration: the noise that a budget needs.
 
 A budget (epsilon, delta) is divided among releases and training steps like this:
 
 1. sigma_1 is the multiplier of the single Gaussian mechanism that is exactly (epsilon, delta)-DP.
 2. A release with share s gets noise sigma_1 / sqrt(s): it takes the fraction s of the Gaussian budget 1 / sigma_1^2.
-3. The steps get the smallest noise with which releases and steps *as a whole* are (epsilon, delta)-DP. For full batches
-   that is sigma_1 sqrt(T / (1 - sum of shares)) exactly; for Poisson batches it is less, and a search finds it.
+3. The steps get the smallest noise with which releases and steps *as a whole* are (epsilon, delta)-DP. For full batches that is
+   sigma_1 sqrt(T / (1 - sum of shares)) exactly; for Poisson batches it is less, and a search finds it.
 """
 
 import functools
@@ -65,8 +65,8 @@ def poisson_guess(sigma_1: float, rate: float, steps: int) -> float:
 def calibrate(charges: ChargesOf, target: float, delta: float, guess: float = 1.0) -> float:
     """The smallest sigma for which `charges(sigma)` are (target, delta)-DP: within 0.1 %, never below.
 
-    A coarse grid overstates epsilon, so a search on it asks for slightly too much noise; it is repeated on finer grids until the
-    noise settles. `epsilon`, the function that the statement uses, confirms the result.
+    A coarse grid overstates epsilon, so a search on it asks for slightly too much noise; it is repeated on finer grids until
+    the noise settles. `epsilon`, the function that the statement uses, confirms the result.
     """
     check_epsilon(target)
     check_delta(delta)

@@ -6,10 +6,9 @@ noise_multiplier * C. Of the two, an accountant needs the noise multiplier alone
 
 Guarantee of a charge:
 
-* rate 1: the sums are over all users. T such sums, each of which may depend on the earlier ones, are mu-GDP with
-  mu = sqrt(T) / sigma.
-* rate q < 1: each sum is over a batch into which every user is drawn independently with probability q (Poisson sampling).
-  This holds only if the sampler does exactly that: a shuffled epoch is *not* such a batch.
+* rate 1: each sum is over all users. T such sums, which may depend on the earlier ones, are mu-GDP with mu = sqrt(T) / sigma.
+* rate q < 1: each sum is over a batch into which every user is drawn independently with probability q (Poisson sampling). This
+  holds only if the sampler does exactly that: a shuffled epoch is *not* such a batch.
 
 Gaussian mechanisms compose exactly, adaptively too: all of them are one with mu^2 = sum of mu_i^2. So charges with shares s_i
 of a total multiplier sigma, each with noise sigma / sqrt(s_i), are exactly one Gaussian mechanism of multiplier sigma when the
@@ -85,8 +84,8 @@ def composed_multiplier(multipliers: Iterable[float]) -> float:
 def split_budget(noise_multiplier: float, shares: Mapping[str, float]) -> tuple[Charge, ...]:
     """Divide one Gaussian budget of multiplier sigma by named shares: sigma_i = sigma / sqrt(share_i).
 
-    With shares that sum to 1 the charges are exactly one Gaussian mechanism of multiplier sigma. Shares that are not positive, or
-    sum to more than 1, are refused.
+    With shares that sum to 1 the charges are exactly one Gaussian mechanism of multiplier sigma. Shares that are not positive,
+    or sum to more than 1, are refused.
     """
     for name, share in shares.items():
         if not 0 < share <= 1:

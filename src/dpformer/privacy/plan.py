@@ -23,13 +23,12 @@ GRADIENTS = "gradients"
 
 @dataclass(frozen=True)
 class PrivacyPlan:
-    """What will run and what it costs. Make one with `make_plan`, which finds the noise.
+    """What will run and what it costs. `make_plan` makes one with the smallest noise.
 
-    Guarantee: if every user's contribution to a release or a step has norm at most C, each release named here is made
-    at most once, at most `steps` steps are made, each over a batch into which every user is drawn independently with
-    probability `rate` (over all users when the rate is 1), and each sum gets Gaussian noise of standard deviation
-    noise_multiplier * C, then all that is released is (epsilon, delta)-DP between neighbours: one user's events are
-    replaced by none.
+    Guarantee: if every user's contribution to a release or a step has norm at most C, each release named here is made at most
+    once, at most `steps` steps are made, each over a batch into which every user is drawn independently with probability `rate`
+    (over all users when the rate is 1), and each sum gets Gaussian noise of standard deviation noise_multiplier * C, then all
+    that is released is (epsilon, delta)-DP between neighbours: one user's events are replaced by none.
 
     users: how many there are; assumed public.
     batch_size: the *expected* batch, by which a noisy sum is divided. Never the realised one.
@@ -126,11 +125,11 @@ def make_plan(
     shares: Mapping[str, float] | None = None,
     threshold_delta: float = 0.0,
 ) -> PrivacyPlan:
-    """Find the noise that a budget asks for.
+    """A plan with the smallest noise that meets a budget.
 
-    `batch_size` is the expected batch, all users by default (full batch). Training lasts `epochs` or `steps`. `shares`
-    are the parts of the budget for releases (see `calibration`); the steps get the rest. Without steps the shares are
-    taken of the whole budget, and must sum to 1. `threshold_delta`: see `PrivacyPlan`.
+    `batch_size` is the expected batch, all users by default (full batch). Training lasts `epochs` or `steps`. `shares` are the
+    parts of the budget for releases (see `calibration`); the steps get the rest. Without steps the shares are taken of the
+    whole budget, and must sum to 1. `threshold_delta`: see `PrivacyPlan`.
     """
     shares = dict(shares or {})
     batch_size = users if batch_size is None else batch_size

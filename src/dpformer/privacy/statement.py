@@ -1,7 +1,7 @@
 """The privacy statement as data: what is promised, on what assumptions, and what is not.
 
-`privacy.json` follows a JSON schema (`json_schema`, committed as docs/privacy.schema.json). `build_statement` makes it
-from the plan and from what the ledger says was charged, never from what was merely intended. Its words are in `wording`.
+`privacy.json` follows a JSON schema (`json_schema`, committed as docs/privacy.schema.json). `build_statement` makes it from the
+plan and from what the ledger says was charged, never from what was merely intended. Its words are in `wording`.
 """
 
 import math
@@ -38,13 +38,13 @@ PACKAGES = (ACCOUNTING, "numpy", "scipy", "torch")
 
 
 class Part(BaseModel):
-    """What all parts have in common: they cannot be changed, and have no other fields."""
+    """Base of all parts: they cannot be changed, and have no other fields."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class AccountantPart(Part):
-    """Who counted. `pld` and `rdp` are both shown; "inf" where one found no bound."""
+    """The accountant used. `pld` and `rdp` are both shown; "inf" where one has no bound."""
 
     used: Literal["pld", "rdp", "gaussian"]
     library: str
@@ -74,7 +74,7 @@ class StepsPart(Part):
 
 
 class ReleasePart(Part):
-    """A one-shot answer: its noise, and its share of the Gaussian budget of the whole."""
+    """An answer that is not a step: its noise, and its share of the Gaussian budget of the whole."""
 
     name: str
     noise_multiplier: Multiplier
@@ -84,9 +84,8 @@ class ReleasePart(Part):
 class TuningPart(Part):
     """How settings were chosen.
 
-    "undeclared": nobody said. "none": fixed beforehand. "public": on public data. "listed": on this data, not accounted
-    for; `configurations` lists every one that was tried. "accounted": a random number of trials, paid for; epsilon
-    includes it.
+    "undeclared": not said. "none": fixed beforehand. "public": on public data. "listed": on this data, not accounted for;
+    `configurations` lists every one that was tried. "accounted": a random number of trials, paid for; epsilon includes it.
     """
 
     kind: Literal["undeclared", "none", "public", "listed", "accounted"]
@@ -136,7 +135,7 @@ class DataPart(Part):
 
 
 class PrivacyStatement(Part):
-    """All that one has to know to judge the guarantee of a released model."""
+    """All that is needed to judge the guarantee of a published model."""
 
     format: Literal[2] = 2
     private: bool
@@ -182,10 +181,10 @@ class PrivacyStatement(Part):
 
 @dataclass(frozen=True)
 class Circumstances:
-    """What a statement says beside plan and ledger. `assumptions`: what the guarantee rests on and no proof covers.
+    """What a statement says beside plan and ledger.
 
-    `assumed_public` is what the guarantee takes as known beside the number of users. `insecure` lists reasons not to rely on the
-    guarantee; that of a seeded run is added by itself.
+    assumed_public: what is assumed public beside the number of users. assumptions: what the guarantee rests on without a proof.
+    insecure: reasons not to rely on the guarantee; that of a seeded run is added automatically.
     """
 
     data: DataPart
@@ -204,7 +203,7 @@ def build_statement(
     trials of this same plan, and everything stated includes them.
     """
     if plan.private and account is None:
-        raise PrivacyError("a private run needs its ledger for the statement; what was spent is not known without it")
+        raise PrivacyError("a private run needs its ledger for the statement: it records what was spent")
     if account is not None and account.plan != plan:
         raise PrivacyError("the ledger is of another plan than the statement's; do not trust this run")
     charges = plan.charges() if account is None else account.spent()
@@ -214,9 +213,8 @@ def build_statement(
     if isinstance(tuning, Tuning):
         left = delta - tuning.trials * threshold  # each trial has a threshold of its own
         if left <= 0:
-            raise PrivacyError(
-                f"{tuning.trials:g} trials with a threshold delta of {threshold:g} each leave nothing of delta {delta:g}"
-            )
+            each = f"{tuning.trials:g} trials with a threshold delta of {threshold:g} each"
+            raise PrivacyError(f"{each} leave nothing of delta {delta:g}; lower the trials")
         # A guarantee at delta holds at the larger 1/users too, and its one point bounds every attack.
         headline = at_one_over_n = tuned_epsilon(charges, tuning, left)
         attack = bound_from(np.array([headline]), np.array([delta]))

@@ -1,11 +1,11 @@
 """The price of trying several settings and keeping the best (Papernot and Steinke 2022).
 
-Choosing the best of many runs on private data leaks too. It can be paid for: draw the number of trials K at random,
-tell nobody K, give each trial settings drawn at random from a list fixed beforehand, release only the best.
-dp_accounting counts that (`RepeatAndSelectDpEvent`) by RDP; its PLD accountant does not support it.
+Choosing the best of many runs on private data leaks too. It can be paid for: draw the number of trials K at random, keep K
+secret, give each trial settings drawn at random from a list fixed beforehand, publish only the best. dp_accounting counts that
+(`RepeatAndSelectDpEvent`) by RDP; its PLD accountant does not support it.
 
-The choice is covered only if the *score* is: each trial releases its score too, here as a mean of per-user values in
-[0, 1] with Gaussian noise, one more release within every trial.
+The choice is covered only if the *score* is: each trial also has a noisy answer for its score, a sum over users of values in
+[0, 1] with Gaussian noise.
 """
 
 import math
@@ -29,8 +29,8 @@ SHAPES = {"geometric": 1.0, "logarithmic": 0.0}
 class Tuning:
     """How many trials are drawn: K >= 1 with mean `trials`, "geometric" or "logarithmic" (cheaper, more often one).
 
-    `score_noise_multiplier` is the noise on the *sum* over users of each trial's score, so the mean score of N users is
-    off by score_noise_multiplier / N.
+    `score_noise_multiplier` is the noise on the *sum* over users of each trial's score, so the mean score of N users is off by
+    score_noise_multiplier / N.
     """
 
     trials: float
@@ -48,7 +48,7 @@ class Tuning:
     def draw(self, generator: np.random.Generator | None = None) -> int:
         """Draw the number of trials, from OS entropy unless a generator is given (research only).
 
-        It is part of the guarantee that nobody learns it.
+        The guarantee assumes that the number stays secret.
         """
         generator = generator or np.random.default_rng(secrets.randbits(256))
         if self.distribution == "geometric":

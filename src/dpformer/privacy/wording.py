@@ -1,4 +1,4 @@
-"""The privacy statement in words. Upper bounds are rounded up."""
+"""The words of the privacy statement. Upper bounds are rounded up."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ GRID = (
     "Every released number is a whole multiple of a public step: 2^-26 of the largest power of 2 up to the norm bound (finer "
     "above 2^24 numbers)"
 )
-SEEDED = "the noise came from a known seed and can be subtracted: for research, never to release"
+SEEDED = "the noise came from a given seed and can be subtracted: for research, never to publish"
 TUNED = "One trial is shown here; the tuning is counted by RDP, and epsilon includes it."
 _CATALOGUES = {
     "public": "The set of items was given from outside of the log and is public.",
-    "log": "The set of items is ASSUMED public: it was taken from the log, so that a rare item tells that somebody had it. "
+    "log": "The set of items is ASSUMED public: it was taken from the log, so a rare item reveals that a user had it. "
     "Declare it with --catalogue FILE, or have it chosen privately with --catalogue private.",
     "private": "The set of items was chosen by noisy counts above a threshold; delta includes {delta:g} for it.",
 }
