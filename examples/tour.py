@@ -29,7 +29,7 @@ for epsilon in (1.0, 8.0):
     plan = make_plan(users, epsilon, 1e-5, batch_size=users // 2, epochs=4)
     print(
         f"epsilon {epsilon:g}: noise {plan.noise_multiplier:.2f} a step.",
-        attack_bound(plan.mechanisms(), 1e-5).sentence(),
+        attack_bound(plan.charges(), 1e-5).sentence(),
     )
 
 # %% [markdown]

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import numpy as np
 
-from dpformer.privacy import GaussianRelease, epsilon, gaussian_multiplier
+from dpformer.privacy import Charge, epsilon
 from dpformer.privacy.attack_bounds import delta_curve, power
+from dpformer.privacy.calibration import gaussian_multiplier
 from dpformer.report.svg import Axis, Series, lines
 
 DELTA = 1e-5
@@ -25,7 +26,7 @@ def attack() -> str:
     alphas = np.geomspace(1e-3, 1, 81)
     series = []
     for budget in (1.0, 3.0, 8.0):
-        release = [GaussianRelease("one", gaussian_multiplier(budget, DELTA))]
+        release = [Charge("one", gaussian_multiplier(budget, DELTA))]
         reached = power(alphas.tolist(), *delta_curve(release, epsilon(release, DELTA)))
         series.append(Series(f"epsilon {budget:g}", list(zip(alphas.tolist(), reached.tolist(), strict=True))))
     series.append(Series("guessing", [(a, a) for a in alphas.tolist()], dashed=True))

@@ -33,7 +33,8 @@ from dpformer.cli import main
 from dpformer.errors import DPFormerError
 from dpformer.fit import recipe
 from dpformer.fit.run import Run
-from dpformer.privacy import Curator, Keys, chain, ledger, plan, read_ledger, spending, statement
+from dpformer.privacy import Curator, Keys, chain, ledger, plan, read_ledger, statement
+from dpformer.privacy.plan import spending
 
 SMALL = {"epsilon": 20, "delta": 0.001, "d": 8, "max_length": 6, "epochs": 5}
 STEPS = 10
@@ -117,7 +118,7 @@ def cached_accounting() -> None:
     """The same accounting, computed once for each question: hundreds of runs ask the same."""
     for module, name in [
         (plan, "epsilon"),
-        (statement, "beside_threshold"),
+        (statement, "epsilon"),
         (statement, "attack_bound"),
         (statement, "gaussian_multiplier"),
     ]:

@@ -33,6 +33,7 @@ if "--inside" in sys.argv:  # atheris counts coverage in what is imported under 
             importlib.import_module(f"dpformer.{part}")
 
 import polars as pl
+from dpformer.fit.session import begin
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
@@ -42,7 +43,6 @@ from dpformer.data import load, prepare, save
 from dpformer.errors import DPFormerError
 from dpformer.files import sha256
 from dpformer.fit.recipe import make_recipe
-from dpformer.fit.session import begin
 from dpformer.privacy import parse_statement, read_ledger
 
 WORK = Path(tempfile.mkdtemp(prefix="dpformer-fuzz-"))

@@ -24,9 +24,10 @@ import polars as pl
 
 def make_run(folder: Path, items: int, model: str) -> Path:
     """A private run over so many items. What it learned does not matter here: the work of an answer is the same."""
+    from dpformer.fit.session import begin
+
     from dpformer.data import prepare, save
     from dpformer.fit.recipe import make_recipe
-    from dpformer.fit.session import begin
 
     random = np.random.default_rng(0)
     item = np.concatenate([np.arange(items), random.zipf(1.3, 2 * items) % items])

@@ -29,6 +29,7 @@ for threads in ("OMP_NUM_THREADS", "POLARS_MAX_THREADS"):
 import numpy as np
 import polars as pl
 import torch
+from dpformer.fit.session import begin, go_on
 from safetensors.torch import load_file
 
 from dpformer import load_model
@@ -36,7 +37,6 @@ from dpformer.data import load, prepare, save
 from dpformer.evaluation import evaluate, held_out
 from dpformer.fit.recipe import Recipe, make_recipe
 from dpformer.fit.run import Run
-from dpformer.fit.session import begin, go_on
 from dpformer.privacy import Sample, parse_statement, read_ledger
 from dpformer.privacy.query import grid_step
 

@@ -1,12 +1,42 @@
-"""Answers without a ledger, for tests of what is made of answers."""
+"""Answers without a ledger, for tests of what is made of answers; and charges without answers, for tests of ledgers."""
 
+import hashlib
 import math
+import os
+from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
+import pytest
 
 from dpformer.data import Sequences
 from dpformer.privacy import Answer, Sample
+from dpformer.privacy.ledger import Ledger
 from dpformer.privacy.query import grid_step
+
+
+def tag(text: str) -> str:
+    """What stands for the tag of a sum."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def charge(ledger: Ledger, *places: int, salt: str = "") -> list[bool]:
+    """Charge these answers of the plan. salt: another one stands for other sums."""
+    return [ledger.charge(place, ledger.plan.planned(place).name, tag(f"{salt}{place}")) for place in places]
+
+
+def watch_syncs(monkeypatch: pytest.MonkeyPatch, path: Path) -> Callable[[], bytes]:
+    """A function that gives what a file held when it was last synced; empty before that."""
+    synced, real = b"", os.fsync
+
+    def watched(file: int) -> None:
+        nonlocal synced
+        real(file)
+        if os.fstat(file).st_ino == path.stat().st_ino:
+            synced = path.read_bytes()
+
+    monkeypatch.setattr(os, "fsync", watched)
+    return lambda: synced
 
 
 class Asking:

@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from dpformer.fit.session import begin
 from safetensors.numpy import load_file
 
 from dpformer import load_model
 from dpformer.data import prepare, save
 from dpformer.export import export_run, graph_of
 from dpformer.fit.recipe import PRESETS, make_recipe
-from dpformer.fit.session import begin
 from dpformer.models import ReAttention, Transformer, TransformerSpec, build
 from tests.fit.conftest import ITEMS, small_log
 

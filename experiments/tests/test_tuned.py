@@ -9,15 +9,10 @@ import pytest
 from dpformer.data import demo_frame, prepare
 from dpformer.data.split import without_last
 from dpformer.fit.scorers import count_events
-from dpformer.privacy import (
-    GaussianRelease,
-    Sample,
-    Tuning,
-    gaussian_multiplier,
-    tuned_epsilon,
-    tuned_release_multiplier,
-)
+from dpformer.privacy import Sample
+from dpformer.privacy.calibration import gaussian_multiplier
 from dpformer.privacy.query import grid_step
+from dpformer.privacy.tuning import Tuning, tuned_epsilon, tuned_factor
 from dpformer.statistics.histogram import Histogram
 from dpformer_experiments.reproduce import tuned
 from dpformer_experiments.reproduce.cells import Cell
@@ -38,8 +33,8 @@ def by_hand(sigma: float, tuning: Tuning, delta: float) -> float:
 
 @pytest.mark.parametrize("epsilon", [5.0, 8.0, 10.0])
 def test_the_noise_is_the_smallest_that_pays_for_everything(epsilon):
-    sigma = tuned_release_multiplier(epsilon, 1e-5, tuned.TUNING)
-    assert tuned_epsilon([GaussianRelease("t", sigma)], tuned.TUNING, 1e-5) <= epsilon
+    sigma = tuned_factor([Charge("t", 1.0)], tuned.TUNING, epsilon, 1e-5)
+    assert tuned_epsilon([Charge("t", sigma)], tuned.TUNING, 1e-5) <= epsilon
     assert by_hand(sigma, tuned.TUNING, 1e-5) == pytest.approx(epsilon, rel=0.02)
     # Tuning that is not accounted would be content with much less: a run with that noise is found out.
     single = gaussian_multiplier(epsilon, 1e-5)

@@ -1,4 +1,4 @@
-"""Writing so that a crash at any moment leaves the old or the new, and never half of one."""
+"""Write files so that a crash leaves the old or the new one, never half of one; locks; hashes."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import json
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from dpformer.errors import DPFormerError
+from dpformer.errors import DPFormerError, PrivacyError
 
 SMALL = 1 << 25
 _BLOCK = 1 << 20
@@ -19,21 +19,69 @@ _BLOCK = 1 << 20
 
 def write_file(path: Path, data: bytes, mode: int = 0o644) -> None:
     """Write aside, sync, rename, sync the folder."""
-    aside = path.with_name(f".{path.name}.partial")
     try:
-        aside.unlink(missing_ok=True)  # left by a crash, perhaps with another mode
-        descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(aside, path)
+        replace_file(path, data, mode)
         sync_folder(path.parent)
     except OSError as error:
-        aside.unlink(missing_ok=True)
         raise DPFormerError(
             f"{path}: cannot be written ({error.strerror}); what was saved before is untouched"
         ) from None
+
+
+def replace_file(path: Path, data: bytes, mode: int = 0o644) -> None:
+    """Write aside, sync, rename. Until the folder is synced, a crash may bring back the old file. Raises `OSError`."""
+    aside = path.with_name(f".{path.name}.partial")
+    try:
+        aside.unlink(missing_ok=True)  # left by a crash, perhaps with another mode
+        _write_new(aside, data, mode)
+        os.replace(aside, path)
+    except OSError:
+        with suppress(OSError):
+            aside.unlink(missing_ok=True)
+        raise
+
+
+def write_synced(descriptor: int, data: bytes) -> None:
+    """Write all of the data and sync the file."""
+    while data:
+        data = data[os.write(descriptor, data) :]
+    os.fsync(descriptor)
+
+
+def _write_new(path: Path, data: bytes, mode: int) -> None:
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+        write_synced(file.fileno(), data)
+
+
+class Lock:
+    """A lock on a file against other processes and other locks of this process, until it is closed or the process ends.
+
+    The file stays: deleting it would let a third process lock a new file of the same name. The lock is `flock` of the open
+    descriptor, so it is released by the death of the process. `fcntl` is imported here: Windows does not have it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        try:
+            import fcntl
+        except ImportError:
+            raise PrivacyError(f"{path}: this system has no file locks; run dpformer on Linux or macOS") from None
+        try:
+            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        except OSError as error:
+            raise PrivacyError(f"{path}: cannot be written ({error.strerror}); mend the folder's permissions") from None
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self.close()
+            raise PrivacyError(
+                f"{path.parent} is in use by another process; wait for it, or choose another folder"
+            ) from None
+
+    def close(self) -> None:
+        """Let another process take the lock. A second call does nothing."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
 
 
 def sha256(source: Path | bytes) -> str:
@@ -91,11 +139,7 @@ def write_folder(path: Path, files: Iterable[tuple[str, bytes]], mode: int = 0o6
     try:
         aside.mkdir(mode=0o700)
         for name, data in files:
-            descriptor = os.open(aside / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
+            _write_new(aside / name, data, mode)
         sync_folder(aside)
         os.rename(aside, path)
         sync_folder(path.parent)

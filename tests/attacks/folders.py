@@ -15,11 +15,11 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
+from dpformer.fit.session import begin
 from scipy.stats import binom
 
 from dpformer.data import Sequences, load
 from dpformer.fit.recipe import Recipe
-from dpformer.fit.session import begin
 from dpformer.privacy import Answer, Curator
 from dpformer.privacy.query import SCALE, Statistic
 from dpformer.statistics.histogram import Histogram

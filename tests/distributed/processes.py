@@ -49,7 +49,7 @@ def ranks_of(rank: int, size: int) -> Ranks:
     """In a new process: who it is; and the accounting, computed once for each question."""
     for module, name in [
         (plan_module, "epsilon"),
-        (statement_module, "beside_threshold"),
+        (statement_module, "epsilon"),
         (statement_module, "attack_bound"),
     ]:
         setattr(module, name, functools.cache(getattr(module, name)))

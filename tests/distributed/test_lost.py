@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from dpformer.fit.session import begin
 
 from dpformer.errors import DPFormerError
 from dpformer.fit.distributed import together
@@ -17,7 +18,6 @@ from dpformer.fit.distributed.ranks import Ranks
 from dpformer.fit.distributed.together import follow
 from dpformer.fit.gradient_sum import GradientSum
 from dpformer.fit.run import resume
-from dpformer.fit.session import begin
 from dpformer.privacy import read_ledger
 from tests.distributed.conftest import begun, copied, fork_ranks, small_recipe, train_on
 

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 import torch.distributed as dist
+from dpformer.fit.session import begin, finished, go_on
 
 from dpformer.errors import DPFormerError
 from dpformer.fit.distributed.ranks import Ranks
 from dpformer.fit.distributed.rendezvous import Meeting
-from dpformer.fit.session import begin, finished, go_on
 from dpformer.privacy import read_ledger
 from tests.fit.conftest import data, quick_accounting, small_recipe  # noqa: F401
 

@@ -10,14 +10,15 @@ from typing import Any
 
 import pytest
 import torch
+from dpformer.fit.session import begin, go_on
 from safetensors.torch import load_file
 
 from dpformer.fit.distributed import together
 from dpformer.fit.distributed.ranks import Ranks
 from dpformer.fit.distributed.together import follow
 from dpformer.fit.recipe import Recipe, make_recipe
-from dpformer.fit.session import begin, go_on
-from dpformer.privacy import GRADIENTS, read_ledger
+from dpformer.privacy import read_ledger
+from dpformer.privacy.plan import GRADIENTS
 from tests.distributed.processes import ranks_of
 from tests.distributed.processes import together as run_together
 from tests.fit.conftest import data, quick_accounting  # noqa: F401

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+from dpformer.fit.session import begin, go_on
 
 from dpformer.data import load
 from dpformer.data.store import ITEMS, SHARDS, finish
 from dpformer.data.summary import item_counts
 from dpformer.errors import DataError
-from dpformer.fit.session import begin, go_on
 from dpformer.privacy import read_ledger
 from tests.distributed.processes import ranks_of, together, train
 from tests.fit.conftest import data, quick_accounting, small_recipe  # noqa: F401

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
+from dpformer.fit.session import AnyRun
 
 from dpformer.data import prepare, save
 from dpformer.fit import recipe
 from dpformer.fit.recipe import Recipe, make_recipe
-from dpformer.fit.session import AnyRun
 from dpformer.fit.workers import Team, Worker
 from dpformer.privacy import Curator, plan, statement
 
@@ -39,7 +39,7 @@ def quick_accounting() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patched:
         for module, name in [
             (plan, "epsilon"),
-            (statement, "beside_threshold"),
+            (statement, "epsilon"),
             (statement, "attack_bound"),
             (statement, "gaussian_multiplier"),
         ]:

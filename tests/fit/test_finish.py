@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
+from dpformer.fit.session import begin, finish_written, go_on
 
 from dpformer import DPFormer, load_model
 from dpformer.artifact.write import is_written
@@ -20,7 +21,6 @@ from dpformer.errors import DPFormerError
 from dpformer.fit.checkpoint import Checkpoints
 from dpformer.fit.recipe import Recipe
 from dpformer.fit.run import resume
-from dpformer.fit.session import begin, finish_written, go_on
 from dpformer.privacy import Keys, read_ledger
 from tests.fit.conftest import small_recipe
 

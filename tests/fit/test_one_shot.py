@@ -2,13 +2,13 @@
 
 import pytest
 import torch
+from dpformer.fit.session import begin, go_on
 from safetensors.torch import load_file
 
 from dpformer import DPFormer, load_model
 from dpformer.data import demo_frame, prepare, save
 from dpformer.errors import DPFormerError
 from dpformer.fit.recipe import make_recipe
-from dpformer.fit.session import begin, go_on
 from dpformer.privacy import read_ledger
 from dpformer.privacy.noise import rounded_gaussian
 from tests.fit.conftest import plant_curator

@@ -2,13 +2,13 @@
 
 import pytest
 import torch
+from dpformer.fit.session import begin, go_on
 
 from dpformer import load_model
 from dpformer.data import load
 from dpformer.errors import DPFormerError
 from dpformer.fit import statistics_stages as releases
 from dpformer.fit.recipe import PRIOR, make_recipe
-from dpformer.fit.session import begin, go_on
 from dpformer.models import Ensemble
 from dpformer.models.ensemble import FLOOR
 from dpformer.privacy import epsilon, read_ledger
@@ -29,8 +29,8 @@ def test_all_releases_and_steps_are_paid_from_one_budget(data, tmp_path):
     assert len(account.entries) == len(names) + plan.steps
     assert account.released == set(names)
     # Counted anew, from what ran; and without the prior the same steps would have cost less.
-    assert epsilon(plan.mechanisms(), 1e-4).epsilon == pytest.approx(8, abs=2e-2)
-    steps = [m for m in plan.mechanisms() if m not in plan.releases]
+    assert epsilon(plan.charges(), 1e-4).epsilon == pytest.approx(8, abs=2e-2)
+    steps = [m for m in plan.charges() if m not in plan.releases]
     assert epsilon(steps, 1e-4).epsilon < 7.5
     assert load_model(tmp_path / "run").statement.epsilon <= 8
 
@@ -86,7 +86,7 @@ def test_a_network_that_starts_from_the_prior_spends_the_same_budget(data, tmp_p
     assert account.released == {r.name for r in plan.releases}
     assert len(account.entries) == 4 + plan.steps
     assert (plan.steps == 0) == (epochs == 0)
-    assert epsilon(plan.mechanisms(), 1e-4).epsilon == pytest.approx(8, abs=2e-2)
+    assert epsilon(plan.charges(), 1e-4).epsilon == pytest.approx(8, abs=2e-2)
     joined = load_model(tmp_path / "run").model
     assert isinstance(joined, Ensemble)
     head = joined.transitions.head

@@ -4,13 +4,15 @@ import json
 
 import polars as pl
 import pytest
+from dpformer.fit.session import begin, go_on
+from typer.testing import CliRunner
 
 from dpformer import DPFormer, load_model
+from dpformer.cli.app import app
 from dpformer.data import load, prepare, save
 from dpformer.errors import DPFormerError
 from dpformer.evaluation import evaluate, held_out
 from dpformer.fit.folder import ITEMS
-from dpformer.fit.session import begin, go_on
 
 from .conftest import small_log, small_recipe
 
@@ -50,6 +52,8 @@ def test_the_folder_names_no_item_of_one_person(private, tmp_path, kind):
     assert "chosen by noisy counts" in model.statement.text()
     assert float(model.statement.epsilon) <= 20
     assert model.statement.releases[0].name == "items"
+    shown = CliRunner().invoke(app, ["show", str(tmp_path / "run"), "--json"], catch_exceptions=False)
+    assert json.loads(shown.stdout)["spent"]["epsilon"] == model.statement.epsilon
 
 
 def test_a_log_whose_items_are_taken_as_they_are_names_it(private, tmp_path):

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from dpformer.fit.session import finish_written, go_on
 from safetensors.torch import load_file
 
 from dpformer import load_model
@@ -19,7 +20,6 @@ from dpformer.fit import folder as folder_module
 from dpformer.fit import statistics_stages as releases
 from dpformer.fit.recipe import Recipe
 from dpformer.fit.run import resume, start
-from dpformer.fit.session import finish_written, go_on
 from dpformer.fit.workers import Worker
 from dpformer.privacy import parse_statement, read_ledger
 from dpformer.privacy.noise import poisson_draw

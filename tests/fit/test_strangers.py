@@ -10,6 +10,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 import torch
+from dpformer.fit.session import begin
 from safetensors.torch import load_file
 from safetensors.torch import save as to_safetensors
 
@@ -19,7 +20,6 @@ from dpformer.artifact.write import pack_catalogue
 from dpformer.errors import DPFormerError
 from dpformer.files import sha256
 from dpformer.fit.run import start
-from dpformer.fit.session import begin
 from tests.fit.conftest import ITEMS, small_recipe
 
 HASHED = ("config.json", "model.json", "items.jsonl", "privacy.json", "model.safetensors")

@@ -4,10 +4,10 @@ import json
 import sys
 
 import pytest
+from dpformer.fit.one_shot import start_one_shot
 
 from dpformer import DPFormer
 from dpformer.fit.events import Event
-from dpformer.fit.one_shot import start_one_shot
 from dpformer.fit.run import resume, start
 from tests.fit.conftest import small_log, small_recipe
 

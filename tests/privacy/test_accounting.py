@@ -2,6 +2,7 @@
 
 import logging
 import math
+from types import SimpleNamespace
 
 import dp_accounting
 import pytest
@@ -13,17 +14,18 @@ from dpformer.errors import PrivacyError
 from dpformer.privacy import accounting
 from dpformer.privacy.accounting import epsilon
 from dpformer.privacy.calibration import calibrate, gaussian_multiplier, step_multiplier
-from dpformer.privacy.charge import (
-    FullBatchSteps,
-    GaussianRelease,
-    PoissonSteps,
-    composed_multiplier,
-    event,
-    split_releases,
-)
+from dpformer.privacy.charge import Charge, composed_multiplier, event, split_budget
 
 ADD_OR_REMOVE = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
 REPLACE_BY_NONE = dp_accounting.NeighboringRelation.REPLACE_SPECIAL
+
+
+def poisson(rate: float, sigma: float, steps: int) -> Charge:
+    return Charge("steps", sigma, rate, steps)
+
+
+def full(sigma: float, steps: int) -> Charge:
+    return Charge("steps", sigma, times=steps)
 
 
 def direct(
@@ -37,7 +39,7 @@ def direct(
 
 @pytest.mark.parametrize(("rate", "sigma", "steps", "delta"), [(0.17, 3.3, 590, 1e-5), (0.01, 0.8, 2000, 1e-6)])
 def test_epsilon_is_dp_accountings(rate, sigma, steps, delta):
-    found = epsilon([PoissonSteps(rate, sigma, steps)], delta)
+    found = epsilon([poisson(rate, sigma, steps)], delta)
     assert found.accountant == "pld"
     assert found.epsilon == pytest.approx(direct(rate, sigma, steps, delta), rel=1e-4)
     assert found.epsilon < found.rdp < 1.3 * found.epsilon
@@ -58,10 +60,10 @@ def test_the_neighbours_of_the_guarantee_cost_what_adding_or_removing_costs(sett
     rate, sigma, steps, delta, _ = setting
     assert accounting.NEIGHBOURS is REPLACE_BY_NONE
     assert direct(*setting) == direct(*setting, ADD_OR_REMOVE)
-    what = event([PoissonSteps(rate, sigma, steps), GaussianRelease("histogram", 5.0)])
+    what = event([poisson(rate, sigma, steps), Charge("histogram", 5.0)])
     by_rdp = dp_accounting.rdp.RdpAccountant(neighboring_relation=ADD_OR_REMOVE).compose(what).get_epsilon(delta)
     assert accounting.rdp_epsilon(what, delta) == by_rdp
-    assert accounting.pld_epsilon(what, delta, 1e-3) == PLDAccountant(
+    assert accounting.pld(what, 1e-3).get_epsilon(delta) == PLDAccountant(
         ADD_OR_REMOVE, value_discretization_interval=1e-3
     ).compose(what).get_epsilon(delta)
 
@@ -79,7 +81,7 @@ def test_a_gaussian_is_the_closed_form():
     def phi(x: float) -> float:
         return 0.5 * math.erfc(-x / math.sqrt(2))
 
-    found = epsilon([FullBatchSteps(6.0, 9)], 1e-5)  # nine steps of 6 are one of 2
+    found = epsilon([full(6.0, 9)], 1e-5)  # nine steps of 6 are one of 2
     s, e = 2.0, found.epsilon
     assert phi(1 / (2 * s) - e * s) - math.exp(e) * phi(-1 / (2 * s) - e * s) == pytest.approx(1e-5, rel=1e-6)
     assert found.epsilon == pytest.approx(direct(1.0, 6.0, 9, 1e-5), rel=1e-4)
@@ -87,10 +89,10 @@ def test_a_gaussian_is_the_closed_form():
 
 def test_releases_with_shares_are_one_gaussian():
     shares = {"histogram": 0.03, "stage 1": 0.45, "stage 2": 0.22, "stage 3": 0.3}
-    releases = split_releases(0.9, shares)
+    releases = split_budget(0.9, shares)
     assert [r.name for r in releases] == list(shares)
     assert composed_multiplier(r.noise_multiplier for r in releases) == pytest.approx(0.9, rel=1e-12)
-    assert epsilon(releases, 1e-5).epsilon == pytest.approx(epsilon([GaussianRelease("all", 0.9)], 1e-5).epsilon)
+    assert epsilon(releases, 1e-5).epsilon == pytest.approx(epsilon([Charge("all", 0.9)], 1e-5).epsilon)
     # And against dp_accounting's own composition, one by one.
     accountant = PLDAccountant()
     for release in releases:
@@ -99,7 +101,7 @@ def test_releases_with_shares_are_one_gaussian():
 
 
 def test_releases_and_steps_together_are_dp_accountings_composition():
-    mechanisms = [GaussianRelease("histogram", 5.0), PoissonSteps(0.2, 3.0, 100), PoissonSteps(0.2, 3.0, 50)]
+    mechanisms = [Charge("histogram", 5.0), poisson(0.2, 3.0, 100), poisson(0.2, 3.0, 50)]
     accountant = PLDAccountant()
     accountant.compose(dp_accounting.GaussianDpEvent(5.0))
     accountant.compose(dp_accounting.PoissonSampledDpEvent(0.2, dp_accounting.GaussianDpEvent(3.0)), 150)
@@ -107,18 +109,18 @@ def test_releases_and_steps_together_are_dp_accountings_composition():
 
 
 def test_equal_steps_are_counted_together():
-    one_by_one = event([PoissonSteps(0.1, 2.0, 1)] * 500)
-    assert one_by_one == event([PoissonSteps(0.1, 2.0, 500)])
+    one_by_one = event([poisson(0.1, 2.0, 1)] * 500)
+    assert one_by_one == event([poisson(0.1, 2.0, 500)])
 
 
 def test_no_noise_is_not_private_and_nothing_costs_nothing():
-    assert math.isinf(epsilon([GaussianRelease("a", 1.0), PoissonSteps(0.1, 0.0, 3)], 1e-5).epsilon)
+    assert math.isinf(epsilon([Charge("a", 1.0), poisson(0.1, 0.0, 3)], 1e-5).epsilon)
     assert epsilon([], 1e-5).epsilon == 0
-    assert epsilon([PoissonSteps(0.1, 0.0, 0)], 1e-5).epsilon == 0
+    assert epsilon([poisson(0.1, 0.0, 0)], 1e-5).epsilon == 0
 
 
 def test_where_pld_fails_rdp_is_used_and_the_result_says_so():
-    tiny = epsilon([PoissonSteps(0.001, 1.0, 10000)], 1e-13)
+    tiny = epsilon([poisson(0.001, 1.0, 10000)], 1e-13)
     assert tiny.accountant == "rdp"
     assert tiny.epsilon == tiny.rdp
     assert "RDP is used" in tiny.note
@@ -126,9 +128,9 @@ def test_where_pld_fails_rdp_is_used_and_the_result_says_so():
 
 @pytest.mark.parametrize("broken", [lambda *_: math.nan, lambda *_: 1e6, lambda *_: 1 / 0])
 def test_a_broken_pld_is_noticed(monkeypatch, broken):
-    monkeypatch.setattr(accounting, "pld_epsilon", broken)
+    monkeypatch.setattr(accounting, "pld", lambda *_: SimpleNamespace(get_epsilon=broken))
     accounting._epsilon.cache_clear()
-    found = epsilon([PoissonSteps(0.1, 2.0, 100)], 1e-5)
+    found = epsilon([poisson(0.1, 2.0, 100)], 1e-5)
     accounting._epsilon.cache_clear()
     assert found.accountant == "rdp"
     assert found.epsilon == found.rdp
@@ -137,7 +139,7 @@ def test_a_broken_pld_is_noticed(monkeypatch, broken):
 
 def test_accounting_is_silent(caplog):
     with caplog.at_level(logging.WARNING):
-        epsilon([PoissonSteps(0.5, 0.3, 100)], 1e-5)
+        epsilon([poisson(0.5, 0.3, 100)], 1e-5)
     assert not caplog.records
     assert not logging.getLogger("absl").filters
 
@@ -203,7 +205,7 @@ def test_the_issues_examples():
     assert step_multiplier(10, 1e-5, 4096 / 31013, 758) == pytest.approx(1.973, rel=5e-3)
     by_rdp = dp_accounting.calibrate_dp_mechanism(
         dp_accounting.rdp.RdpAccountant,
-        lambda s: event([PoissonSteps(1024 / 6040, s, 590)]),
+        lambda s: event([poisson(1024 / 6040, s, 590)]),
         5,
         1 / 6040,
         dp_accounting.ExplicitBracketInterval(1, 20),
@@ -222,7 +224,7 @@ def test_opacus_accountants_bracket_ours(users, batch, delta, target):
 
     rate, steps = batch / users, math.ceil(100 * users / batch)
     sigma = step_multiplier(target, delta, rate, steps)
-    ours = epsilon([PoissonSteps(rate, sigma, steps)], delta).epsilon
+    ours = epsilon([poisson(rate, sigma, steps)], delta).epsilon
     prv = PRVAccountant()
     prv.history = [(sigma, rate, steps)]
     low, estimate, high = prv._get_dprv(eps_error=0.01, delta_error=delta / 1000).compute_epsilon(
@@ -247,32 +249,32 @@ def test_full_batches_need_the_closed_forms_noise():
 @pytest.mark.parametrize("shares", [{"histogram": 0.03}, {"histogram": 0.05, "statistics": 0.85}])
 def test_a_split_budget_is_met_by_the_whole(shares):
     sigma = step_multiplier(5, 1e-5, 0.3, 100, shares)
-    releases = split_releases(gaussian_multiplier(5, 1e-5), shares)
-    assert 0.999 * 5 < epsilon([*releases, PoissonSteps(0.3, sigma, 100)], 1e-5).epsilon <= 5
+    releases = split_budget(gaussian_multiplier(5, 1e-5), shares)
+    assert 0.999 * 5 < epsilon([*releases, poisson(0.3, sigma, 100)], 1e-5).epsilon <= 5
     assert sigma > step_multiplier(5, 1e-5, 0.3, 100)
 
 
 def test_calibration_below_plds_reach_uses_rdp():
     sigma = step_multiplier(5, 1e-12, 0.1, 100)
-    found = epsilon([PoissonSteps(0.1, sigma, 100)], 1e-12)
+    found = epsilon([poisson(0.1, sigma, 100)], 1e-12)
     assert found.accountant == "rdp"
     assert 0.999 * 5 < found.epsilon <= 5
 
 
 def test_releases_that_spend_everything_are_refused():
     with pytest.raises(PrivacyError, match="statistics"):
-        calibrate(lambda s: [GaussianRelease("statistics", 0.5), PoissonSteps(0.1, s, 10)], 5, 1e-5)
+        calibrate(lambda s: [Charge("statistics", 0.5), poisson(0.1, s, 10)], 5, 1e-5)
 
 
 MORE_PRIVATE = {
-    "noise": lambda rate, sigma, steps, delta, f: ([PoissonSteps(rate, sigma * f, steps)], delta),
-    "delta": lambda rate, sigma, steps, delta, f: ([PoissonSteps(rate, sigma, steps)], delta * f),
+    "noise": lambda rate, sigma, steps, delta, f: ([poisson(rate, sigma * f, steps)], delta),
+    "delta": lambda rate, sigma, steps, delta, f: ([poisson(rate, sigma, steps)], delta * f),
 }
 LESS_PRIVATE = {
-    "steps": lambda rate, sigma, steps, delta, f: ([PoissonSteps(rate, sigma, math.ceil(steps * f))], delta),
-    "rate": lambda rate, sigma, steps, delta, f: ([PoissonSteps(min(rate * f, 1), sigma, steps)], delta),
+    "steps": lambda rate, sigma, steps, delta, f: ([poisson(rate, sigma, math.ceil(steps * f))], delta),
+    "rate": lambda rate, sigma, steps, delta, f: ([poisson(min(rate * f, 1), sigma, steps)], delta),
     "release": lambda rate, sigma, steps, delta, f: (
-        [PoissonSteps(rate, sigma, steps), GaussianRelease("r", 9 / f)],
+        [poisson(rate, sigma, steps), Charge("r", 9 / f)],
         delta,
     ),
 }
@@ -289,7 +291,7 @@ LESS_PRIVATE = {
     delta=st.sampled_from([1e-4, 1e-5, 1e-7]),
 )
 def test_epsilon_is_monotone_in_every_argument(change, rate, sigma, steps, factor, delta):
-    base = epsilon([PoissonSteps(rate, sigma, steps)], delta).epsilon
+    base = epsilon([poisson(rate, sigma, steps)], delta).epsilon
     assume(base > 0.01)
     changed = (MORE_PRIVATE | LESS_PRIVATE)[change](rate, sigma, steps, delta, factor)
     ratio = epsilon(*changed).epsilon / base
@@ -322,15 +324,15 @@ def test_noise_is_monotone_in_every_argument(change, target, rate, steps, factor
 @pytest.mark.parametrize(
     ("make", "word"),
     [
-        (lambda: PoissonSteps(1.2, 1.0, 1), "sampling rate 1.2"),
-        (lambda: PoissonSteps(0.0, 1.0, 1), "sampling rate 0"),
-        (lambda: PoissonSteps(0.1, -1.0, 1), "noise multiplier -1"),
-        (lambda: PoissonSteps(0.1, math.nan, 1), "noise multiplier nan"),
-        (lambda: FullBatchSteps(1.0, -1), "steps -1"),
-        (lambda: FullBatchSteps(1.0, 1.5), "steps 1.5"),
-        (lambda: GaussianRelease("", 1.0), "name"),
-        (lambda: split_releases(1.0, {"a": 0.7, "b": 0.5}), "sum to 1.2"),
-        (lambda: split_releases(1.0, {"a": 0.0}), "share 0"),
+        (lambda: poisson(1.2, 1.0, 1), "sampling rate 1.2"),
+        (lambda: poisson(0.0, 1.0, 1), "sampling rate 0"),
+        (lambda: poisson(0.1, -1.0, 1), "noise multiplier -1"),
+        (lambda: poisson(0.1, math.nan, 1), "noise multiplier nan"),
+        (lambda: full(1.0, -1), "times -1"),
+        (lambda: full(1.0, 1.5), "times 1.5"),
+        (lambda: Charge("", 1.0), "name"),
+        (lambda: split_budget(1.0, {"a": 0.7, "b": 0.5}), "sum to 1.2"),
+        (lambda: split_budget(1.0, {"a": 0.0}), "share 0"),
         (lambda: epsilon([], 0.0), "delta 0"),
         (lambda: epsilon([], math.nan), "delta nan"),
         (lambda: step_multiplier(0, 1e-5, 0.1, 10), "epsilon 0"),

@@ -10,7 +10,6 @@ import pytest
 from scipy.stats import chi2, kstest, norm
 
 from dpformer.errors import PrivacyError
-from dpformer.privacy import chain
 from dpformer.privacy.chain import CHAIN
 from dpformer.privacy.curator import Curator
 from dpformer.privacy.keys import Keys
@@ -18,6 +17,7 @@ from dpformer.privacy.ledger import create_ledger, open_ledger, read_ledger
 from dpformer.privacy.noise import poisson_draw, rounded_gaussian
 from dpformer.privacy.plan import GRADIENTS, make_plan
 from dpformer.privacy.query import grid_step
+from tests.asking import watch_syncs
 from tests.privacy.test_samples import fixed_size
 
 PLAN = make_plan(50, 3.0, 1e-3, steps=2, shares={"first": 0.3, "second": 0.3})
@@ -75,25 +75,18 @@ def charged(curator: Curator) -> list[str]:
 
 
 def test_the_line_is_synced_before_noise_is_drawn_and_after_the_sum(tmp_path, monkeypatch):
-    synced, events = b"", []
-    real = os.fsync
-
-    def watched(file: int) -> None:
-        nonlocal synced
-        real(file)
-        if os.fstat(file).st_ino == (tmp_path / CHAIN).stat().st_ino:
-            synced = (tmp_path / CHAIN).read_bytes()
+    events = []
+    synced = watch_syncs(monkeypatch, tmp_path / CHAIN)
 
     class Watched(Table):
         def sum(self, people, sample, grid):
-            events.append(("sum", self.name, synced.count(b'"tag"'), len(read_ledger(tmp_path).entries)))
+            events.append(("sum", self.name, synced().count(b'"tag"'), len(read_ledger(tmp_path).entries)))
             return super().sum(people, sample, grid)
 
     def looking(key, shape, std):
-        events.append(("noise", "", synced.count(b'"tag"'), len(read_ledger(tmp_path).entries)))
+        events.append(("noise", "", synced().count(b'"tag"'), len(read_ledger(tmp_path).entries)))
         return rounded_gaussian(key, shape, std)
 
-    monkeypatch.setattr(chain.os, "fsync", watched)
     curator = curate(tmp_path, noise=looking)
     for name in ("first", "second", GRADIENTS):
         curator.ask(Watched(name))
@@ -126,7 +119,7 @@ def test_a_ledger_that_cannot_be_written_releases_nothing(tmp_path, monkeypatch)
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(chain.os, "write", full)
+    monkeypatch.setattr(os, "write", full)
     with pytest.raises(PrivacyError, match="No space left"):
         curator.ask(Table())
     assert not drawn
@@ -184,6 +177,16 @@ def test_plan_and_ledger_belong_together(tmp_path):
         Curator(table(), PLAN, None, Keys())
     with pytest.raises(PrivacyError, match="has none"):
         Curator(table(), FREE, ledger, Keys())
+
+
+def test_people_who_get_other_events_keep_their_number(tmp_path):
+    """More cannot be checked; the rest is the caller's promise."""
+    curator = curate(tmp_path, noise=none)
+    with pytest.raises(PrivacyError, match="keep their place"):
+        curator.replace_events(lambda people: people[1:])
+    curator.replace_events(lambda people: people / 2)
+    answer = curator.ask(Table())
+    np.testing.assert_array_equal(answer.values["first 0"], exact_sum(table() / 2, answer.grid))
 
 
 # --- replays ------------------------------------------------------------------------------------------------------------

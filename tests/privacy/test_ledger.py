@@ -1,12 +1,12 @@
 """The ledger: write-ahead, refusals, replays, tampering, kills."""
 
 import errno
-import hashlib
 import json
 import math
 import os
 import random
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,20 +14,12 @@ import pytest
 from dpformer.errors import PrivacyError
 from dpformer.privacy import chain
 from dpformer.privacy.accounting import epsilon
-from dpformer.privacy.chain import CHAIN, HEAD, Position
+from dpformer.privacy.chain import CHAIN, HEAD, LOCK, Position
 from dpformer.privacy.ledger import create_ledger, open_ledger, plan_from_json, plan_to_json, read_ledger
 from dpformer.privacy.plan import GRADIENTS, make_plan
+from tests.asking import charge, tag, watch_syncs
 
 PLAN = make_plan(1000, 5, 1e-4, steps=20, shares={"histogram": 0.1})
-
-
-def charge(ledger, *places: int, salt: str = "") -> list[bool]:
-    """Charge these answers of the plan; the tag stands for their sums."""
-    return [ledger.charge(place, ledger.plan.planned(place).name, tag(f"{salt}{place}")) for place in places]
-
-
-def tag(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 @pytest.fixture
@@ -43,26 +35,17 @@ def test_what_was_charged_is_what_is_read(begun):
     assert account.plan == PLAN
     assert account.steps_charged == 6
     assert account.released == {"histogram"}
-    assert account.spent() == PLAN.mechanisms(6)
+    assert account.spent() == PLAN.charges(6)
     assert epsilon(account.spent(), PLAN.delta).epsilon < PLAN.total.epsilon
 
 
 def test_the_line_is_on_disk_before_the_charge_returns(tmp_path, monkeypatch):
-    synced = b""
-    real = os.fsync
-
-    def watched(file: int) -> None:
-        nonlocal synced
-        real(file)
-        if os.fstat(file).st_ino == (tmp_path / CHAIN).stat().st_ino:
-            synced = (tmp_path / CHAIN).read_bytes()
-
-    monkeypatch.setattr(chain.os, "fsync", watched)
+    synced = watch_syncs(monkeypatch, tmp_path / CHAIN)
     with create_ledger(tmp_path, PLAN) as ledger:
         for place in (0, 1):
             charge(ledger, place)
-            assert synced.count(b"\n") == 2 + place
-            assert tag(str(place)).encode() in synced
+            assert synced().count(b"\n") == 2 + place
+            assert tag(str(place)).encode() in synced()
 
 
 def test_a_line_holds_the_name_and_the_tag_and_nothing_else(begun):
@@ -124,6 +107,20 @@ def test_two_writers_are_kept_apart(begun):
     open_ledger(begun).close()
 
 
+def test_a_closed_ledger_leaves_its_lock_file(begun):
+    """Deleting it would let two processes lock two files of one name."""
+    before = (begun / LOCK).stat().st_ino
+    open_ledger(begun).close()
+    assert (begun / LOCK).stat().st_ino == before
+
+
+def test_without_file_locks_a_ledger_is_refused(tmp_path, monkeypatch):
+    """As on Windows, which has no fcntl: the package can be imported, and says what to do."""
+    monkeypatch.setitem(sys.modules, "fcntl", None)
+    with pytest.raises(PrivacyError, match="Linux or macOS"):
+        create_ledger(tmp_path, PLAN)
+
+
 def test_a_run_is_not_begun_twice(begun):
     with pytest.raises(PrivacyError, match="resume"):
         create_ledger(begun, PLAN)
@@ -167,10 +164,10 @@ def test_a_full_disk_releases_nothing_and_can_be_mended(begun, monkeypatch):
         return real(file, data)
 
     with open_ledger(begun) as ledger:
-        monkeypatch.setattr(chain.os, "write", half)
+        monkeypatch.setattr(os, "write", half)
         with pytest.raises(PrivacyError, match="No space left"):
             charge(ledger, 7)
-        monkeypatch.setattr(chain.os, "write", real)
+        monkeypatch.setattr(os, "write", real)
         with pytest.raises(PrivacyError, match="resume"):
             charge(ledger, 7)
     with open_ledger(begun) as ledger:
@@ -251,10 +248,11 @@ def test_charging_too_late_would_be_caught(tmp_path):
 
 
 def test_what_the_file_system_refuses_is_one_clear_line(begun, tmp_path_factory):
-    (begun / f"{HEAD}.new").mkdir()  # stands in the way of the head; as root, permissions would not
+    aside = begun / f".{HEAD}.partial"
+    aside.mkdir()  # stands in the way of the head; as root, permissions would not
     with pytest.raises(PrivacyError, match="cannot be written"):
         open_ledger(begun)
-    (begun / f"{HEAD}.new").rmdir()
+    aside.rmdir()
     open_ledger(begun).close()
     file = tmp_path_factory.mktemp("other") / "file"
     file.touch()
@@ -363,9 +361,9 @@ def test_a_whole_copied_ledger_is_noticed_by_what_the_checkpoint_remembers(begun
     with pytest.raises(PrivacyError, match="copied"):
         read_ledger(begun, run_id=mine.run_id)
     with pytest.raises(PrivacyError, match="cut off"):
-        read_ledger(begun, known=mine.position)
+        read_ledger(begun, expected=mine.position)
     with pytest.raises(PrivacyError, match="copied"):
-        open_ledger(begun, known=Position(0, "0" * 64))
+        open_ledger(begun, expected=Position(0, "0" * 64))
 
 
 def test_a_missing_or_damaged_head_is_noticed(begun):

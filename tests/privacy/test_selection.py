@@ -3,25 +3,19 @@
 import math
 
 import numpy as np
-import polars as pl
 import pytest
 from scipy.stats import binom, norm
 
 from dpformer.data import Sequences
 from dpformer.errors import PrivacyError
 from dpformer.privacy import Curator, Keys, create_ledger, make_plan
-from dpformer.privacy.plan import beside_threshold
+from dpformer.privacy.accounting import epsilon
 from dpformer.privacy.selection import threshold
 from dpformer.statistics.histogram import Histogram
 from dpformer.statistics.item_selection import ITEMS, ItemCounts
+from tests.people import people
 
 TINY = 1e-6
-
-
-def people(*sequences: list[int]) -> Sequences:
-    offsets = np.concatenate([[0], np.cumsum([len(s) for s in sequences])]).astype(np.int64)
-    items = np.array([item for s in sequences for item in s], dtype=np.int32)
-    return Sequences(pl.Series("user_id", range(len(sequences))), items, offsets)
 
 
 @pytest.mark.parametrize("std", [0.3, 1.0, 2.7, 10.0])
@@ -54,7 +48,7 @@ def ask(folder, log: Sequences, ids: list[str], seed: int | None = None, plan=PL
 
 
 def test_items_that_many_have_are_named_and_rare_ones_are_not(tmp_path):
-    log = people(*([1, 2] for _ in range(39)), [3])
+    log = people([*[[1, 2]] * 39, [3]])
     answer = ask(tmp_path, log, ["a", "b", "c"])
     assert answer.labels == ("a", "b")
     assert answer.values[ITEMS].shape == (2,)
@@ -63,7 +57,7 @@ def test_items_that_many_have_are_named_and_rare_ones_are_not(tmp_path):
 
 def test_an_item_of_one_person_is_named_as_rarely_as_planned(tmp_path):
     """One person with one item of their own: the probability is at most the threshold's delta; without threshold it is 1."""
-    log = people(*([] for _ in range(39)), [1])
+    log = people([*[[]] * 39, [1]])
     trials = 400
     named = sum(bool(ask(tmp_path / str(k), log, ["odd"]).labels) for k in range(trials))
     assert named <= binom.isf(TINY, trials, PLAN.threshold_delta)
@@ -74,7 +68,7 @@ def test_an_item_of_one_person_is_named_as_rarely_as_planned(tmp_path):
 def test_a_threshold_that_is_too_low_would_be_seen(tmp_path, monkeypatch):
     """The control of the test above: at a threshold of 1 every second release names the item."""
     monkeypatch.setattr("dpformer.privacy.selection.threshold", lambda std, delta, most: 1.0)
-    log = people(*([] for _ in range(39)), [1])
+    log = people([*[[]] * 39, [1]])
     named = sum(bool(ask(tmp_path / str(k), log, ["odd"]).labels) for k in range(40))
     assert named > binom.isf(TINY, 40, PLAN.threshold_delta)
 
@@ -82,7 +76,7 @@ def test_a_threshold_that_is_too_low_would_be_seen(tmp_path, monkeypatch):
 def test_the_budget_pays_for_the_threshold():
     plain = make_plan(40, 6.0, 1e-2, shares={ITEMS: 1.0})
     assert PLAN.releases[0].noise_multiplier > plain.releases[0].noise_multiplier
-    spent = beside_threshold(PLAN.mechanisms(), PLAN.delta, PLAN.threshold_delta)
+    spent = epsilon(PLAN.charges(), PLAN.delta, PLAN.threshold_delta)
     assert spent.epsilon == pytest.approx(6.0, rel=1e-5)
     assert spent.epsilon <= 6.0
     assert PLAN.total == spent
@@ -90,15 +84,45 @@ def test_the_budget_pays_for_the_threshold():
         make_plan(40, 6.0, 1e-2, shares={ITEMS: 1.0}, threshold_delta=1e-2)
 
 
+def gaussian_delta(mu: float, epsilons: np.ndarray) -> np.ndarray:
+    """delta(epsilon) of a mu-GDP mechanism."""
+    return norm.cdf(mu / 2 - epsilons / mu) - np.exp(epsilons) * norm.cdf(-mu / 2 - epsilons / mu)
+
+
+@pytest.mark.parametrize("mu", [0.3, 1.0, 4.0])
+@pytest.mark.parametrize("p", [1e-6, 1e-3, 0.3])
+def test_a_threshold_adds_its_probability_to_delta_and_nothing_to_epsilon(mu, p):
+    """One person with one item that nobody else has, named with probability p, and one Gaussian answer y of mean 1 or 0.
+
+    Both directions exactly. With: named (impossible without) or not, and y ~ N(mu, 1). Without: not named, y ~ N(0, 1).
+    The smallest delta that holds at epsilon is the integral of the positive part of one density less e^epsilon times the other.
+    """
+    epsilons = np.linspace(0, 12, 400)
+    claimed = gaussian_delta(mu, epsilons) + p
+    without = gaussian_delta(mu, epsilons + math.log1p(-p))
+    present = p + (1 - p) * gaussian_delta(mu, epsilons - math.log1p(-p))
+    assert (without <= claimed).all()
+    assert (present <= claimed).all()
+    # p is needed: less would not hold.
+    assert (present > claimed - p / 2).any()
+    # The closed forms are the integrals: both by sums over a fine grid of y.
+    y, step = np.linspace(-12, 16, 200_001, retstep=True)
+    one, other = (1 - p) * norm.pdf(y, mu), norm.pdf(y)
+    for at in range(0, 400, 100):
+        factor = math.exp(epsilons[at])
+        assert p + np.clip(one - factor * other, 0, None).sum() * step == pytest.approx(present[at], abs=1e-7)
+        assert np.clip(other - factor * one, 0, None).sum() * step == pytest.approx(without[at], abs=1e-7)
+
+
 def test_a_plan_without_a_threshold_names_nothing(tmp_path):
     plan = make_plan(40, 6.0, 1e-2, shares={ITEMS: 1.0})
     with pytest.raises(PrivacyError, match="threshold"):
-        ask(tmp_path, people(*([1] for _ in range(40))), ["a"], plan=plan)
+        ask(tmp_path, people([[1]] * 40), ["a"], plan=plan)
 
 
 def test_a_selection_that_the_plan_has_no_threshold_for_is_refused_and_nothing_is_charged(tmp_path):
     """Two selections would name twice what one threshold delta pays for."""
-    log = people(*([1] for _ in range(40)))
+    log = people([[1]] * 40)
     without = make_plan(40, 6.0, 1e-2, shares={ITEMS: 1.0})
     later = make_plan(40, 6.0, 1e-2, shares={"first": 0.5, ITEMS: 0.5}, threshold_delta=5e-3)
     for plan, asked in ((without, 0), (later, 1)):
@@ -122,4 +146,4 @@ def test_the_grid_does_not_tell_how_many_items_there_are(tmp_path):
             raise KeyboardInterrupt
 
     with create_ledger(tmp_path, PLAN) as ledger, pytest.raises(KeyboardInterrupt):
-        Curator(people([1]), PLAN, ledger, Keys()).ask(Many(["a"]))
+        Curator(people([[1]]), PLAN, ledger, Keys()).ask(Many(["a"]))

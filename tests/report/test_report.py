@@ -12,6 +12,7 @@ from xml.etree import ElementTree
 
 import polars as pl
 import pytest
+from dpformer.fit.session import begin
 
 from dpformer import load_model
 from dpformer.cli.fit import _settings
@@ -19,7 +20,6 @@ from dpformer.data import prepare, save
 from dpformer.errors import DPFormerError
 from dpformer.evaluation import evaluate, held_out
 from dpformer.fit.recipe import make_recipe
-from dpformer.fit.session import begin
 from dpformer.report import make_report
 from tests.fit.conftest import small_log
 
@@ -216,6 +216,7 @@ def test_a_run_without_privacy_says_so(make):
 )
 def test_the_commands_make_the_same_recipe(options, tmp_path):
     from dpformer.fit.command import command
+
     from dpformer.report.facts import commands
 
     recipe = make_recipe(**{"preset": "default", **SMALL, **options})

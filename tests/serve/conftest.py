@@ -15,9 +15,10 @@ import pytest
 pytest.importorskip("fastapi", reason="needs the extra `serve`")
 pytest.importorskip("httpx", reason="needs httpx")
 
+from dpformer.fit.session import begin
+
 from dpformer.data import prepare, save
 from dpformer.fit.recipe import make_recipe
-from dpformer.fit.session import begin
 from tests.fit.conftest import small_log
 
 

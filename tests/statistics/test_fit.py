@@ -13,8 +13,9 @@ from scipy.stats import kstest, norm
 from dpformer.errors import DataError, PrivacyError
 from dpformer.fit.scorers import POPULARITY_SHARES, fit_popularity, fit_transitions
 from dpformer.models import TransitionScorer
-from dpformer.privacy import Curator, Keys, create_ledger, make_plan, open_ledger, read_ledger
+from dpformer.privacy import Curator, Keys, create_ledger, make_plan, read_ledger
 from dpformer.privacy.charge import composed_multiplier
+from dpformer.privacy.ledger import open_ledger
 from dpformer.privacy.noise import rounded_gaussian
 from dpformer.privacy.query import Sample
 from dpformer.statistics.combine import measure

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from dpformer.privacy import FullBatchSteps, GaussianRelease
+from dpformer.privacy import Charge
 from dpformer.privacy.noise import rounded_gaussian
 from dpformer.trust.audit import suite as everything
 from dpformer.trust.audit.bounds import claimed_mu, epsilon_of, epsilon_refuted, most_likely_tail, mu_refuted
@@ -58,7 +58,7 @@ def test_the_linear_program_agrees_with_independent_canaries():
 
 
 def test_the_claimed_mu_of_gaussians_is_their_own():
-    assert claimed_mu((FullBatchSteps(4.0, 4), GaussianRelease("a", 2.0)), 1e-5) == pytest.approx(0.5**0.5, rel=0.01)
+    assert claimed_mu((Charge("steps", 4.0, times=4), Charge("a", 2.0)), 1e-5) == pytest.approx(0.5**0.5, rel=0.01)
     assert epsilon_of(0.0, 1e-5) == 0
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from dpformer.fit.session import begin
 from torch import nn
 
 from dpformer import load_model
@@ -20,7 +21,6 @@ from dpformer.files import sha256
 from dpformer.fit import dpsgd as trainer_module
 from dpformer.fit.folder import read_recipe
 from dpformer.fit.recipe import Recipe, make_recipe
-from dpformer.fit.session import begin
 from dpformer.privacy import Curator, Keys, query, selection
 from dpformer.privacy.chain import CHAIN, HEAD
 from dpformer.privacy.ledger import Ledger

@@ -10,9 +10,9 @@ from dpformer.errors import PrivacyError
 from dpformer.privacy.accounting import Epsilon, epsilon
 from dpformer.privacy.attack_bounds import attack_bound
 from dpformer.privacy.calibration import coarse_calibrate, gaussian_multiplier, poisson_guess
-from dpformer.privacy.charge import PoissonSteps
+from dpformer.privacy.charge import Charge
 from dpformer.privacy.plan import PrivacyPlan, steps_of
-from dpformer.privacy.tuning import Tuning, tuned_epsilon, tuned_multiplier
+from dpformer.privacy.tuning import Tuning, tuned_epsilon, tuned_factor
 
 EPSILONS = (1.0, 3.0, 5.0, 8.0, 10.0)
 # Items, tokens a user, width, blocks.
@@ -60,7 +60,7 @@ def table(plan: PrivacyPlan, epochs: float) -> list[dict[str, Any]]:
                 sigma = sigma_1 * math.sqrt(steps)
             else:
                 sigma = coarse_calibrate(
-                    lambda s, rate=rate, steps=steps: (PoissonSteps(rate, s, steps),),  # type: ignore[misc]
+                    lambda s, rate=rate, steps=steps: (Charge("steps", s, rate, steps),),  # type: ignore[misc]
                     target,
                     plan.delta,
                     poisson_guess(sigma_1, rate, steps),
@@ -84,14 +84,15 @@ def tuning_offer(plan: PrivacyPlan, trials: float) -> dict[str, Any] | None:
         return None
     tuning = Tuning(trials)
     try:
-        within: float | None = tuned_multiplier(plan, tuning)
+        factor = tuned_factor(plan.charges(), tuning, plan.epsilon, plan.delta)
+        within: float | None = plan.noise_multiplier * factor
     except PrivacyError:
         within = None
     return {
         "mean_trials": trials,
         "distribution": tuning.distribution,
         "score_noise_multiplier": tuning.score_noise_multiplier,
-        "epsilon_with_this_noise": tuned_epsilon(plan.mechanisms(), tuning, plan.delta),
+        "epsilon_with_this_noise": tuned_epsilon(plan.charges(), tuning, plan.delta),
         "noise_multiplier_within_budget": within,
         "accountant": "rdp",
     }
@@ -122,7 +123,7 @@ def report(
 ) -> dict[str, Any]:
     """Everything, in the order in which it is shown; infinities are written as "inf"."""
     epochs = plan.steps * plan.rate if epochs is None else epochs
-    attack = attack_bound(plan.mechanisms(), plan.delta)
+    attack = attack_bound(plan.charges(), plan.delta)
     figures = {
         "users": plan.users,
         "batch_size": plan.batch_size,
@@ -135,7 +136,7 @@ def report(
         "noise_multiplier": plan.noise_multiplier,
         "releases": [asdict(release) for release in plan.releases],
         "spent": _figures(plan.total),
-        "epsilon_at_delta_1_over_users": epsilon(plan.mechanisms(), 1 / plan.users).epsilon,
+        "epsilon_at_delta_1_over_users": epsilon(plan.charges(), 1 / plan.users).epsilon,
         "tenths": tenths(plan),
         "signal_to_noise": plan.signal_to_noise,
         "signal_cap": plan.signal_cap,

@@ -36,9 +36,10 @@ def show(
     found: dict[str, Any] = {"run": str(run), "finished": True, "items": spec.items, "recipe": config["recipe"]}
     if (run / LEDGER).exists():
         account = read_ledger(run)
-        charged = epsilon(account.spent(), account.plan.delta).epsilon if account.entries else 0.0
-        found["spent"] = {"epsilon": charged, "of": account.plan.epsilon, "delta": account.plan.delta}
-        found["steps"] = {"charged": account.steps_charged, "planned": account.plan.steps}
+        plan = account.plan
+        charged = epsilon(account.spent(), plan.delta, plan.threshold_delta).epsilon if account.entries else 0.0
+        found["spent"] = {"epsilon": charged, "of": plan.epsilon, "delta": plan.delta}
+        found["steps"] = {"charged": account.steps_charged, "planned": plan.steps}
     statement = read_statement(run)
     if as_json:
         print_json(found | {"privacy": json.loads(statement.to_json())})

@@ -26,7 +26,8 @@ from dpformer.fit.stage import Outputs, Setup, StepReport, new_network
 from dpformer.fit.workers import Team, Worker
 from dpformer.models.network import Network
 from dpformer.models.transformer import Transformer
-from dpformer.privacy import Answer, Asker, PrivacyPlan
+from dpformer.privacy import Answer, PrivacyPlan
+from dpformer.privacy.query import Asker
 from dpformer.statistics.histogram import frequencies
 
 # Share of the steps over which the learning rate rises; it falls linearly after that.

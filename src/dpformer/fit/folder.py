@@ -22,32 +22,20 @@ from dpformer.artifact.layout import CONFIG, FORMAT, LOCAL, LOCK, MODEL, PRIVATE
 from dpformer.data import Dataset, load
 from dpformer.data.store import sequence_files
 from dpformer.errors import DPFormerError
-from dpformer.files import read_json, sha256, sha256_of, to_json, write_file, write_json
+from dpformer.files import Lock, read_json, sha256, sha256_of, to_json, write_file, write_json
 from dpformer.fit.checkpoint import Checkpoints
 from dpformer.fit.presets import command
 from dpformer.fit.recipe import Recipe
-from dpformer.privacy import (
-    Keys,
-    Ledger,
-    Position,
-    PrivacyPlan,
-    create_ledger,
-    open_ledger,
-    take_lock,
-)
+from dpformer.privacy import Keys, PrivacyPlan, create_ledger
+from dpformer.privacy.chain import Position
+from dpformer.privacy.ledger import Ledger, open_ledger
 
 
-class RunLock:
+class RunLock(Lock):
     """A run folder, held against other processes: two of them would mix their settings and their checkpoints."""
 
     def __init__(self, folder: Path) -> None:
-        self._descriptor: int | None = take_lock(folder / LOCK)
-
-    def close(self) -> None:
-        """Let another process open the run."""
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
+        super().__init__(folder / LOCK)
 
 
 def refuse_used(folder: Path) -> None:

@@ -31,8 +31,9 @@ from dpformer.errors import PrivacyError
 from dpformer.fit.workers import Team
 from dpformer.models import Network
 from dpformer.models.dropout import is_random
-from dpformer.privacy import GRADIENTS, Sample
+from dpformer.privacy import Sample
 from dpformer.privacy.noise import kept_by_dropout
+from dpformer.privacy.plan import GRADIENTS
 
 CLIP_SLACK = 1e-6
 # What float32 can change for one person of a group when another leaves, relative to C. Measured: docs/privacy.md.

@@ -14,7 +14,8 @@ from dpformer.clipping import PhantomClipping
 from dpformer.errors import PrivacyError
 from dpformer.fit.gradient_sum import Groups, check_dropout, check_precision, clipped_sensitivity, whole_sums
 from dpformer.fit.workers import add_rounded
-from dpformer.privacy import GRADIENTS, PrivacyPlan, Sample
+from dpformer.privacy import PrivacyPlan, Sample
+from dpformer.privacy.plan import GRADIENTS
 
 # losses(people, drawn): one loss for each person drawn, `[len(drawn)]`; `drawn` are places of people.
 Losses = Callable[[Any, Tensor], Tensor]

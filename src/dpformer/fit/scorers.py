@@ -7,7 +7,8 @@ import torch
 
 from dpformer.data import Sequences
 from dpformer.models import Popularity, TransitionScorer
-from dpformer.privacy import Answer, Asker
+from dpformer.privacy import Answer
+from dpformer.privacy.query import Asker
 from dpformer.statistics.combine import Measured, measure
 from dpformer.statistics.histogram import check_items, histogram_of
 from dpformer.statistics.score_matrix import scorer_arrays

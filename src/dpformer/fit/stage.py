@@ -18,7 +18,8 @@ from torch import Tensor
 from dpformer.fit.recipe import Recipe, TransitionsSettings
 from dpformer.fit.scorers import popularity_of
 from dpformer.models import Ensemble, Network, Recommender, TransitionScorer, build
-from dpformer.privacy import Answer, Asker, PrivacyPlan
+from dpformer.privacy import Answer, PrivacyPlan
+from dpformer.privacy.query import Asker
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dpformer.data import Dataset, Sequences
 from dpformer.fit.gradient_sum import slack_in_words
 from dpformer.fit.recipe import Recipe
-from dpformer.privacy import Circumstances, Curator, DataPart, PrivacyStatement, TuningPart, build_statement
+from dpformer.privacy import Curator, PrivacyStatement
+from dpformer.privacy.statement import Circumstances, DataPart, TuningPart, build_statement
 
 TRAINED_ON = {
     "validation": "each user's events but the last two (all of them, of users with fewer than three)",
@@ -21,10 +22,12 @@ def state_privacy(curator: Curator[Sequences], recipe: Recipe, dataset: Dataset)
         public.append(f"the greatest length of a history, {recipe.network.max_length}")
     plan = curator.plan
     about = Circumstances(
-        data=DataPart(
-            catalogue=dataset.catalogue_mode,
-            outside_guarantee=tuple(dataset.outside_guarantee),
-            trained_on=TRAINED_ON[recipe.hold_out],
+        data=DataPart.model_validate(
+            {
+                "catalogue": dataset.catalogue_mode,
+                "outside_guarantee": tuple(dataset.outside_guarantee),
+                "trained_on": TRAINED_ON[recipe.hold_out],
+            }
         ),
         seeded=curator.keys.seeded,
         assumed_public=tuple(public),

@@ -12,7 +12,8 @@ from dpformer.fit.distil import distil
 from dpformer.fit.recipe import DistilSettings, HistogramSettings, TransitionsSettings
 from dpformer.fit.scorers import fit_transitions
 from dpformer.fit.stage import Outputs, Progress, Setup, Stage, new_network
-from dpformer.privacy import Asker, Curator
+from dpformer.privacy import Curator
+from dpformer.privacy.query import Asker
 from dpformer.statistics.histogram import Histogram
 from dpformer.statistics.item_selection import ItemCounts
 

@@ -1,54 +1,27 @@
-"""The guarantee: mechanisms, accounting, calibration, Curator, noise, ledger, statement.
+"""The guarantee, for any data about people: plan, Curator, ledger, accounting, statement.
 
-Names are looked up when they are first used, so that importing this package is quick.
+A name is imported when it is first used, so that `import dpformer.privacy` is quick.
 """
 
 import importlib
 from typing import Any
 
 _EXPORTS = {
-    "AttackBound": "attack_bounds",
-    "Account": "ledger",
     "Answer": "query",
-    "Asker": "query",
-    "Circumstances": "statement",
+    "Charge": "charge",
     "Curator": "curator",
-    "DataPart": "statement_parts",
-    "GRADIENTS": "plan",
     "Keys": "keys",
+    "PrivacyPlan": "plan",
+    "PrivacyStatement": "statement",
     "Query": "query",
     "Sample": "query",
     "Statistic": "query",
-    "Epsilon": "accounting",
-    "FullBatchSteps": "charge",
-    "GaussianRelease": "charge",
-    "Ledger": "ledger",
-    "PoissonSteps": "charge",
-    "Position": "chain",
-    "PrivacyPlan": "plan",
-    "PrivacyStatement": "statement",
-    "StepAudit": "audit",
-    "Tuning": "tuning",
-    "TuningPart": "statement_parts",
     "attack_bound": "attack_bounds",
-    "audit_step": "audit",
-    "build_statement": "statement",
-    "calibrate": "calibration",
     "create_ledger": "ledger",
     "epsilon": "accounting",
-    "gaussian_multiplier": "calibration",
-    "json_schema": "statement",
     "make_plan": "plan",
-    "open_ledger": "ledger",
-    "take_lock": "chain",
     "parse_statement": "statement",
     "read_ledger": "ledger",
-    "spending": "plan",
-    "split_releases": "charge",
-    "step_multiplier": "calibration",
-    "tuned_epsilon": "tuning",
-    "tuned_multiplier": "tuning",
-    "tuned_release_multiplier": "tuning",
 }
 
 __all__ = sorted(_EXPORTS)
@@ -58,7 +31,3 @@ def __getattr__(name: str) -> Any:
     if name in _EXPORTS:
         return getattr(importlib.import_module(f"dpformer.privacy.{_EXPORTS[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return __all__

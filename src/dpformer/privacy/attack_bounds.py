@@ -1,17 +1,17 @@
-"""What epsilon means: the best that any membership attack can do.
+"""The best that any membership attack can do: what epsilon means.
 
-An attacker who sees everything that was released, and knows everybody else's data, wants to tell whether one user took
-part. Say that a test accuses a non-member with probability alpha (false positives) and a member with probability beta
-(true positives). (epsilon, delta)-DP for one pair bounds every test by
+An attacker sees everything that was released, has the data of all other users, and tests whether one user took part. Let the
+test flag a non-member with probability alpha (false positives) and a member with probability beta (true positives). (epsilon,
+delta)-DP for one pair bounds every test by
 
     beta <= delta + e^epsilon alpha    and    1 - alpha <= delta + e^epsilon (1 - beta),
 
-and a mechanism has a whole curve delta(epsilon), so the best test is at most the smallest of these bounds over epsilon.
-The advantage beta - alpha is at most delta(0), the total variation distance. For one Gaussian mechanism of multiplier
-sigma the curve is known: beta = Phi(Phi^-1(alpha) + 1 / sigma).
+and a mechanism has a whole curve delta(epsilon), so the best test is at most the smallest of these bounds over epsilon. The
+advantage beta - alpha is at most delta(0), the total variation distance. For one Gaussian mechanism of multiplier sigma the
+curve is beta = Phi(Phi^-1(alpha) + 1 / sigma).
 
-Every number here is an upper bound on the attacker. The curve comes from the privacy loss distribution, or, where that
-is not reliable, from the one point (epsilon, delta).
+Every number here is an upper bound on the attacker. The curve is that of the privacy loss distribution, or, where that is not
+reliable, the one point (epsilon, delta).
 """
 
 import math
@@ -21,16 +21,16 @@ from dataclasses import dataclass
 import dp_accounting
 import numpy as np
 
-from dpformer.privacy.accounting import Epsilon, coarse_interval, epsilon, pld_deltas
-from dpformer.privacy.charge import Mechanism, event
+from dpformer.privacy.accounting import Epsilon, coarse_interval, epsilon, pld
+from dpformer.privacy.charge import Charge, event
 
-# A delta at which PLD is at ease.
+# A delta at which PLD is reliable.
 PLD_DELTA = 1e-9
 
 
 @dataclass(frozen=True)
 class AttackBound:
-    """No membership attack finds more than `true_positive_rate` of the members at `false_positive_rate`.
+    """No membership attack identifies more than `true_positive_rate` of the members at `false_positive_rate`.
 
     `advantage` is the most that true positives can exceed false positives, at any false positive rate.
     """
@@ -42,7 +42,7 @@ class AttackBound:
     def sentence(self) -> str:
         """The bound in plain words."""
         return (
-            "An attacker who knows everybody else's data and wrongly flags "
+            "An attacker who has the data of all other users and wrongly flags "
             f"{self.false_positive_rate:.0%} of non-members can correctly identify at most "
             f"{percent_up(self.true_positive_rate)} of members; guessing whether one person took part succeeds at most "
             f"{percent_up((1 + self.advantage) / 2)} of the time (a coin: 50%)."
@@ -59,17 +59,17 @@ def percent_up(share: float) -> str:
 
 
 def attack_bound(
-    mechanisms: Iterable[Mechanism], delta: float, false_positive_rate: float = 0.01, beside: float = 0.0
+    charges: Iterable[Charge], delta: float, false_positive_rate: float = 0.01, threshold_delta: float = 0.0
 ) -> AttackBound:
-    """The best that any membership attack can do against everything that these mechanisms release.
+    """The best that any membership attack can do against everything that was released for these charges.
 
-    beside: the delta of a threshold that is released with them; see `selection`.
+    threshold_delta: the part of delta that a threshold takes (see `selection`).
     """
-    mechanisms = tuple(mechanisms)
-    # The curve belongs to the mechanisms; delta only says how far it is followed, and PLD cannot follow it to the end.
-    spent = epsilon(mechanisms, max(delta, PLD_DELTA))
-    epsilons, deltas = delta_curve(mechanisms, spent)
-    return bound_from(epsilons - math.log1p(-beside), np.minimum(deltas + beside, 1.0), false_positive_rate)
+    charges = tuple(charges)
+    # The curve is that of the charges; delta only limits how far it is computed, and PLD cannot compute its end.
+    spent = epsilon(charges, max(delta - threshold_delta, PLD_DELTA))
+    epsilons, deltas = delta_curve(charges, spent)
+    return bound_from(epsilons, np.minimum(deltas + threshold_delta, 1.0), false_positive_rate)
 
 
 def bound_from(epsilons: np.ndarray, deltas: np.ndarray, false_positive_rate: float = 0.01) -> AttackBound:
@@ -78,14 +78,15 @@ def bound_from(epsilons: np.ndarray, deltas: np.ndarray, false_positive_rate: fl
     return AttackBound(false_positive_rate, reached, _advantage(epsilons, deltas))
 
 
-def delta_curve(mechanisms: Sequence[Mechanism], spent: Epsilon) -> tuple[np.ndarray, np.ndarray]:
-    """Points (epsilon, delta) that all hold for the mechanisms; the single known one where PLD is not used."""
-    if isinstance(event(mechanisms), dp_accounting.NoOpDpEvent):
+def delta_curve(charges: Sequence[Charge], spent: Epsilon) -> tuple[np.ndarray, np.ndarray]:
+    """Points (epsilon, delta) that all hold for the charges; a single one where PLD is not used."""
+    if isinstance(event(charges), dp_accounting.NoOpDpEvent):
         return np.zeros(1), np.zeros(1)
     if spent.accountant == "rdp" or math.isinf(spent.epsilon):
         return np.array([spent.epsilon]), np.array([spent.delta])
     epsilons = np.linspace(0, 1.5 * spent.epsilon + 1, 401)
-    return epsilons, np.array(pld_deltas(event(mechanisms), epsilons, coarse_interval(spent.epsilon) / 4))
+    loss = pld(event(charges), coarse_interval(spent.epsilon) / 4)
+    return epsilons, np.array([loss.get_delta(value) for value in epsilons])
 
 
 def power(alphas: Sequence[float], epsilons: np.ndarray, deltas: np.ndarray) -> np.ndarray:

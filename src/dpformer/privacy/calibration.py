@@ -1,11 +1,11 @@
-"""How much noise a budget asks for.
+"""Calibration: the noise that a budget needs.
 
-A budget (epsilon, delta) is divided among one-shot releases and training steps like this:
+A budget (epsilon, delta) is divided among releases and training steps like this:
 
 1. sigma_1 is the multiplier of the single Gaussian mechanism that is exactly (epsilon, delta)-DP.
 2. A release with share s gets noise sigma_1 / sqrt(s): it takes the fraction s of the Gaussian budget 1 / sigma_1^2.
-3. The steps get the smallest noise with which releases and steps *together* are (epsilon, delta)-DP. For full batches
-   that is sigma_1 sqrt(T / (1 - sum of shares)) exactly; for Poisson batches it is less, found by search.
+3. The steps get the smallest noise with which releases and steps *as a whole* are (epsilon, delta)-DP. For full batches that is
+   sigma_1 sqrt(T / (1 - sum of shares)) exactly; for Poisson batches it is less, and a search finds it.
 """
 
 import functools
@@ -16,29 +16,14 @@ import dp_accounting
 from scipy.optimize import brentq
 
 from dpformer.errors import PrivacyError
-from dpformer.privacy.accounting import (
-    FINEST,
-    SMALLEST_PLD_DELTA,
-    coarse_interval,
-    epsilon,
-    pld_epsilon,
-    rdp_epsilon,
-)
-from dpformer.privacy.charge import (
-    GaussianRelease,
-    Mechanism,
-    PoissonSteps,
-    check_delta,
-    check_epsilon,
-    check_shares,
-    event,
-    split_releases,
-)
+from dpformer.privacy.accounting import SMALLEST_PLD_DELTA, coarse_interval, epsilon, pld, rdp_epsilon, settled
+from dpformer.privacy.charge import Charge, check_delta, check_epsilon, event, split_budget
 
+ChargesOf = Callable[[float], Sequence[Charge]]
 _CEILING = math.log(1e9)
 _SETTLED = 3e-4
+# How far below the target the search aims, relative: more than two grids can disagree once they have settled.
 _MARGIN = 2e-5
-"""How far below the target the search aims, relative: more than two grids can disagree once they have settled."""
 
 
 def gaussian_multiplier(target: float, delta: float) -> float:
@@ -51,34 +36,25 @@ def gaussian_multiplier(target: float, delta: float) -> float:
 
 
 def step_multiplier(
-    target: float,
-    delta: float,
-    rate: float,
-    steps: int,
-    shares: Mapping[str, float] | None = None,
+    target: float, delta: float, rate: float, steps: int, shares: Mapping[str, float] | None = None
 ) -> float:
     """The noise multiplier of `steps` Poisson steps (full batches for rate 1) beside releases with these shares.
 
     Within 0.1 % above the smallest value that keeps the whole (target, delta)-DP, and never below it.
     """
     shares = shares or {}
-    check_shares(shares)
+    sigma_1 = gaussian_multiplier(target, delta)
+    releases, left = split_budget(sigma_1, shares), 1 - sum(shares.values())
     if steps < 1:
         raise PrivacyError("no steps: there is nothing to calibrate; give epochs or steps above 0")
     if math.isinf(target):
         return 0.0
-    if sum(shares.values()) >= 1 - 1e-9:
+    if left <= 1e-9:
         raise PrivacyError("the releases' shares sum to 1 and leave nothing for the steps; lower a share")
-    sigma_1 = gaussian_multiplier(target, delta)
     if rate == 1:
-        return sigma_1 * math.sqrt(steps / (1 - sum(shares.values()))) * (1 + 1e-9)
-    releases = split_releases(sigma_1, shares)
-    return calibrate(
-        lambda sigma: (*releases, PoissonSteps(rate, sigma, steps)),
-        target,
-        delta,
-        guess=poisson_guess(sigma_1 / math.sqrt(1 - sum(shares.values())), rate, steps),
-    )
+        return sigma_1 * math.sqrt(steps / left) * (1 + 1e-9)
+    guess = poisson_guess(sigma_1 / math.sqrt(left), rate, steps)
+    return calibrate(lambda sigma: (*releases, Charge("steps", sigma, rate, steps)), target, delta, guess)
 
 
 def poisson_guess(sigma_1: float, rate: float, steps: int) -> float:
@@ -86,33 +62,31 @@ def poisson_guess(sigma_1: float, rate: float, steps: int) -> float:
     return 1 / math.sqrt(math.log1p(1 / (sigma_1 * rate) ** 2 / steps))
 
 
-def calibrate(
-    mechanisms: Callable[[float], Sequence[Mechanism]], target: float, delta: float, guess: float = 1.0
-) -> float:
-    """The smallest sigma for which `mechanisms(sigma)` are (target, delta)-DP: within 0.1 %, never below.
+def calibrate(charges: ChargesOf, target: float, delta: float, guess: float = 1.0) -> float:
+    """The smallest sigma for which `charges(sigma)` are (target, delta)-DP: within 0.1 %, never below.
 
-    A search on a coarse grid overstates epsilon and so asks for slightly too much noise; it is repeated on finer grids
-    until the noise settles. What is returned is confirmed by `epsilon`, the function that the statement reads.
+    A coarse grid overstates epsilon, so a search on it asks for slightly too much noise; it is repeated on finer grids until
+    the noise settles. `epsilon`, the function that the statement uses, confirms the result.
     """
     check_epsilon(target)
     check_delta(delta)
-    interval = coarse_interval(target)
-    sigma = coarse_calibrate(mechanisms, target, delta, guess, interval)
-    while interval >= 4 * FINEST:
-        interval /= 4
-        finer = coarse_calibrate(mechanisms, target, delta, sigma, interval, width=5e-4)
-        moved, sigma = sigma / finer - 1, finer
-        if abs(moved) < _SETTLED:
-            break
+    sigma, width = guess, 0.1
+
+    def search(interval: float) -> float:
+        nonlocal sigma, width
+        sigma, width = coarse_calibrate(charges, target, delta, sigma, interval, width), 5e-4
+        return sigma
+
+    settled(search, target, _SETTLED)
     for _ in range(100):
-        if epsilon(mechanisms(sigma), delta).epsilon <= target:
+        if epsilon(charges(sigma), delta).epsilon <= target:
             return sigma
         sigma *= 1 + 1e-5
     raise PrivacyError(f"no noise could be confirmed for epsilon {target:g} at delta {delta:g}; choose another delta")
 
 
 def coarse_calibrate(
-    mechanisms: Callable[[float], Sequence[Mechanism]],
+    charges: ChargesOf,
     target: float,
     delta: float,
     guess: float = 1.0,
@@ -126,16 +100,15 @@ def coarse_calibrate(
     grid = interval or coarse_interval(target)
 
     def spent(sigma: float) -> float:
-        what = event(mechanisms(sigma))
-        return rdp_epsilon(what, delta) if delta < SMALLEST_PLD_DELTA else pld_epsilon(what, delta, grid)
+        what = event(charges(sigma))
+        return rdp_epsilon(what, delta) if delta < SMALLEST_PLD_DELTA else float(pld(what, grid).get_epsilon(delta))
 
     try:
         return smallest_noise(spent, target, guess, width)
     except PrivacyError:
-        fixed = [part.name for part in mechanisms(1.0) if isinstance(part, GaussianRelease)]
-        raise PrivacyError(
-            f"no noise meets epsilon {target:g}: the releases {fixed} alone spend it; lower their shares"
-        ) from None
+        fixed = [part.name for part in charges(1.0) if part in charges(2.0)]
+        message = f"no noise meets epsilon {target:g}: the releases {fixed} alone spend it; lower their shares"
+        raise PrivacyError(message) from None
 
 
 def smallest_noise(spent: Callable[[float], float], target: float, guess: float, width: float = 0.1) -> float:
@@ -149,7 +122,7 @@ def smallest_noise(spent: Callable[[float], float], target: float, guess: float,
     while excess(high) > 0:
         low, high, width = high, high + width, 2 * width
         if high > _CEILING:
-            raise PrivacyError(f"no noise meets epsilon {target:g}")
+            raise PrivacyError(f"no noise meets epsilon {target:g}; raise epsilon")
     while excess(low) <= 0:
         low, high, width = low - width, low, 2 * width
     root = float(brentq(excess, low, high, xtol=_MARGIN / 2))

@@ -1,25 +1,25 @@
-"""An append-only file of JSON lines in which every line holds the hash of the one before: the ledger's paper.
+"""The file format of the ledger: JSON lines, each with the hash of the line before.
 
-`ledger.jsonl` is the chain, `ledger.head` the number and hash of the last line known to be synced, `ledger.lock` keeps
-a second writer out. A line is written and synced before `append` returns, so a torn last line (without its line end)
-was never acted upon, and is dropped.
+`ledger.jsonl` is the chain, `ledger.head` the number and hash of the last synced line, `ledger.lock` keeps a second writer out.
+`append` returns after its line is written and synced, so nothing was released for a torn last line (without its line end),
+which is dropped.
 
-Noticed: a line that was edited, removed, inserted, moved or taken from another chain; an end cut off behind the head or
-behind a `Position` that someone else remembers. Not noticed: chain, head and every remembered position replaced
-together by older or forged ones.
+Detected: a line that was edited, removed, inserted, moved or copied from another chain; an end cut off behind the head or
+behind a `Position` that the caller remembers. Not detected: chain, head and all remembered positions replaced by older or
+forged ones.
 """
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from dpformer.errors import PrivacyError
+from dpformer.files import Lock, replace_file, sync_folder, write_synced
 
 CHAIN, HEAD, LOCK = "ledger.jsonl", "ledger.head", "ledger.lock"
 
@@ -28,7 +28,7 @@ Line = dict[str, Any]
 
 @dataclass(frozen=True)
 class Position:
-    """How far a chain had come: lines after the header, and the hash of the last."""
+    """How far a chain has come: the number of lines after the header, and the hash of the last line."""
 
     entries: int
     hash: str
@@ -37,76 +37,65 @@ class Position:
 class Chain:
     """An open chain, locked against a second writer."""
 
-    def __init__(self, folder: Path, lock: int, file: int, position: Position) -> None:
+    def __init__(self, folder: Path, lock: Lock, file: int, position: Position) -> None:
         self._folder, self._lock, self._file = folder, lock, file
         self.position = position
         self._writable = True
 
     def append(self, fields: Line) -> None:
-        """Write and sync one line. When this has returned, the line survives any crash."""
+        """Write and sync one line. After this has returned, the line survives any crash."""
         if not self._writable:
             raise PrivacyError(f"{self._folder / CHAIN} could not be written, or was closed; resume the run")
         number = self.position.entries + 1
         line, digest = _line({**fields, "n": number, "previous": self.position.hash})
-        self._writable = False  # until the line is safely down
+        self._writable = False  # until the line is synced
         with _explained(self._folder):
-            _write(self._file, line)
+            write_synced(self._file, line)
             _write_head(self._folder, Position(number, digest))
         self._writable = True
         self.position = Position(number, digest)
 
     def close(self) -> None:
         """Let another process open the chain."""
-        if self._lock >= 0:
+        if self._file >= 0:
             os.close(self._file)
-            os.close(self._lock)
-            self._lock = -1
-            self._writable = False
+            self._lock.close()
+            self._file, self._writable = -1, False
 
 
 def create_chain(folder: Path, header: Line) -> Chain:
-    """Begin a chain. A folder that already has one is refused: what it says would be forgotten."""
+    """Start a chain. A folder that already has one is refused: its spending would be forgotten."""
     with _explained(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    lock = take_lock(folder / LOCK)
-    try:
+    with _locked(folder) as lock:
         for name in (CHAIN, HEAD):
             if (folder / name).exists():
                 raise PrivacyError(f"{folder / name} exists: resume that run, or choose another run folder")
         line, digest = _line({**header, "previous": ""})
-        with _explained(folder):
-            file = os.open(folder / CHAIN, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o644)
-            _write(file, line)
-            _write_head(folder, Position(0, digest))
-            _sync_folder(folder)
-    except BaseException:
-        os.close(lock)
-        raise
-    return Chain(folder, lock, file, Position(0, digest))
+        file = os.open(folder / CHAIN, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o644)
+        write_synced(file, line)
+        _write_head(folder, Position(0, digest))
+        sync_folder(folder)
+        return Chain(folder, lock, file, Position(0, digest))
 
 
-def open_chain(folder: Path, known: Position | None = None) -> tuple[Chain, list[Line]]:
-    """Check a whole chain and continue it; gives the header and the lines after it too."""
+def open_chain(folder: Path, expected: Position | None = None) -> tuple[Chain, list[Line]]:
+    """Check a whole chain and continue it; also returns its lines, the header first."""
     if not (folder / CHAIN).exists():
         raise _missing(folder)
-    lock = take_lock(folder / LOCK)
-    try:
-        lines, length = _read(folder, known)
+    with _locked(folder) as lock:
+        lines, length = _read(folder, expected)
         position = Position(len(lines) - 1, lines[-1]["hash"])
-        with _explained(folder):
-            file = os.open(folder / CHAIN, os.O_WRONLY | os.O_APPEND)
-            os.ftruncate(file, length)
-            os.fsync(file)
-            _write_head(folder, position)
-    except BaseException:
-        os.close(lock)
-        raise
-    return Chain(folder, lock, file, position), lines
+        file = os.open(folder / CHAIN, os.O_WRONLY | os.O_APPEND)
+        os.ftruncate(file, length)
+        write_synced(file, b"")
+        _write_head(folder, position)
+        return Chain(folder, lock, file, position), lines
 
 
-def read_chain(folder: Path, known: Position | None = None) -> list[Line]:
+def read_chain(folder: Path, expected: Position | None = None) -> list[Line]:
     """Check a whole chain without the right to write it; the header comes first."""
-    return _read(folder, known)[0]
+    return _read(folder, expected)[0]
 
 
 def canonical(fields: Mapping[str, Any]) -> bytes:
@@ -115,17 +104,17 @@ def canonical(fields: Mapping[str, Any]) -> bytes:
 
 
 def _line(fields: Line) -> tuple[bytes, str]:
-    """The fields as one line, ended by the hash of all of them; and that hash."""
+    """The fields as one line that ends with the hash of all of them; and that hash."""
     text = canonical(fields)
     digest = hashlib.sha256(text).hexdigest()
     return text[:-1] + f',"hash":"{digest}"}}\n'.encode(), digest
 
 
-def _read(folder: Path, known: Position | None) -> tuple[list[Line], int]:
-    """The lines and the length of the sound part. Raises on any flaw but a torn last line."""
+def _read(folder: Path, expected: Position | None) -> tuple[list[Line], int]:
+    """The lines, and the length of the sound part in bytes. Raises on any flaw but a torn last line."""
     path = folder / CHAIN
-    # The head first: a writer may be at work, and the chain is always ahead of it.
-    remembered = [position for position in (_read_head(folder), known) if position]
+    # The head first: another process may be writing, and the chain is always ahead of the head.
+    remembered = [position for position in (_read_head(folder), expected) if position]
     try:
         data = path.read_bytes()
     except FileNotFoundError:
@@ -135,18 +124,15 @@ def _read(folder: Path, known: Position | None) -> tuple[list[Line], int]:
     length = data.rfind(b"\n") + 1
     lines: list[Line] = []
     for number, raw in enumerate(data[:length].split(b"\n")[:-1]):
-        previous = lines[-1]["hash"] if lines else ""
-        lines.append(_checked(raw, number, previous, path))
+        lines.append(_checked(raw, number, lines[-1]["hash"] if lines else "", path))
     if not lines:
         raise PrivacyError(f"{path} has no header: the run never began; delete its folder and start again")
     if len(lines) > 1 and not (folder / HEAD).exists():
         raise PrivacyError(f"{folder / HEAD} is missing: the ledger's end cannot be checked; do not trust it")
     for position in remembered:
         if position.entries >= len(lines):
-            raise PrivacyError(
-                f"{path} has {len(lines) - 1} entries where {position.entries} were written: its end was cut off, so "
-                "it says less than was spent; do not resume or release this run"
-            )
+            counts = f"{len(lines) - 1} entries where {position.entries} were written"
+            raise PrivacyError(f"{path} has {counts}: its end was cut off; do not resume or publish this run")
         if lines[position.entries]["hash"] != position.hash:
             raise PrivacyError(f"{path} is not this run's ledger: entry {position.entries} differs; it was copied")
     return lines, length
@@ -165,6 +151,11 @@ def _checked(raw: bytes, number: int, previous: str, path: Path) -> Line:
     return {**fields, "hash": digest}
 
 
+def _write_head(folder: Path, position: Position) -> None:
+    """Replace the head atomically. After a crash it may be behind the chain; it is never ahead of it."""
+    replace_file(folder / HEAD, canonical(asdict(position)))
+
+
 def _read_head(folder: Path) -> Position | None:
     """The head; None only where a crash may have left none, which `_read` checks."""
     try:
@@ -172,61 +163,32 @@ def _read_head(folder: Path) -> Position | None:
         return Position(int(head["entries"]), str(head["hash"]))
     except FileNotFoundError:
         return None
-    except (ValueError, KeyError, TypeError, OSError, RecursionError) as problem:
-        raise PrivacyError(
-            f"{folder / HEAD} is damaged: the ledger's end cannot be checked; do not trust it"
-        ) from problem
+    except (ValueError, KeyError, TypeError, OSError, RecursionError):
+        message = f"{folder / HEAD} is damaged: the ledger's end cannot be checked; do not trust it"
+    raise PrivacyError(message)
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[Lock]:
+    """The lock of a chain's folder, released if an error follows."""
+    lock = Lock(folder / LOCK)
+    try:
+        with _explained(folder):
+            yield lock
+    except BaseException:
+        lock.close()
+        raise
 
 
 @contextlib.contextmanager
 def _explained(folder: Path) -> Iterator[None]:
-    """Turn what the file system refuses into an error that says what to do."""
+    """Turn an error of the file system into one with a cure."""
     try:
         yield
     except OSError as failure:
-        raise PrivacyError(
-            f"{folder / CHAIN} cannot be written ({failure.strerror}); nothing was released. Free space or mend the "
-            "folder's permissions, then resume"
-        ) from failure
+        message = f"{folder / CHAIN} cannot be written ({failure.strerror}); nothing was released"
+        raise PrivacyError(f"{message}. Free space or mend the folder's permissions, then resume") from failure
 
 
 def _missing(folder: Path) -> PrivacyError:
-    return PrivacyError(f"{folder / CHAIN} is missing: what this run has spent is not known; start a new run")
-
-
-def _write(file: int, data: bytes) -> None:
-    while data:
-        data = data[os.write(file, data) :]
-    os.fsync(file)
-
-
-def _write_head(folder: Path, position: Position) -> None:
-    """Replace the head atomically. After a crash it may lag behind the chain; it never runs ahead of it."""
-    temporary = folder / f"{HEAD}.new"
-    file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-    try:
-        _write(file, canonical({"entries": position.entries, "hash": position.hash}))
-    finally:
-        os.close(file)
-    os.replace(temporary, folder / HEAD)
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def take_lock(path: Path) -> int:
-    """Lock a file in a folder against other processes, until the returned descriptor is closed or the process ends."""
-    folder = path.parent
-    with _explained(folder):
-        lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(lock)
-        raise PrivacyError(f"{folder} is in use by another process; wait for it, or choose another folder") from None
-    return lock
+    return PrivacyError(f"{folder / CHAIN} is missing: what this run has spent is not recorded; start a new run")

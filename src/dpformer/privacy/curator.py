@@ -1,8 +1,8 @@
-"""The only place where people's data meets a query, and where noise meets a sum.
+"""The Curator: the only object that applies queries to people's data, and the only one that adds noise to sums.
 
-An answer leaves in this order: the sum is complete; the ledger is charged and synced; noise is drawn and added; the secret
-is ratcheted. So after any crash the ledger says at least what was released, the same query at the same place gets the same
-answer again (a replay, charged once), and another query at that place is refused.
+An answer leaves in this order: the sum is complete; the ledger is charged and synced; noise is drawn and added; the secret is
+ratcheted. So after any crash the ledger has at least what was released, the same query at the same place gets the same answer
+again (a replay, charged once), and another query at that place is refused.
 
 Guarantee. The sum Q is whole and moves by at most D grid steps between neighbours. The noise is K = floor(s Z + 1/2) with
 s >= multiplier D (see `noise`), so Q + K is post-processing of the ideal Gaussian mechanism with that multiplier. What leaves
@@ -36,7 +36,7 @@ class Curator(Generic[P]):
     """Holds people's data and the noise; answers the queries of one plan, in the plan's order.
 
     people: one entry for each person, with a length. ledger: None only for a plan with epsilon inf, whose answers are exact.
-    noise, draw: what makes the noise and the samples; others are for tests that plant a defect.
+    noise, draw: the makers of noise and samples; others are for tests that plant a defect.
     """
 
     def __init__(
@@ -61,13 +61,11 @@ class Curator(Generic[P]):
         """The answer to the next query of the plan; a `PrivacyError`, and nothing charged, for any other."""
         planned = self.plan.planned(self.keys.place)
         if query.name != planned.name:
-            raise PrivacyError(
-                f"query {query.name!r} is not the next of the plan, which is {planned.name!r}; plan it first"
-            )
+            raise PrivacyError(f"query {query.name!r} is not the next of the plan, {planned.name!r}; plan it first")
         choice = isinstance(query, Selection)
         if choice and self.plan.private and (self.keys.place or not self.plan.threshold_delta):
             raise PrivacyError(f"the plan has no threshold for {query.name!r}: it has one for its first answer at most")
-        # How many cells a selection has is not public, and the grid is.
+        # The grid is public, and the number of cells of a selection is not.
         numbers = 1 if choice else query.numbers
         fine = not self.plan.private and planned.name == GRADIENTS
         grid = _GRID_WITHOUT_NOISE if fine else grid_step(query.bound, numbers)
@@ -95,15 +93,20 @@ class Curator(Generic[P]):
         return Answer(query.name, {name: value * grid for name, value in noisy.items()}, std * grid, grid, labels)
 
     def replace_events(self, function: Callable[[P], P]) -> None:
-        """Go on with other events of the same people: a function of each person's own events and of answers alone."""
+        """Continue with other events of the same people, for example without items that were not selected.
+
+        The caller promises that person i keeps place i, and that the person's new events are a function of the person's old
+        events and of answers alone: else one person moves the sums by more than the sensitivity. The Curator can check only
+        that the number of people stays: it does not know what an event is.
+        """
         people = function(self._people)
         if len(people) != len(self._people):
-            raise PrivacyError("there are other people than before; each must keep their place")
+            raise PrivacyError(f"there are {len(people)} people, not {len(self._people)}; each must keep their place")
         self._people = people
 
 
 def _check(query: Query[P], sums: Mapping[str, np.ndarray]) -> None:
-    """Refuse, before anything is charged, sums that are not whole numbers or not as many as the query said."""
+    """Refuse, before anything is charged, sums that are not whole numbers, or more or fewer than the query has."""
     if any(value.dtype != np.int64 for value in sums.values()):
         raise PrivacyError(f"the sum of {query.name!r} is not of whole numbers; nothing was released")
     if sum(value.size for value in sums.values()) != query.numbers:
@@ -113,8 +116,8 @@ def _check(query: Query[P], sums: Mapping[str, np.ndarray]) -> None:
 def _digest(sums: Mapping[str, np.ndarray], grid: float, std: float) -> bytes:
     """SHA-256 over grid, noise and all arrays with their names and shapes, in the order of the names.
 
-    With the noise in it, a query with the same sum and another sensitivity is another query: the same draw at two scales
-    would tell the sum.
+    With the noise in it, a query with the same sum and another sensitivity is another query: the same draw at two scales would
+    reveal the sum.
     """
     digest = hashlib.sha256(f"{grid.hex()} {std.hex()}".encode())
     for name in sorted(sums):

@@ -1,13 +1,12 @@
-"""Keys of a run: one secret, from which every answer's noise and every draw of users has a key of its own.
+"""Keys of a run: one secret, from which the noise of every answer and every draw of users has its own key.
 
-    noise    HMAC(secret, "noise", place, SHA-256 of the sum)     the same sum again: the same noise; another sum: never
-    tag      HMAC(secret, "tag", place, SHA-256 of the sum)       what the ledger keeps to know a replay by
+    noise    HMAC(secret, "noise", place, SHA-256 of the sum)     the same sum again: the same noise; another sum: other noise
+    tag      HMAC(secret, "tag", place, SHA-256 of the sum)       by which the ledger recognises a replay
     sample   HMAC(secret, "sample", place)                        who is drawn
     dropout  HMAC(secret, "dropout", place)
 
-`place` is the number of the answer in the ledger. After each answer secret <- SHA-256("next", secret), which cannot be
-undone: a checkpoint does not tell the noise of anything before it. A ledger is published and HMAC keeps its secret, so a tag
-confirms no guess about the data.
+`place` is the number of the answer in the ledger. After each answer secret <- SHA-256("next", secret), which cannot be undone:
+a checkpoint does not reveal earlier noise. A ledger is published without the secret, so a tag confirms no guess about the data.
 """
 
 import hashlib
@@ -19,9 +18,9 @@ from dpformer.errors import PrivacyError
 
 
 class Keys:
-    """The secret of a run and its place in the ledger. Whoever has it can subtract the noise of all answers to come.
+    """The secret of a run and its place in the ledger. With the secret, the noise of all later answers can be subtracted.
 
-    `seed` (research only): the secret is SHA-256 of the seed, so anybody who knows the seed can subtract the noise.
+    seed (research only): the secret is SHA-256 of the seed, so the noise can be subtracted by anyone who has the seed.
     """
 
     def __init__(self, seed: int | None = None) -> None:
@@ -35,7 +34,7 @@ class Keys:
         return self._derive(b"noise", array.encode(), digest)
 
     def tag(self, name: str, digest: bytes) -> str:
-        """What the ledger keeps of the sum at this place, in hexadecimal."""
+        """The tag of the sum at this place, for the ledger, in hexadecimal."""
         return self._derive(b"tag", name.encode(), digest).hex()
 
     def sample(self) -> bytes:
@@ -47,17 +46,17 @@ class Keys:
         return self._derive(b"dropout")
 
     def ratchet(self) -> None:
-        """Go on to the next place. The present secret is forgotten."""
+        """Move to the next place. The present secret is deleted."""
         self._secret = hashlib.sha256(b"next" + self._secret).digest()
         self.place += 1
 
     def state(self) -> dict[str, object]:
-        """All that is needed to go on, ready for JSON. Secret: readable by its owner only, and deleted at the end."""
+        """All that a resumed run needs, for JSON. Keep it secret: readable by its owner only, and deleted at the end."""
         return {"secret": self._secret.hex(), "place": self.place, "seeded": self.seeded}
 
     @classmethod
     def restored(cls, state: dict[str, object]) -> "Keys":
-        """Go on from a `state`."""
+        """Continue from a `state`."""
         keys = cls.__new__(cls)
         try:
             keys._secret = bytes.fromhex(str(state["secret"]))
@@ -71,6 +70,6 @@ class Keys:
 
     def _derive(self, *parts: bytes) -> bytes:
         if os.getpid() != self._process:
-            raise PrivacyError("this process is a fork of the one that has the keys; ask there, or resume the run here")
+            raise PrivacyError("this process is a fork of the one with the keys; ask there, or resume the run here")
         message = b"".join(len(part).to_bytes(8, "little") + part for part in (*parts, b"%d" % self.place))
         return hmac.new(self._secret, message, hashlib.sha256).digest()

@@ -1,22 +1,21 @@
-"""What was spent, written down before it can be seen.
+"""The ledger of a run: each answer is charged before it exists.
 
-The ledger of a run is a hash chain (see `chain`): a header with the plan, then one line for each answer, synced *before* its
-noisy sum exists. So after any crash the ledger says at least what was released.
+The ledger is a hash chain (see `chain`): a header with the plan, then one line for each answer, synced *before* its noisy sum
+exists. So after any crash the ledger has at least what was released.
 
 A line holds the name of the query and a tag: a keyed hash of the sum before noise (see `keys`). Asking again at the same place
-is a replay: with the same tag it is the same answer and is not charged again, with another it is refused.
+is a replay: with the same tag it is the same answer and is not charged again, with another tag it is refused.
 """
 
 import secrets
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from dpformer.errors import PrivacyError
 from dpformer.privacy.chain import Chain, Line, Position, create_chain, open_chain, read_chain
-from dpformer.privacy.charge import GaussianRelease, Mechanism
+from dpformer.privacy.charge import Charge
 from dpformer.privacy.plan import GRADIENTS, PrivacyPlan
 
 _VERSION = 2
@@ -24,7 +23,7 @@ _VERSION = 2
 
 @dataclass(frozen=True)
 class Entry:
-    """One charge: the name of the query, and the tag that tells a replay from another sum."""
+    """One charged answer: the name of its query, and the tag that distinguishes a replay from another sum."""
 
     name: str
     tag: str
@@ -32,7 +31,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Account:
-    """What a sound ledger says: the run, its plan, and every charge in order."""
+    """The content of a sound ledger: the run, its plan, and all entries in order."""
 
     run_id: str
     plan: PrivacyPlan
@@ -46,13 +45,13 @@ class Account:
 
     @property
     def released(self) -> frozenset[str]:
-        """The names of the one-shot answers that have been charged."""
+        """The names of the charged answers that are not steps."""
         return frozenset(entry.name for entry in self.entries if entry.name != GRADIENTS)
 
-    def spent(self) -> tuple[Mechanism, ...]:
+    def spent(self) -> tuple[Charge, ...]:
         """What has been charged, for an accountant."""
         made = tuple(release for release in self.plan.releases if release.name in self.released)
-        return made + self.plan.mechanisms(self.steps_charged)[len(self.plan.releases) :]
+        return made + self.plan.charges(self.steps_charged)[len(self.plan.releases) :]
 
 
 class Ledger:
@@ -60,22 +59,21 @@ class Ledger:
 
     def __init__(self, chain: Chain, run_id: str, plan: PrivacyPlan, entries: list[Entry]) -> None:
         self.run_id, self.plan = run_id, plan
-        self._chain = chain
-        self._entries = entries
+        self._chain, self._entries = chain, entries
 
     def account(self) -> Account:
-        """What this ledger says now."""
+        """The content of this ledger now."""
         return Account(self.run_id, self.plan, tuple(self._entries), self._chain.position)
 
     def position(self) -> Position:
-        """How far this ledger has come: to be kept in a checkpoint, and given to `open_ledger` with it."""
+        """How far this ledger has come: a checkpoint keeps it, for `open_ledger`."""
         return self._chain.position
 
     def charge(self, place: int, name: str, tag: str) -> bool:
         """Charge the answer number `place` (0 is the first) before its noise exists. False for a replay, which is free.
 
-        Raises `PrivacyError`, and then nothing may be released, if the plan has another answer here, the place was charged
-        for another sum, or the line cannot be synced.
+        Raises `PrivacyError`, and then nothing may be released, if the plan has another answer here, the place was charged for
+        another sum, or the line cannot be synced.
         """
         if self.plan.planned(place).name != name:
             raise PrivacyError(f"answer {place} of the plan is {self.plan.planned(place).name!r}, not {name!r}")
@@ -84,14 +82,11 @@ class Ledger:
             if self._entries[place] == entry:
                 return False
             raise PrivacyError(
-                f"answer {place} ({name}) was charged for another sum than the one made now, so it is refused: two answers would "
-                "have been released, and one charged. Resume with the same data, dpformer, torch, number of threads and kind of "
-                "processor; else fit again in another folder (what was spent stays spent)"
+                f"answer {place} ({name}) was charged for another sum than this one, and a second answer is not paid for. Resume "
+                "with the same data, dpformer, torch, number of threads and kind of processor, or fit again in another folder"
             )
         if place > len(self._entries):
-            raise PrivacyError(
-                f"answer {place} ({name}) comes before answer {len(self._entries)}; ask in the plan's order"
-            )
+            raise PrivacyError(f"answer {place} ({name}) is asked before {len(self._entries)}; ask in the plan's order")
         self._chain.append(asdict(entry))
         self._entries.append(entry)
         return True
@@ -103,70 +98,63 @@ class Ledger:
     def __enter__(self) -> "Ledger":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
 def create_ledger(folder: Path | str, plan: PrivacyPlan) -> Ledger:
-    """Begin the ledger of a new run. A folder that already has one is refused: its spending would be forgotten."""
+    """Start the ledger of a new run. A folder that already has one is refused: its spending would be forgotten."""
     if not plan.private:
-        raise PrivacyError("a run with epsilon inf spends without bound; it has no budget to keep, and needs no ledger")
+        raise PrivacyError("a run with epsilon inf spends without bound: it has no budget, and needs no ledger")
     run_id = secrets.token_hex(16)
     chain = create_chain(Path(folder), {"ledger": _VERSION, "run_id": run_id, "plan": plan_to_json(plan)})
     return Ledger(chain, run_id, plan, [])
 
 
-def open_ledger(folder: Path | str, known: Position | None = None, run_id: str | None = None) -> Ledger:
-    """Continue a ledger after checking all of it; `known` and `run_id` are what the run's checkpoint remembers."""
-    chain, lines = open_chain(Path(folder), known)
+def open_ledger(folder: Path | str, expected: Position | None = None, run_id: str | None = None) -> Ledger:
+    """Continue a ledger after checking all of it. expected, run_id: from the run's checkpoint."""
+    chain, lines = open_chain(Path(folder), expected)
     try:
-        found, plan, entries = _parse(Path(folder), lines, run_id)
+        account = _parse(Path(folder), lines, run_id)
     except BaseException:
         chain.close()
         raise
-    return Ledger(chain, found, plan, entries)
+    return Ledger(chain, account.run_id, account.plan, list(account.entries))
 
 
-def read_ledger(folder: Path | str, known: Position | None = None, run_id: str | None = None) -> Account:
-    """Check a ledger and tell what it says, without the right to write it."""
-    lines = read_chain(Path(folder), known)
-    found, plan, entries = _parse(Path(folder), lines, run_id)
-    return Account(found, plan, tuple(entries), Position(len(entries), lines[-1]["hash"]))
+def read_ledger(folder: Path | str, expected: Position | None = None, run_id: str | None = None) -> Account:
+    """Check a whole ledger and return its content, without the right to write it."""
+    return _parse(Path(folder), read_chain(Path(folder), expected), run_id)
 
 
-def _parse(folder: Path, lines: list[Line], run_id: str | None) -> tuple[str, PrivacyPlan, list[Entry]]:
-    header = lines[0]
+def _parse(folder: Path, lines: list[Line], run_id: str | None) -> Account:
+    header, where = lines[0], f"the ledger in {folder}"
     if header.get("ledger") != _VERSION:
         cure = "its noise leaks, so fit again" if header.get("ledger") == 1 else "update dpformer"
-        raise PrivacyError(f"the ledger in {folder} is of format {header.get('ledger')!r}, not {_VERSION}; {cure}")
+        raise PrivacyError(f"{where} is of format {header.get('ledger')!r}, not {_VERSION}; {cure}")
     try:
-        found, plan = str(header["run_id"]), plan_from_json(header["plan"])
-        entries = [Entry(line["name"], line["tag"]) for line in lines[1:]]
+        named, plan = str(header["run_id"]), plan_from_json(header["plan"])
+        entries = tuple(Entry(line["name"], line["tag"]) for line in lines[1:])
     except (KeyError, TypeError, AttributeError) as problem:
-        raise PrivacyError(
-            f"the ledger in {folder} lacks {problem}: dpformer did not write it; do not trust it"
-        ) from None
+        raise PrivacyError(f"{where} lacks {problem}: dpformer did not write it; do not trust it") from None
     for place, entry in enumerate(entries):
         if plan.planned(place).name != entry.name:
-            raise PrivacyError(
-                f"the ledger in {folder} charges {entry.name!r} at place {place}, which the plan does not have"
-            )
-    if run_id is not None and found != run_id:
-        raise PrivacyError(f"the ledger in {folder} belongs to run {found}, not to {run_id}: it was copied")
-    return found, plan, entries
+            raise PrivacyError(f"{where} charges {entry.name!r} at place {place}, which the plan does not have")
+    if run_id is not None and named != run_id:
+        raise PrivacyError(f"{where} belongs to run {named}, not to {run_id}: it was copied")
+    return Account(named, plan, entries, Position(len(entries), lines[-1]["hash"]))
 
 
 def plan_to_json(plan: PrivacyPlan) -> dict[str, Any]:
     """A plan as JSON; an infinite epsilon, for which JSON has no number, becomes "inf"."""
-    return {**asdict(plan), "epsilon": plan.epsilon if plan.private else "inf"}
+    releases = [{"name": release.name, "noise_multiplier": release.noise_multiplier} for release in plan.releases]
+    return {**asdict(plan), "epsilon": plan.epsilon if plan.private else "inf", "releases": releases}
 
 
 def plan_from_json(fields: Mapping[str, Any]) -> PrivacyPlan:
     """The plan that `plan_to_json` wrote, checked as when it was made, its cost included."""
     try:
-        releases = tuple(GaussianRelease(**release) for release in fields["releases"])
+        releases = tuple(Charge(**release) for release in fields["releases"])
         return PrivacyPlan(**{**fields, "epsilon": float(fields["epsilon"]), "releases": releases})
     except (TypeError, KeyError, ValueError) as problem:
         raise PrivacyError(f"a privacy plan cannot be read ({problem}); it is of another version") from problem

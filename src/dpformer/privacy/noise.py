@@ -4,14 +4,14 @@ K = floor(s Z + 1/2), Z ~ N(0, 1), with exactly this law (given ideal bits of Ch
 
     Q + K = floor(Q + s Z + 1/2),
 
-so Q + K is a function of Q + s Z alone: post-processing of the ideal Gaussian mechanism. Whatever holds for that one
-(closed form, PLD, Poisson sampling, adaptive composition) holds for Q + K. Floating-point noise has no such property:
-its low bits tell which sums are possible (Mironov 2012).
+so Q + K is a function of Q + s Z alone: post-processing of the ideal Gaussian mechanism. All guarantees of that mechanism
+(closed form, PLD, Poisson sampling, adaptive composition) hold for Q + K. Floating-point noise has no such property: its low
+bits reveal which sums are possible (Mironov 2012).
 
-How the law is met exactly (interval refining; Haney et al. 2022): two 64-bit words go through Box-Muller in float64,
-with a bound on everything that rounding and the bits not drawn can change. Where a rounding boundary lies within the
-bound (some values in a million) the value is computed again from 256 further bits in 400-bit arithmetic. So the integers
-do not depend on the processor or on the version of a library.
+The law is exact by interval refining (Haney et al. 2022): two 64-bit words go through Box-Muller in float64, with a bound on
+all that rounding and the bits not drawn can change. Where a rounding boundary lies within the bound (some values in a million)
+the value is computed again from 256 further bits in 400-bit arithmetic. So the integers do not depend on the processor or on
+the version of a library.
 """
 
 import functools
@@ -26,15 +26,15 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
 from dpformer.errors import PrivacyError
 
-# Pairs of values at a time: five float64 arrays of this length stay in a core's cache.
+# Pairs in a chunk: five float64 arrays of this length stay in a core's cache.
 _CHUNK = 1 << 14
 # What float64 can change in r cos(t) and r sin(t), with a factor of about 4 to spare. The radius r = sqrt(-2 log u): u has
 # an absolute error below 2^-53 + 2^-64 (the conversion of the word, the sum with 1/2, the bits not drawn), so log u has
 # 2^-53 / u + 2 ulp, and r that divided by r: at most _LOG / (u r). The angle has a relative error of 3 x 2^-53, at most
-# pi times that absolutely; sin, cos, sqrt and the products add some ulp: together below _RELATIVE r.
+# pi times that absolutely; sin, cos, sqrt and the products add some ulp: in all below _RELATIVE r.
 _LOG, _RELATIVE = 2.0**-51, 2.0**-47
 _SMALLEST_STD, _LARGEST_STD = 1.0, 2.0**40
-# Bits and precision of the second look.
+# Further bits, and the precision with which they are used.
 _MORE_BITS, _PRECISION = 256, 400
 
 # Streams of one key: the Gaussians' words, their further bits, Poisson draws, dropout masks.
@@ -42,7 +42,7 @@ _WORDS, _REFINED, _POISSON = 0, 1, 2
 
 
 def random_words(key: bytes, count: int, stream: int, block: int = 0) -> np.ndarray:
-    """uint64 [count] of ChaCha20 under `key`: a stream of its own for each `stream`, from its 64-byte block `block` on."""
+    """uint64 [count] of ChaCha20 under `key`, from 64-byte block `block` on. Another `stream` has other words."""
     nonce = block.to_bytes(4, "little") + stream.to_bytes(12, "little")
     encryptor = Cipher(algorithms.ChaCha20(key, nonce), mode=None).encryptor()
     return np.frombuffer(encryptor.update(bytes(8 * count)), dtype="<u8")
@@ -52,8 +52,7 @@ def rounded_gaussian(key: bytes, shape: tuple[int, ...], std: float) -> np.ndarr
     """int64 `shape`: independent floor(std Z + 1/2), Z ~ N(0, 1), exactly. `std` counts grid steps, 1 to 2^40."""
     if not _SMALLEST_STD <= std <= _LARGEST_STD:
         raise PrivacyError(
-            f"noise of {std:g} grid steps is not between 1 and 2^40; nothing was released. Raise the noise multiplier, or "
-            "lower epsilon"
+            f"noise of {std:g} grid steps is not between 1 and 2^40; nothing was released; choose another epsilon"
         )
     if torch.get_num_threads() == 1:
         return _draw(key, shape, std)
@@ -62,9 +61,9 @@ def rounded_gaussian(key: bytes, shape: tuple[int, ...], std: float) -> np.ndarr
 
 @functools.cache
 def _thread(process: int) -> ThreadPoolExecutor:
-    """A thread in which torch has one thread: several that share operations this small wait for each other most of the time.
+    """A thread in which torch has one thread: with more threads, operations this small spend most of the time waiting.
 
-    process: the one that asks; a fork has none of its parent's threads.
+    process: the id of this process; a fork has none of its parent's threads.
     """
     return ThreadPoolExecutor(1, "dpformer-noise", torch.set_num_threads, (1,))
 
@@ -151,7 +150,7 @@ def poisson_draw(key: bytes, users: int, rate: float) -> np.ndarray:
 
 
 def kept_by_dropout(key: bytes, user: int, call: int, count: int, rate: float) -> np.ndarray:
-    """bool [count]: which values one user keeps in one call of dropout. A function of key, user and call alone.
+    """bool [count]: the values that one user keeps in one call of dropout. A function of key, user and call alone.
 
     A longer mask begins with the shorter one, so padding does not matter. 16 bits each: a value is dropped with probability
     floor(rate 2^16) / 2^16.

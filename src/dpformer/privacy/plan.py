@@ -1,27 +1,19 @@
-"""The one object that owns sampling rate, noise, steps and accountant, so that they cannot disagree.
+"""The plan of a run: sampling rate, noise, steps and cost in one object, so that they cannot disagree.
 
-A training loop asks a `PrivacyPlan` for everything: how likely a user is drawn, how much noise a sum gets, by what it
-is divided, how many steps there are, and what has been spent after each.
+A run reads from its `PrivacyPlan` how likely a user is drawn, how much noise a sum gets, by what a sum is divided, how many
+steps there are, and what has been spent after each.
 """
 
 import functools
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Literal
 
 from dpformer.errors import PrivacyError
 from dpformer.privacy.accounting import Epsilon, epsilon
 from dpformer.privacy.calibration import gaussian_multiplier, step_multiplier
-from dpformer.privacy.charge import (
-    FullBatchSteps,
-    GaussianRelease,
-    Mechanism,
-    PoissonSteps,
-    check_delta,
-    check_epsilon,
-    check_shares,
-    split_releases,
-)
+from dpformer.privacy.charge import Charge, check_delta, check_epsilon, check_threshold, split_budget
 
 # Composing more takes minutes, and its rounding makes epsilon look larger than it is.
 MOST_STEPS = 1_000_000
@@ -30,49 +22,19 @@ GRADIENTS = "gradients"
 
 
 @dataclass(frozen=True)
-class Planned:
-    """One answer of a plan: the name of its query, its noise multiplier, and the rate with which each person is drawn."""
-
-    name: str
-    noise_multiplier: float
-    rate: float
-
-
-def check_users(users: int) -> None:
-    """Refuse fewer than two users: delta, which must be below 1/users, could not be read."""
-    if users < 2:
-        raise PrivacyError(f"users {users} is not at least 2: nobody hides in a crowd of one")
-
-
-def check_threshold(threshold_delta: float, delta: float) -> None:
-    """Refuse a threshold that leaves nothing of delta for the noise."""
-    if not 0 <= threshold_delta < delta:
-        raise PrivacyError(f"the threshold delta, {threshold_delta:g}, is not below delta, {delta:g}")
-
-
-def steps_of(epochs: float, users: int, batch_size: int) -> int:
-    """Steps of so many epochs: ceil(epochs * users / batch_size), so that an epoch is never shorter than promised."""
-    if not (math.isfinite(epochs) and epochs > 0):
-        raise PrivacyError(f"epochs {epochs:g} is not above 0; give epochs or steps")
-    # The rounding keeps 10 * 0.1 from becoming one step more than 1.
-    return math.ceil(round(epochs * users / batch_size, 9))
-
-
-@dataclass(frozen=True)
 class PrivacyPlan:
-    """What will run and what it costs. Make one with `make_plan`, which finds the noise.
+    """What will run and what it costs. `make_plan` makes one with the smallest noise.
 
-    Guarantee: if every user's contribution to a release or a step has norm at most C, each release named here is made
-    at most once, at most `steps` steps are made, each over a batch into which every user is drawn independently with
-    probability `rate` (over all users when the rate is 1), and each sum gets Gaussian noise of standard deviation
-    noise_multiplier * C, then all that is released is (epsilon, delta)-DP between neighbours: one user's events are
-    replaced by none.
+    Guarantee: if every user's contribution to a release or a step has norm at most C, each release named here is made at most
+    once, at most `steps` steps are made, each over a batch into which every user is drawn independently with probability `rate`
+    (over all users when the rate is 1), and each sum gets Gaussian noise of standard deviation noise_multiplier * C, then all
+    that is released is (epsilon, delta)-DP between neighbours: one user's events are replaced by none.
 
     users: how many there are; assumed public.
     batch_size: the *expected* batch, by which a noisy sum is divided. Never the realised one.
     noise_multiplier: of the steps; 0 when there are no steps, or epsilon is infinite (not private).
-    releases: one-shot Gaussian releases that are paid from the same budget.
-    threshold_delta: the part of delta that a threshold on the first release takes (a private catalogue); the rest is the noise's.
+    releases: sums over all users, each asked once, that are paid from the same budget.
+    threshold_delta: the part of delta that a threshold on the first release takes (a private catalogue, see `selection`).
     """
 
     users: int
@@ -81,29 +43,20 @@ class PrivacyPlan:
     epsilon: float
     delta: float
     noise_multiplier: float
-    releases: tuple[GaussianRelease, ...] = ()
+    releases: tuple[Charge, ...] = ()
     threshold_delta: float = 0.0
 
     def __post_init__(self) -> None:
-        check_users(self.users)
-        if not 1 <= self.batch_size <= self.users:
-            raise PrivacyError(
-                f"batch size {self.batch_size} is not between 1 and the number of users, {self.users} "
-                "(the sampling rate would not be in (0, 1])"
-            )
-        check_epsilon(self.epsilon)
-        check_delta(self.delta, self.users)
-        check_threshold(self.threshold_delta, self.delta)
+        _check_budget(self.users, self.batch_size, self.epsilon, self.delta, self.threshold_delta)
         names = [release.name for release in self.releases]
+        _check_steps(self.steps, names)
         if len({*names, GRADIENTS}) < len(names) + 1:
             raise PrivacyError(f"two releases have the same name in {names}, or one has the steps' name, {GRADIENTS!r}")
-        if not self.steps and not self.releases:
-            raise PrivacyError("no steps and no releases: nothing would be learned; give epochs or steps above 0")
+        if any((release.rate, release.times) != (1.0, 1) for release in self.releases):
+            raise PrivacyError("a release is one sum over all users: its rate and its times must be 1")
         if self.private and (spent := self.total.epsilon) > self.epsilon * (1 + 1e-9):
-            raise PrivacyError(
-                f"noise multiplier {self.noise_multiplier:g} spends epsilon {spent:.4g}, more than the budget of "
-                f"{self.epsilon:g}; raise the noise or lower the steps"
-            )
+            what = f"noise multiplier {self.noise_multiplier:g} spends epsilon {spent:.4g}"
+            raise PrivacyError(f"{what}, more than the budget of {self.epsilon:g}; raise the noise or lower the steps")
 
     @property
     def private(self) -> bool:
@@ -116,41 +69,31 @@ class PrivacyPlan:
         return self.batch_size / self.users
 
     @property
-    def sampler(self) -> str:
+    def sampler(self) -> Literal["poisson", "full"]:
         """How batches are made: "poisson", or "full" for all users at each step, without a sampling assumption."""
         return "full" if self.batch_size == self.users else "poisson"
 
-    def planned(self, place: int) -> Planned:
+    def planned(self, place: int) -> Charge:
         """The answer number `place` (0 is the first): the releases in their order, then the steps."""
         if 0 <= place < len(self.releases):
-            release = self.releases[place]
-            return Planned(release.name, release.noise_multiplier, 1.0)
+            return self.releases[place]
         if not 0 <= place < len(self.releases) + self.steps:
-            raise PrivacyError(
-                f"the budget is spent: the plan has {len(self.releases)} releases and {self.steps} steps, and answer {place} "
-                "is not among them; release the model as it is, or plan a larger budget in a new run"
-            )
-        return Planned(GRADIENTS, self.noise_multiplier, self.rate)
+            has = f"the plan has {len(self.releases)} releases and {self.steps} steps, not answer {place}"
+            raise PrivacyError(f"the budget is spent: {has}; publish the model as it is, or plan a new run")
+        return Charge(GRADIENTS, self.noise_multiplier, self.rate)
 
-    def mechanisms(self, steps: int | None = None) -> tuple[Mechanism, ...]:
+    def charges(self, steps: int | None = None) -> tuple[Charge, ...]:
         """What has run after so many steps, the releases included; after all of them by default."""
         steps = self.steps if steps is None else steps
         if not 0 <= steps <= self.steps:
             raise PrivacyError(f"step {steps} is not between 0 and the plan's {self.steps}")
-        return (*self.releases, self._steps(self.noise_multiplier, steps)) if steps else self.releases
-
-    def step_mechanism(self, noise_multiplier: float) -> FullBatchSteps | PoissonSteps:
-        """The plan's steps with another noise multiplier."""
-        return self._steps(noise_multiplier, self.steps)
-
-    def _steps(self, noise_multiplier: float, steps: int) -> FullBatchSteps | PoissonSteps:
-        if self.sampler == "full":
-            return FullBatchSteps(noise_multiplier, steps)
-        return PoissonSteps(self.rate, noise_multiplier, steps)
+        if not steps:
+            return self.releases
+        return (*self.releases, Charge(GRADIENTS, self.noise_multiplier, self.rate, steps))
 
     def epsilon_after(self, steps: int) -> Epsilon:
         """What has been spent after so many steps, the releases included."""
-        return beside_threshold(self.mechanisms(steps), self.delta, self.threshold_delta)
+        return epsilon(self.charges(steps), self.delta, self.threshold_delta)
 
     @functools.cached_property
     def total(self) -> Epsilon:
@@ -167,11 +110,9 @@ class PrivacyPlan:
     @property
     def signal_cap(self) -> float:
         """N / sigma_1: what full batches reach with this budget, for any T. Poisson was never seen above it."""
-        return (
-            math.inf
-            if not self.private
-            else self.users / gaussian_multiplier(self.epsilon, self.delta - self.threshold_delta)
-        )
+        if not self.private:
+            return math.inf
+        return self.users / gaussian_multiplier(self.epsilon, self.delta - self.threshold_delta)
 
 
 def make_plan(
@@ -184,57 +125,60 @@ def make_plan(
     shares: Mapping[str, float] | None = None,
     threshold_delta: float = 0.0,
 ) -> PrivacyPlan:
-    """Find the noise that a budget asks for.
+    """A plan with the smallest noise that meets a budget.
 
-    `batch_size` is the expected batch, all users by default (full batch). Training lasts `epochs` or `steps`. `shares`
-    are the parts of the budget for one-shot releases (see `calibration`); the steps get the rest. Without steps the
-    shares are taken of the whole budget, and must sum to 1. `threshold_delta`: see `PrivacyPlan`.
+    `batch_size` is the expected batch, all users by default (full batch). Training lasts `epochs` or `steps`. `shares` are the
+    parts of the budget for releases (see `calibration`); the steps get the rest. Without steps the shares are taken of the
+    whole budget, and must sum to 1. `threshold_delta`: see `PrivacyPlan`.
     """
     shares = dict(shares or {})
     batch_size = users if batch_size is None else batch_size
-    check_epsilon(epsilon)
-    check_users(users)
-    if not 1 <= batch_size <= users:
-        raise PrivacyError(
-            f"batch size {batch_size} is not between 1 and the number of users, {users} "
-            "(the sampling rate would not be in (0, 1])"
-        )
-    check_delta(delta, users)
-    check_shares(shares)
+    _check_budget(users, batch_size, epsilon, delta, threshold_delta)
     if epochs is not None and steps is not None:
         raise PrivacyError("epochs and steps are both given; give one of them")
     if epochs is not None:
         steps = steps_of(epochs, users, batch_size)
-    if steps is None:
-        if not shares:
-            raise PrivacyError("no steps: give epochs or steps")
-        steps = 0
-    if steps < 0 or (steps == 0 and not shares):
-        raise PrivacyError(f"steps {steps} is not above 0; give epochs or steps above 0")
-    if steps > MOST_STEPS:
-        raise PrivacyError(
-            f"steps {steps:,} are more than {MOST_STEPS:,}, beyond what is counted well; lower epochs or steps"
-        )
+    if steps is None and not shares:
+        raise PrivacyError("no steps: give epochs or steps")
+    steps = steps or 0
+    _check_steps(steps, shares)
     if steps == 0 and abs(sum(shares.values()) - 1) > 1e-9:
         raise PrivacyError(f"without steps the shares must sum to 1, not {sum(shares.values()):g}")
-    check_threshold(threshold_delta, delta)
-    noise_delta, noise_epsilon = delta - threshold_delta, epsilon + math.log1p(-threshold_delta)
-    sigma = step_multiplier(noise_epsilon, noise_delta, batch_size / users, steps, shares) if steps else 0.0
-    releases = split_releases(gaussian_multiplier(noise_epsilon, noise_delta) * (1 + 1e-6), shares)
+    noise_delta = delta - threshold_delta
+    sigma = step_multiplier(epsilon, noise_delta, batch_size / users, steps, shares) if steps else 0.0
+    releases = split_budget(gaussian_multiplier(epsilon, noise_delta) * (1 + 1e-6), shares)
     return PrivacyPlan(users, batch_size, steps, epsilon, delta, sigma, releases, threshold_delta)
 
 
-def beside_threshold(mechanisms: tuple[Mechanism, ...], delta: float, threshold_delta: float) -> Epsilon:
-    """Epsilon of mechanisms and a threshold together; see `selection` for what the threshold adds."""
-    spent = epsilon(mechanisms, delta - threshold_delta)
-    more = -math.log1p(-threshold_delta)
-    return replace(spent, epsilon=spent.epsilon + more, delta=delta) if threshold_delta else spent
+def steps_of(epochs: float, users: int, batch_size: int) -> int:
+    """Steps of so many epochs: ceil(epochs * users / batch_size), so that an epoch is never shorter than promised."""
+    if not (math.isfinite(epochs) and epochs > 0):
+        raise PrivacyError(f"epochs {epochs:g} is not above 0; give epochs or steps")
+    # The rounding keeps 10 * 0.1 from becoming one step more than 1.
+    return math.ceil(round(epochs * users / batch_size, 9))
 
 
 @functools.cache
 def spending(plan: PrivacyPlan) -> dict[int, float]:
-    """Epsilon after each tenth of the steps: accounting takes a while, so for no more of them, and once a plan."""
+    """Epsilon after each tenth of the steps. Accounting is slow: no more marks than these, and once for each plan."""
     if not plan.private:
         return {}
     marks = sorted({max(1, round(plan.steps * k / 10)) for k in range(1, 11)})
     return {mark: plan.epsilon_after(mark).epsilon for mark in marks}
+
+
+def _check_budget(users: int, batch_size: int, epsilon: float, delta: float, threshold_delta: float) -> None:
+    check_epsilon(epsilon)
+    if users < 2:
+        raise PrivacyError(f"users {users} is not at least 2: one user is too few for any privacy")
+    if not 1 <= batch_size <= users:
+        raise PrivacyError(f"batch size {batch_size} is not between 1 and the number of users, {users}; choose another")
+    check_delta(delta, users)
+    check_threshold(threshold_delta, delta)
+
+
+def _check_steps(steps: int, releases: Collection[str]) -> None:
+    if steps < 0 or not (steps or releases):
+        raise PrivacyError(f"steps {steps} is not above 0; give epochs or steps above 0")
+    if steps > MOST_STEPS:
+        raise PrivacyError(f"steps {steps:,} are more than {MOST_STEPS:,}; lower epochs or steps")

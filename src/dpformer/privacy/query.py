@@ -1,11 +1,11 @@
 """What is asked of people's data, and what leaves it.
 
-A query is a sum over people in whole steps of a public grid. Neighbours: the number of people stays, and one person's
-events are replaced by none. `sensitivity` is how far that moves the sum at most, in grid steps (L2).
+A query is a sum over people in whole steps of a public grid. Neighbours: the number of people stays, and one person's events
+are replaced by none. `sensitivity` is how far that moves the sum at most, in grid steps (L2).
 
-There are two kinds. A `Statistic` is a sum of one vector for each person; it is summed here, in whole numbers, so that
-its sensitivity is exact: nobody's value depends on anybody else to the last bit. The clipped gradients of `training` exist
-only as sums of some people in float32; their sensitivity has a slack for that (see `fit.gradient_sum`).
+There are two kinds. A `Statistic` is a sum of one vector for each person. It is summed here in whole numbers, so that its
+sensitivity is exact: no person's value depends on other people to the last bit. Clipped gradients exist only as float32 sums of
+several people; their sensitivity has a slack for that (see `fit.gradient_sum`).
 """
 
 import abc
@@ -20,7 +20,7 @@ import numpy as np
 from dpformer.errors import PrivacyError
 
 GRID_BITS = 26
-# Above so many numbers in an answer the grid has one bit more for each factor of 4: rounding adds sqrt(numbers) steps.
+# Above this many numbers in an answer the grid has one bit more for each factor of 4: rounding adds sqrt(numbers) steps.
 _MANY = 2**24
 # A norm of 1 in float64 may be off by 2^-52; scaled by this, no vector's whole steps can exceed the bound by rounding.
 SCALE = 1 - 2.0**-40
@@ -31,7 +31,7 @@ Vectors = Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]
 
 @dataclass(frozen=True)
 class Sample:
-    """Who is asked: places of the people drawn, int64, ascending; and a key for a query that needs randomness of its own."""
+    """Who is asked: places of the people drawn, int64, ascending; and a key for a query that needs randomness."""
 
     drawn: np.ndarray
     key: bytes
@@ -58,7 +58,7 @@ class Query(Protocol[P_contra]):
 class Answer:
     """All that leaves: whole multiples of `grid`, noise included. noise_std: of each number; 0 only with epsilon inf.
 
-    labels: of the numbers, for a selection alone (see `selection`): its cells are not public.
+    labels: of the numbers of a selection, whose cells are not public (see `selection`); else empty.
     """
 
     name: str
@@ -71,9 +71,7 @@ class Answer:
 class Asker(Protocol):
     """Something that answers queries: a Curator, or a recording of one."""
 
-    def ask(self, query: Query[Any]) -> Answer:
-        """The answer to a query."""
-        ...
+    def ask(self, query: Query[Any]) -> Answer: ...
 
 
 def grid_step(bound: float, numbers: int) -> float:
@@ -87,7 +85,7 @@ def grid_step(bound: float, numbers: int) -> float:
 
 
 class Statistic(abc.ABC):
-    """A sum of one vector for each person, of norm `bound` at the most, with coordinates 0 .. prod(shape) - 1."""
+    """A sum of one vector for each person, of norm `bound` at most, with coordinates 0 .. prod(shape) - 1."""
 
     name: str
     shape: tuple[int, ...]
@@ -104,15 +102,15 @@ class Statistic(abc.ABC):
 
     @abc.abstractmethod
     def vectors(self, people: Any) -> Vectors:
-        """(person, cell, value) of everybody in pieces: sorted by person and cell, each pair once, a person in one piece.
+        """(person, cell, value) of all people in pieces: sorted by person and cell, each pair once, a person in one piece.
 
-        A value may depend on this person's events and on earlier answers, and on nobody else to the last bit.
+        A value may depend on this person's events and on earlier answers, and on no other person to the last bit.
         """
 
     def sum(self, people: Any, sample: Sample, grid: float) -> Mapping[str, np.ndarray]:
         """The sum in whole steps; see `sum_on_grid`, which checks every person's vector."""
         if len(sample.drawn) != len(people):
-            raise PrivacyError(f"statistic {self.name!r} is over everybody; it cannot be asked of a sample")
+            raise PrivacyError(f"statistic {self.name!r} is over all people; it cannot be asked of a sample")
         total = sum_on_grid(self.name, self.vectors(people), len(people), self.numbers, self.bound, grid)
         return {self.name: total.reshape(self.shape)}
 
@@ -120,31 +118,30 @@ class Statistic(abc.ABC):
 def sum_on_grid(name: str, vectors: Vectors, people: int, cells: int, bound: float, grid: float) -> np.ndarray:
     """int64 [cells]: the sum of all vectors, each value divided by `grid` and cut towards 0.
 
-    Refuses a person whose squares sum to more than (bound / grid)^2, counted in whole numbers, and pieces that are not
-    sorted or hold a pair twice: its squares would be counted apart.
+    Refuses a person whose squares sum to more than (bound / grid)^2, counted in whole numbers; and pieces that are not sorted
+    or hold a pair twice, whose squares would be counted separately.
     """
     most = bound / grid
     if most * people >= 2.0**53 or most >= 2.0**30:
-        raise PrivacyError(
-            f"{people:,} people make sums of {name!r} too large for exact arithmetic; nothing was released"
-        )
+        raise PrivacyError(f"{people:,} people make sums of {name!r} too large to be exact; nothing was released")
     largest = math.floor(Fraction(bound) ** 2 / Fraction(grid) ** 2)
     total = np.zeros(cells)  # whole numbers below 2^53: exact in float64, in any order
     last = -1
     for person, cell, value in vectors:
         if not len(person):
             continue
-        _check_order(name, person, cell, last, people, cells)
+        if not _in_order(person, cell, last, people, cells):
+            raise PrivacyError(
+                f"the vectors of {name!r} are not sorted, each cell of a person once; nothing was released"
+            )
         last = int(person[-1])
         steps = np.trunc(value * (1 / grid))
         if not np.isfinite(steps).all():
             raise PrivacyError(f"a person's vector of {name!r} is not finite; nothing was released")
         norm = _largest_squared_norm(person, steps, 2 * most * most)
         if norm > largest:
-            raise PrivacyError(
-                f"a person's vector of {name!r} has norm {math.sqrt(norm) * grid:.6g}, above its bound {bound:g}; nothing was "
-                "released"
-            )
+            much = f"norm {math.sqrt(norm) * grid:.6g}, above its bound {bound:g}"
+            raise PrivacyError(f"a person's vector of {name!r} has {much}; nothing was released")
         total += np.bincount(cell, weights=steps, minlength=cells)
     return total.astype(np.int64)
 
@@ -158,11 +155,8 @@ def _largest_squared_norm(person: np.ndarray, steps: np.ndarray, far: float) -> 
     return int(np.add.reduceat(steps.astype(np.int64) ** 2, starts).max())
 
 
-def _check_order(name: str, person: np.ndarray, cell: np.ndarray, last: int, people: int, cells: int) -> None:
+def _in_order(person: np.ndarray, cell: np.ndarray, last: int, people: int, cells: int) -> bool:
+    """Whether a piece is sorted by person and cell, each pair once, after person `last`, and inside of its ranges."""
     step = np.diff(person)
     sorted_pairs = bool(((step > 0) | ((step == 0) & (np.diff(cell) > 0))).all())
-    inside = last < int(person[0]) and int(person[-1]) < people and int(cell.min()) >= 0 and int(cell.max()) < cells
-    if not (sorted_pairs and inside):
-        raise PrivacyError(
-            f"the vectors of {name!r} are not sorted by person and cell, each pair once; nothing was released"
-        )
+    return sorted_pairs and last < person[0] and person[-1] < people and cell.min() >= 0 and cell.max() < cells

@@ -1,22 +1,30 @@
-"""Choose cells that are not public, such as the items of a log, by noisy counts above a threshold.
+"""Select cells that are not public, such as the items of a log, by noisy counts above a threshold.
 
 A cell that only one person has must not be named. Let a person have n cells, 1 <= n <= `most`, each with the value 1 / sqrt(n),
-and noise of standard deviation sigma on every cell that anybody has. Cells above the threshold t are named, all others are
-dropped. Then a cell that nobody else has is named with probability at most
+and noise of standard deviation sigma on every cell of any person. Cells above the threshold t are named, all others are
+dropped. Then the probability that any cell of this person alone is named is at most
 
     p = max over n <= most of  n Q((t - 1 / sqrt(n)) / sigma),        Q the upper tail of a standard Gaussian,
 
 and t is chosen so that p <= threshold_delta.
 
-Guarantee. Let M be all that is released on the people with this person, M* the same with the cells that only this person has
-never named, and M' all that is released when the person's events are replaced by none. M* and M' differ by ordinary Gaussian
-answers, which are (epsilon, delta). M differs from M* with probability at most p; and given that none of those cells is named,
-M has the law of M* (their noise is independent of all other noise). So
+Guarantee: (epsilon, delta + p), where all answers are (epsilon, delta) if the selection is counted as a Gaussian answer. Let M be
+all that is released on the people with this person, M* the same with the cells that only this person has never named, and M' all
+that is released when the person's events are replaced by none. M* and M' differ by Gaussian answers, which are (epsilon, delta).
+M differs from M* with probability at most p; and given that none of those cells is named, M has the law of M* (their noise is
+independent of all other noise), so (1 - p) P[M* in S] <= P[M in S]. Hence, for every set S of outputs,
 
-    P[M in S]  <= P[M* in S] + p        <= e^epsilon P[M' in S] + delta + p,
-    P[M' in S] <= e^epsilon P[M* in S] + delta <= e^epsilon / (1 - p) P[M in S] + delta:
+    P[M in S]  <= P[M* in S] + p <= e^epsilon P[M' in S] + delta + p,
+    P[M' in S] <= (1 - p) P[M' in S] + p <= (1 - p) (e^epsilon P[M* in S] + delta) + p <= e^epsilon P[M in S] + delta + p.
 
-altogether (epsilon - log(1 - p), delta + p).
+Best of K trials (see `tuning`): (epsilon, delta + E[K] p), where the best of K trials of M* or of M' is (epsilon, delta). Let
+q_k = P[K = k], and c = sum of q_k (1 - p)^k, the probability that no trial names such a cell; 1 - c <= E[K] p. Given that, K has
+the law q_k (1 - p)^k / c, which is of the same family (truncated negative binomial) with fewer trials, so a smaller epsilon. Let
+T be the best of K trials, and T_c the best of K trials under the second law. Then for (N, N*) = (M, M*) and (M', M')
+
+    c P[T_c(N*) in S] <= P[T(N) in S] <= c P[T_c(N*) in S] + 1 - c,
+
+and T_c(M*), T_c(M') are (epsilon, delta): both directions follow as above, with 1 - c in place of p.
 """
 
 import math
@@ -32,7 +40,7 @@ from dpformer.privacy.query import Statistic
 
 
 class Selection(Statistic):
-    """A statistic whose cells are not public: what leaves are the `labels` of cells above the threshold, and their numbers.
+    """A statistic whose cells are not public: an answer has the `labels` of the cells above the threshold, and their numbers.
 
     Each person's vector must have n equal values 1 / sqrt(n), n at most `most`.
     """
@@ -47,7 +55,7 @@ def threshold(noise_std: float, delta: float, most: int) -> float:
     noise_std: in units of the largest norm of a person's vector.
     """
     if not 0 < delta < 1:
-        raise PrivacyError(f"the threshold's delta, {delta:g}, is not in (0, 1); plan one")
+        raise PrivacyError(f"the delta of the threshold, {delta:g}, is not in (0, 1); plan one")
     n = np.arange(1, most + 1)
 
     def excess(t: float) -> float:
@@ -57,7 +65,7 @@ def threshold(noise_std: float, delta: float, most: int) -> float:
     while excess(high) > 0:
         high *= 2
     t = float(brentq(excess, 0.0, high, xtol=1e-12)) if excess(0.0) > 0 else 0.0
-    return t * (1 + 1e-9) + 1e-9  # above the root, whatever the search rounds
+    return t * (1 + 1e-9) + 1e-9  # above the root by more than the search rounds
 
 
 def named(
@@ -65,7 +73,7 @@ def named(
 ) -> tuple[Mapping[str, np.ndarray], tuple[Any, ...]]:
     """The noisy counts above the threshold, and their labels. noisy: whole numbers of `grid`; noise_std: in the same steps.
 
-    One step more: the noise is rounded, so that a count may be half a step above what the ideal Gaussian gave.
+    The threshold is one step higher: the noise is rounded, so a count may be half a step above that of the ideal Gaussian.
     """
     least = math.ceil(threshold(noise_std * grid, delta, selection.most) / grid) + 1
     kept = np.flatnonzero(noisy >= least)

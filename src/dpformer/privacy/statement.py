@@ -1,59 +1,141 @@
-"""The privacy statement: what is promised, on what assumptions, and what is not; for people and for machines.
+"""The privacy statement as data: what is promised, on what assumptions, and what is not.
 
-`privacy.json` follows a JSON schema (`json_schema`, committed as docs/privacy.schema.json). `build_statement` makes it
-from the plan and from what the ledger says was charged, never from what was merely intended.
+`privacy.json` follows a JSON schema (`json_schema`, committed as docs/privacy.schema.json). `build_statement` makes it from the
+plan and from what the ledger says was charged, never from what was merely intended. Its words are in `wording`.
 """
 
 import math
 import platform
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from dpformer import __version__
 from dpformer.errors import PrivacyError
+from dpformer.privacy.accounting import epsilon
 from dpformer.privacy.attack_bounds import attack_bound, bound_from
 from dpformer.privacy.calibration import gaussian_multiplier
 from dpformer.privacy.ledger import Account
-from dpformer.privacy.plan import PrivacyPlan, beside_threshold
-from dpformer.privacy.statement_parts import (
-    AccountantPart,
-    AttackPart,
-    DataPart,
-    EpsilonValue,
-    LedgerPart,
-    NoisePart,
-    Part,
-    ReleasePart,
-    StepsPart,
-    TuningPart,
-)
+from dpformer.privacy.plan import PrivacyPlan
 from dpformer.privacy.tuning import Tuning, tuned_epsilon
+from dpformer.privacy.wording import GENERATORS, GRID, NEIGHBOURS, NOT_COVERED, SEEDED, TUNED, UNIT, in_words
 
-UNIT = "one user, with all of that user's events"
-NEIGHBOURS = "the number of users stays, and one user's events are replaced by none"
-NOT_COVERED = (
-    "the history that a served user hands in to get recommendations: it is used, not learned from",
-    "losses, gradient norms, clip rates, metrics on private data, logs: they carry no noise; do not publish them",
-    "the state kept for resuming a run (weights, keys of the noise and of the samples): secret, and deleted when the run ends",
-    "the person or company that runs the training: they hold the data",
-)
-GENERATORS = {
-    "exact": "whole numbers with the law of a rounded ideal Gaussian, from ChaCha20 with a 256-bit key of OS entropy",
-    "seeded": "whole numbers with the law of a rounded ideal Gaussian, from ChaCha20 with a key made from a given seed",
-    "none": "no noise",
-}
-GRID = (
-    "Every released number is a whole multiple of a public step: 2^-26 of the largest power of 2 up to the norm bound (finer "
-    "above 2^24 numbers)"
-)
+Probability = Annotated[float, Field(ge=0, le=1)]
+Multiplier = Annotated[float, Field(ge=0)]
+Count = Annotated[int, Field(ge=0)]
+AtLeastOne = Annotated[int, Field(ge=1)]
+# JSON has no number for infinity.
+EpsilonValue = Annotated[
+    Annotated[float, Field(ge=0)] | Literal["inf"], BeforeValidator(lambda value: "inf" if value == math.inf else value)
+]
+
+
+ACCOUNTING = "dp-accounting"
+PACKAGES = (ACCOUNTING, "numpy", "scipy", "torch")
+
+
+class Part(BaseModel):
+    """Base of all parts: they cannot be changed, and have no other fields."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class AccountantPart(Part):
+    """The accountant used. `pld` and `rdp` are both shown; "inf" where one has no bound."""
+
+    used: Literal["pld", "rdp", "gaussian"]
+    library: str
+    version: str
+    pld: EpsilonValue
+    rdp: EpsilonValue
+    note: str = ""
+
+
+class NoisePart(Part):
+    """How noise was made, and on what grid."""
+
+    mode: Literal["exact", "seeded", "none"]
+    generator: str
+    grid: str
+
+
+class StepsPart(Part):
+    """Training steps: planned, and charged in the ledger (what epsilon is computed from)."""
+
+    planned: AtLeastOne
+    charged: Count
+    sampler: Literal["poisson", "full"]
+    sampling_rate: Annotated[float, Field(gt=0, le=1)]
+    expected_batch_size: AtLeastOne
+    noise_multiplier: Multiplier
+
+
+class ReleasePart(Part):
+    """An answer that is not a step: its noise, and its share of the Gaussian budget of the whole."""
+
+    name: str
+    noise_multiplier: Multiplier
+    share: Probability
+
+
+class TuningPart(Part):
+    """How settings were chosen.
+
+    "undeclared": not said. "none": fixed beforehand. "public": on public data. "listed": on this data, not accounted for;
+    `configurations` lists every one that was tried. "accounted": a random number of trials, paid for; epsilon includes it.
+    """
+
+    kind: Literal["undeclared", "none", "public", "listed", "accounted"]
+    configurations: tuple[str, ...] = ()
+    mean_trials: float | None = None
+    distribution: str | None = None
+    epsilon: EpsilonValue | None = None
+
+    @model_validator(mode="after")
+    def _complete(self) -> "TuningPart":
+        if self.kind == "listed" and not self.configurations:
+            raise ValueError("tuning that is listed must list the configurations tried")
+        if self.kind == "accounted" and None in (self.mean_trials, self.distribution, self.epsilon):
+            raise ValueError("tuning that is accounted needs mean_trials, distribution and epsilon")
+        return self
+
+
+class AttackPart(Part):
+    """An upper bound on every membership attack on what was released."""
+
+    false_positive_rate: Probability
+    true_positive_rate: Probability
+    advantage: Probability
+    reading: str
+
+
+class LedgerPart(Part):
+    """The ledger that the statement was made from."""
+
+    run_id: str
+    entries: Count
+    hash: str
+
+
+class DataPart(Part):
+    """What was decided by the data.
+
+    catalogue: "public", a list given from outside; "log", the items that occur in the log, *assumed* public; "private", items
+    chosen by noisy counts above a threshold. threshold_delta: the part of delta that this threshold takes.
+    outside_guarantee: what was done to the data that the guarantee does not cover. trained_on: which events were used.
+    """
+
+    catalogue: Literal["public", "log", "private"]
+    threshold_delta: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    outside_guarantee: tuple[str, ...] = ()
+    trained_on: str = "all events"
 
 
 class PrivacyStatement(Part):
-    """All that one has to know to judge the guarantee of a released model."""
+    """All that is needed to judge the guarantee of a published model."""
 
     format: Literal[2] = 2
     private: bool
@@ -63,7 +145,7 @@ class PrivacyStatement(Part):
     epsilon_at_delta_1_over_users: EpsilonValue
     unit: str
     neighbours: str = NEIGHBOURS
-    users: Annotated[int, Field(ge=1)]
+    users: AtLeastOne
     data: DataPart
     steps: StepsPart | None
     noise: NoisePart
@@ -94,17 +176,15 @@ class PrivacyStatement(Part):
 
     def text(self) -> str:
         """The statement in words, a few lines."""
-        from dpformer.privacy.wording import in_words  # it knows this module
-
         return in_words(self)
 
 
 @dataclass(frozen=True)
 class Circumstances:
-    """What a statement says beside plan and ledger. `assumptions`: what the guarantee rests on and no proof covers.
+    """What a statement says beside plan and ledger.
 
-    `assumed_public` is what the guarantee takes as known beside the number of users. `insecure` lists reasons not to rely on the
-    guarantee; that of a seeded run is added by itself.
+    assumed_public: what is assumed public beside the number of users. assumptions: what the guarantee rests on without a proof.
+    insecure: reasons not to rely on the guarantee; that of a seeded run is added automatically.
     """
 
     data: DataPart
@@ -123,84 +203,57 @@ def build_statement(
     trials of this same plan, and everything stated includes them.
     """
     if plan.private and account is None:
-        raise PrivacyError("a private run needs its ledger for the statement; what was spent is not known without it")
+        raise PrivacyError("a private run needs its ledger for the statement: it records what was spent")
     if account is not None and account.plan != plan:
         raise PrivacyError("the ledger is of another plan than the statement's; do not trust this run")
-    mechanisms = plan.mechanisms() if account is None else account.spent()
+    charges = plan.charges() if account is None else account.spent()
     delta, threshold = plan.delta, plan.threshold_delta
-    spent = beside_threshold(mechanisms, delta, threshold)
-    attack = attack_bound(mechanisms, delta - threshold, beside=threshold)
-    at_one_over_n = beside_threshold(mechanisms, 1 / plan.users, threshold).epsilon
-    headline, note, insecure = spent.epsilon, spent.note, about.insecure
+    spent = epsilon(charges, delta, threshold)
+    headline, note = spent.epsilon, spent.note
     if isinstance(tuning, Tuning):
-        # A guarantee at delta holds at the larger 1/users too, and its one point bounds every attack.
-        # Each trial has a threshold of its own.
-        left = delta - tuning.trials * threshold
+        left = delta - tuning.trials * threshold  # each trial has a threshold of its own
         if left <= 0:
-            raise PrivacyError(
-                f"{tuning.trials:g} trials with a threshold delta of {threshold:g} each leave nothing of delta {delta:g}"
-            )
-        headline = at_one_over_n = tuned_epsilon(mechanisms, tuning, left)
-        attack = bound_from(np.array([headline]), np.array([plan.delta]))
-        note = " ".join(
-            [note, "One trial is shown here; the tuning is counted by RDP, and epsilon includes it."]
-        ).strip()
+            each = f"{tuning.trials:g} trials with a threshold delta of {threshold:g} each"
+            raise PrivacyError(f"{each} leave nothing of delta {delta:g}; lower the trials")
+        # A guarantee at delta holds at the larger 1/users too, and its one point bounds every attack.
+        headline = at_one_over_n = tuned_epsilon(charges, tuning, left)
+        attack = bound_from(np.array([headline]), np.array([delta]))
+        note = f"{note} {TUNED}".strip()
         tuning = TuningPart(
-            kind="accounted", mean_trials=tuning.trials, distribution=tuning.distribution, epsilon=_value(headline)
+            kind="accounted", mean_trials=tuning.trials, distribution=tuning.distribution, epsilon=headline
         )
-    sigma_1 = gaussian_multiplier(plan.epsilon, delta - threshold) if plan.private else 0.0
+    else:
+        at_one_over_n = epsilon(charges, 1 / plan.users, threshold).epsilon
+        attack = attack_bound(charges, delta, threshold_delta=threshold)
     mode: Literal["exact", "seeded", "none"] = "none" if not plan.private else "seeded" if about.seeded else "exact"
-    if mode == "seeded":
-        insecure = ("the noise came from a known seed and can be subtracted: for research, never to release", *insecure)
     return PrivacyStatement(
         private=plan.private,
-        epsilon=_value(headline),
-        delta=plan.delta,
-        budget=_value(plan.epsilon),
-        epsilon_at_delta_1_over_users=_value(at_one_over_n),
+        epsilon=headline,
+        delta=delta,
+        budget=plan.epsilon,
+        epsilon_at_delta_1_over_users=at_one_over_n,
         unit=UNIT,
         users=plan.users,
         data=about.data.model_copy(update={"threshold_delta": threshold}),
         steps=_steps(plan, account),
         noise=NoisePart(mode=mode, generator=GENERATORS[mode], grid=GRID if plan.private else ""),
-        releases=tuple(
-            ReleasePart(
-                name=release.name,
-                noise_multiplier=release.noise_multiplier,
-                share=min((sigma_1 / release.noise_multiplier) ** 2, 1.0) if release.noise_multiplier else 0.0,
-            )
-            for release in plan.releases
-            if account is None or release.name in account.released
+        releases=_releases(plan, account),
+        accountant=AccountantPart(
+            used=spent.accountant,
+            library="dp_accounting",
+            version=version(ACCOUNTING),
+            pld=spent.pld,
+            rdp=spent.rdp,
+            note=note,
         ),
-        accountant=AccountantPart.model_validate(
-            {
-                "used": spent.accountant,
-                "library": "dp_accounting",
-                "version": version("dp-accounting"),
-                "pld": _value(spent.pld),
-                "rdp": _value(spent.rdp),
-                "note": note,
-            }
-        ),
-        attack=AttackPart(
-            false_positive_rate=attack.false_positive_rate,
-            true_positive_rate=attack.true_positive_rate,
-            advantage=attack.advantage,
-            reading=attack.sentence(),
-        ),
+        attack=AttackPart(**asdict(attack), reading=attack.sentence()),
         assumed_public=("the number of users", *about.assumed_public),
         assumptions=about.assumptions,
         tuning=tuning,
         not_covered=NOT_COVERED,
-        insecure=insecure,
-        ledger=LedgerPart(run_id=account.run_id, entries=account.position.entries, hash=account.position.hash)
-        if account
-        else None,
-        versions={
-            "dpformer": __version__,
-            "python": platform.python_version(),
-            **{name: version(name) for name in ("dp-accounting", "numpy", "scipy", "torch")},
-        },
+        insecure=(SEEDED, *about.insecure) if mode == "seeded" else about.insecure,
+        ledger=LedgerPart(run_id=account.run_id, **asdict(account.position)) if account else None,
+        versions={"dpformer": __version__, "python": platform.python_version(), **{p: version(p) for p in PACKAGES}},
     )
 
 
@@ -210,10 +263,19 @@ def _steps(plan: PrivacyPlan, account: Account | None) -> StepsPart | None:
     return StepsPart(
         planned=plan.steps,
         charged=plan.steps if account is None else account.steps_charged,
-        sampler="full" if plan.sampler == "full" else "poisson",
+        sampler=plan.sampler,
         sampling_rate=plan.rate,
         expected_batch_size=plan.batch_size,
         noise_multiplier=plan.noise_multiplier,
+    )
+
+
+def _releases(plan: PrivacyPlan, account: Account | None) -> tuple[ReleasePart, ...]:
+    sigma_1 = gaussian_multiplier(plan.epsilon, plan.delta - plan.threshold_delta)
+    made = {r.name: r.noise_multiplier for r in plan.releases if account is None or r.name in account.released}
+    return tuple(
+        ReleasePart(name=name, noise_multiplier=sigma, share=min((sigma_1 / sigma) ** 2, 1.0) if sigma else 0.0)
+        for name, sigma in made.items()
     )
 
 
@@ -225,10 +287,6 @@ def parse_statement(text: str | bytes) -> PrivacyStatement:
         first = problem.errors()[0]
         where = ".".join(str(step) for step in first["loc"]) or "the statement"
         raise PrivacyError(f"privacy.json: {where}: {first['msg']}; write it anew from the run") from problem
-
-
-def _value(epsilon: float) -> float | Literal["inf"]:
-    return "inf" if math.isinf(epsilon) else epsilon
 
 
 def json_schema() -> dict[str, Any]:

@@ -1,17 +1,17 @@
 """The price of trying several settings and keeping the best (Papernot and Steinke 2022).
 
-Choosing the best of many runs on private data leaks too. It can be paid for: draw the number of trials K at random,
-tell nobody K, give each trial settings drawn at random from a list fixed beforehand, release only the best.
-dp_accounting counts that (`RepeatAndSelectDpEvent`) by RDP; its PLD accountant does not support it.
+Choosing the best of many runs on private data leaks too. It can be paid for: draw the number of trials K at random, keep K
+secret, give each trial settings drawn at random from a list fixed beforehand, publish only the best. dp_accounting counts that
+(`RepeatAndSelectDpEvent`) by RDP; its PLD accountant does not support it.
 
-The choice is covered only if the *score* is: each trial releases its score too, here as a mean of per-user values in
-[0, 1] with Gaussian noise, one more release within every trial.
+The choice is covered only if the *score* is: each trial also has a noisy answer for its score, a sum over users of values in
+[0, 1] with Gaussian noise.
 """
 
 import math
 import secrets
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from dp_accounting.dp_event import RepeatAndSelectDpEvent
@@ -20,8 +20,7 @@ from scipy.optimize import brentq
 from dpformer.errors import PrivacyError
 from dpformer.privacy.accounting import rdp_epsilon
 from dpformer.privacy.calibration import smallest_noise
-from dpformer.privacy.charge import GaussianRelease, Mechanism, check_delta, check_epsilon, event
-from dpformer.privacy.plan import PrivacyPlan
+from dpformer.privacy.charge import Charge, check_delta, check_epsilon, event
 
 SHAPES = {"geometric": 1.0, "logarithmic": 0.0}
 
@@ -30,8 +29,8 @@ SHAPES = {"geometric": 1.0, "logarithmic": 0.0}
 class Tuning:
     """How many trials are drawn: K >= 1 with mean `trials`, "geometric" or "logarithmic" (cheaper, more often one).
 
-    `score_noise_multiplier` is the noise on the *sum* over users of each trial's score, so the mean score of N users is
-    off by score_noise_multiplier / N.
+    `score_noise_multiplier` is the noise on the *sum* over users of each trial's score, so the mean score of N users is off by
+    score_noise_multiplier / N.
     """
 
     trials: float
@@ -49,7 +48,7 @@ class Tuning:
     def draw(self, generator: np.random.Generator | None = None) -> int:
         """Draw the number of trials, from OS entropy unless a generator is given (research only).
 
-        It is part of the guarantee that nobody learns it.
+        The guarantee assumes that the number stays secret.
         """
         generator = generator or np.random.default_rng(secrets.randbits(256))
         if self.distribution == "geometric":
@@ -59,46 +58,22 @@ class Tuning:
         return int(generator.logseries(p))
 
 
-def tuned_epsilon(mechanisms: Iterable[Mechanism], tuning: Tuning, delta: float) -> float:
-    """Epsilon of the best of a random number of runs of these mechanisms, each with a noisy score. By RDP."""
+def tuned_epsilon(charges: Iterable[Charge], tuning: Tuning, delta: float) -> float:
+    """Epsilon of the best of a random number of runs of these charges, each with a noisy score. By RDP."""
     check_delta(delta)
-    score = GaussianRelease("score", tuning.score_noise_multiplier)
-    trial = event([*mechanisms, score])
+    trial = event([*charges, Charge("score", tuning.score_noise_multiplier)])
     return rdp_epsilon(RepeatAndSelectDpEvent(trial, tuning.trials, SHAPES[tuning.distribution]), delta)
 
 
-def tuned_multiplier(plan: PrivacyPlan, tuning: Tuning) -> float:
-    """The noise multiplier of the plan's steps with which the *whole tuning* stays within the plan's budget.
-
-    The plan's releases are part of every trial; their noise is scaled by the same factor as the steps'.
-    """
-    check_epsilon(plan.epsilon)
-    if not plan.private or not plan.steps:
-        raise PrivacyError("tuning is priced for private plans with steps")
-
-    def spent(sigma: float) -> float:
-        factor = sigma / plan.noise_multiplier
-        releases = [GaussianRelease(r.name, r.noise_multiplier * factor) for r in plan.releases]
-        steps = plan.step_mechanism(sigma)
-        return tuned_epsilon([*releases, steps], tuning, plan.delta)
-
-    try:
-        return smallest_noise(spent, plan.epsilon, 1.5 * plan.noise_multiplier)
-    except PrivacyError:
-        raise PrivacyError(
-            f"no noise pays for {tuning.trials:g} trials within epsilon {plan.epsilon:g}: the noisy scores alone "
-            "spend it; raise the score's noise multiplier or lower the trials"
-        ) from None
-
-
-def tuned_release_multiplier(epsilon: float, delta: float, tuning: Tuning) -> float:
-    """The noise multiplier of a trial that is one Gaussian mechanism, with which the *whole tuning* is (epsilon, delta)-DP."""
+def tuned_factor(charges: Sequence[Charge], tuning: Tuning, epsilon: float, delta: float) -> float:
+    """The smallest factor on the noise multipliers of a trial with which the *whole tuning* is (epsilon, delta)-DP."""
     check_epsilon(epsilon)
-    if not math.isfinite(epsilon):
-        raise PrivacyError("tuning is priced for a finite epsilon")
+    if not math.isfinite(epsilon) or not charges:
+        raise PrivacyError("tuning is priced for a finite epsilon and a trial that asks something")
 
-    def spent(sigma: float) -> float:
-        return tuned_epsilon([GaussianRelease("trial", sigma)], tuning, delta)
+    def spent(factor: float) -> float:
+        scaled = [replace(charge, noise_multiplier=charge.noise_multiplier * factor) for charge in charges]
+        return tuned_epsilon(scaled, tuning, delta)
 
     try:
         return smallest_noise(spent, epsilon, 1.0)

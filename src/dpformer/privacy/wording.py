@@ -1,14 +1,35 @@
-"""The privacy statement in words. Upper bounds are rounded up."""
+"""The words of the privacy statement. Upper bounds are rounded up."""
+
+from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import TYPE_CHECKING
 
-from dpformer.privacy.statement import PrivacyStatement
-from dpformer.privacy.statement_parts import TuningPart
+if TYPE_CHECKING:
+    from dpformer.privacy.statement import PrivacyStatement, TuningPart
 
+UNIT = "one user, with all of that user's events"
+NEIGHBOURS = "the number of users stays, and one user's events are replaced by none"
+NOT_COVERED = (
+    "the history that a served user hands in to get recommendations: it is used, not learned from",
+    "losses, gradient norms, clip rates, metrics on private data, logs: they carry no noise; do not publish them",
+    "the state kept for resuming a run (weights, keys of the noise and of the samples): secret, and deleted when the run ends",
+    "the person or company that runs the training: they hold the data",
+)
+GENERATORS = {
+    "exact": "whole numbers with the law of a rounded ideal Gaussian, from ChaCha20 with a 256-bit key of OS entropy",
+    "seeded": "whole numbers with the law of a rounded ideal Gaussian, from ChaCha20 with a key made from a given seed",
+    "none": "no noise",
+}
+GRID = (
+    "Every released number is a whole multiple of a public step: 2^-26 of the largest power of 2 up to the norm bound (finer "
+    "above 2^24 numbers)"
+)
+SEEDED = "the noise came from a given seed and can be subtracted: for research, never to publish"
+TUNED = "One trial is shown here; the tuning is counted by RDP, and epsilon includes it."
 _CATALOGUES = {
     "public": "The set of items was given from outside of the log and is public.",
-    "log": "The set of items is ASSUMED public: it was taken from the log, so that a rare item tells that somebody had it. "
+    "log": "The set of items is ASSUMED public: it was taken from the log, so a rare item reveals that a user had it. "
     "Declare it with --catalogue FILE, or have it chosen privately with --catalogue private.",
     "private": "The set of items was chosen by noisy counts above a threshold; delta includes {delta:g} for it.",
 }
@@ -60,7 +81,7 @@ def _tuning(part: TuningPart) -> str:
     return "on public data only" if part.kind == "public" else "none; the settings were fixed beforehand"
 
 
-def _bound(value: float | Literal["inf"] | str) -> str:
+def _bound(value: float | str) -> str:
     """An upper bound with four digits, rounded up."""
     return value if isinstance(value, str) else f"{round_up(value, 4):.4g}"
 

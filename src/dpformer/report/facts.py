@@ -19,8 +19,9 @@ from dpformer.artifact.layout import EVENTS, ITEMS, METRICS
 from dpformer.errors import DPFormerError
 from dpformer.evaluation.evaluate import SLICES
 from dpformer.files import read_json
-from dpformer.privacy import epsilon, read_ledger, spending
+from dpformer.privacy import epsilon, read_ledger
 from dpformer.privacy.attack_bounds import delta_curve, power
+from dpformer.privacy.plan import spending
 from dpformer.report.attention_plot import attention_lift, popularity_groups
 
 # Model-written histories for the attention plot, and their length.
@@ -195,6 +196,7 @@ def _attack(folder: Path, artifact: Artifact) -> list[tuple[float, float]]:
     if statement.tuning.kind != "accounted":  # else the one point is all that is known
         mechanisms = read_ledger(folder).spent()
         epsilons, deltas = delta_curve(mechanisms, epsilon(mechanisms, statement.delta))
+        deltas = deltas + statement.data.threshold_delta
     reached = power(FALSE_POSITIVES.tolist(), epsilons, deltas)
     return [(float(a), float(b)) for a, b in zip(FALSE_POSITIVES, reached, strict=True)]
 

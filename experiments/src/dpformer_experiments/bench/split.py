@@ -29,7 +29,8 @@ from dpformer.fit.dpsgd import Trainer
 from dpformer.fit.gradient_sum import GradientSum, Groups
 from dpformer.fit.workers import WORKERS, Team, Worker
 from dpformer.models.transformer import Transformer
-from dpformer.privacy import Curator, Ledger
+from dpformer.privacy import Curator
+from dpformer.privacy.ledger import Ledger
 from dpformer_experiments.bench import workloads
 from dpformer_experiments.bench.contenders import D, Own
 

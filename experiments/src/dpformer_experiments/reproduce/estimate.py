@@ -17,13 +17,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from dpformer.fit.session import begin
 
 from dpformer.data import Dataset, collate, load
 from dpformer.evaluation.held_out import held_out
 from dpformer.files import read_json
 from dpformer.fit.recipe import STATISTICS, Recipe
 from dpformer.fit.run import Run
-from dpformer.fit.session import begin
 from dpformer_experiments.reproduce.cells import Cell
 from dpformer_experiments.reproduce.work import PROGRESS
 

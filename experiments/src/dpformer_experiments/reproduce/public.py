@@ -15,7 +15,8 @@ from dpformer.errors import DataError
 from dpformer.evaluation import held_out
 from dpformer.fit.scorers import to_scorer
 from dpformer.models import TransitionScorer
-from dpformer.privacy import epsilon, gaussian_multiplier, make_plan
+from dpformer.privacy import epsilon, make_plan
+from dpformer.privacy.calibration import gaussian_multiplier
 from dpformer.statistics.combine import Measured, measure
 from dpformer.statistics.settings import TransitionSettings
 from dpformer_experiments.curators import seeded_curator

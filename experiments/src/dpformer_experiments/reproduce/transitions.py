@@ -15,7 +15,8 @@ from dpformer.errors import DataError, PrivacyError
 from dpformer.evaluation import Evaluation, evaluate, held_out
 from dpformer.evaluation.held_out import ITEMS as HELD_OUT
 from dpformer.fit.scorers import POPULARITY_SHARES, count_events, fit_popularity, fit_transitions
-from dpformer.privacy import gaussian_multiplier, make_plan
+from dpformer.privacy import make_plan
+from dpformer.privacy.calibration import gaussian_multiplier
 from dpformer.statistics.settings import TransitionSettings
 from dpformer_experiments.curators import seeded_curator
 from dpformer_experiments.reproduce.data_sets import VARIABLES, find_set

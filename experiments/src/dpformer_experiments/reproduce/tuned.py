@@ -26,19 +26,14 @@ from dpformer.fit.scorers import fit_transitions
 from dpformer.models import TransitionScorer
 from dpformer.privacy import (
     Answer,
-    Asker,
     Curator,
-    GaussianRelease,
     PrivacyPlan,
     Query,
     Sample,
     Statistic,
-    Tuning,
-    split_releases,
-    tuned_epsilon,
-    tuned_release_multiplier,
 )
-from dpformer.privacy.query import Vectors
+from dpformer.privacy.query import Asker, Vectors
+from dpformer.privacy.tuning import Tuning, tuned_epsilon, tuned_factor
 from dpformer.statistics.settings import TransitionSettings
 from dpformer_experiments.curators import seeded_curator
 from dpformer_experiments.reproduce.cells import Cell
@@ -104,7 +99,7 @@ class AskEarlier:
 
 def tuned_transitions(cell: Cell, data: Path, folder: Path, should_stop: ShouldStop, tell: Tell) -> Done | None:
     """All trials, and the figures of the best. A trial that was finished before an interruption is not made again."""
-    sigma = tuned_release_multiplier(cell.epsilon, cell.delta, TUNING)
+    sigma = tuned_factor([Charge("transitions", 1.0)], TUNING, cell.epsilon, cell.delta)
     dataset = load(data)
     people, items = dataset.sequences, len(dataset.catalogue)
     generator = np.random.default_rng(cell.seed)
@@ -117,7 +112,7 @@ def tuned_transitions(cell: Cell, data: Path, folder: Path, should_stop: ShouldS
 
     def curator_of(trial: int) -> Any:
         shares = TransitionSettings(**GRID[drawn[trial]]).shares
-        releases = (*split_releases(sigma, shares), GaussianRelease(SCORE, TUNING.score_noise_multiplier))
+        releases = (*split_budget(sigma, shares), Charge(SCORE, TUNING.score_noise_multiplier))
         plan = PrivacyPlan(len(people), len(people), 0, cell.epsilon, cell.delta, 0.0, releases)
         return seeded_curator(people, plan, 1_000_003 * cell.seed + trial)
 
@@ -132,12 +127,12 @@ def tuned_transitions(cell: Cell, data: Path, folder: Path, should_stop: ShouldS
     best = max(trials, key=lambda trial: trial["score"])
     with curator_of(best["trial"]) as curator:
         model = fit(curator, best["trial"])  # with the same keys: the same answers
-    spent = tuned_epsilon([GaussianRelease("transitions", sigma)], TUNING, cell.delta)
+    spent = tuned_epsilon([Charge("transitions", sigma)], TUNING, cell.delta)
     users = len(people)
     privacy = {
         "epsilon": spent,
         "delta": cell.delta,
-        "epsilon_at_delta_1_over_users": tuned_epsilon([GaussianRelease("transitions", sigma)], TUNING, 1 / users),
+        "epsilon_at_delta_1_over_users": tuned_epsilon([Charge("transitions", sigma)], TUNING, 1 / users),
         "noise_multiplier": sigma,
         "score_noise_multiplier": TUNING.score_noise_multiplier,
         "mean_trials": TUNING.trials,

@@ -15,6 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from dpformer.fit.session import AnyRun, begin, go_on
+
 from dpformer import __version__
 from dpformer.artifact import load as load_artifact
 from dpformer.artifact import read_statement
@@ -27,7 +29,6 @@ from dpformer.fit.folder import read_recipe
 from dpformer.fit.recipe import Recipe
 from dpformer.fit.run import Progress, Run
 from dpformer.fit.scorers import count_events
-from dpformer.fit.session import AnyRun, begin, go_on
 from dpformer_experiments.reproduce.cells import FREE, Cell
 from dpformer_experiments.reproduce.data_sets import fingerprint
 from dpformer_experiments.reproduce.runs import append_line, read_lines

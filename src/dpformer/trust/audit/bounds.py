@@ -37,7 +37,7 @@ from scipy.stats import binom, norm
 
 from dpformer.privacy import epsilon
 from dpformer.privacy.attack_bounds import delta_curve
-from dpformer.privacy.charge import Mechanism
+from dpformer.privacy.charge import Charge
 from dpformer.trust.verify.folder import gaussian_delta, gaussian_epsilon
 
 TANGENTS = 24
@@ -96,12 +96,12 @@ def mu_refuted(correct: int, guesses: int, canaries: int, confidence: float = CO
     return low
 
 
-def claimed_mu(mechanisms: Sequence[Mechanism], delta: float) -> float:
+def claimed_mu(charges: Sequence[Charge], delta: float) -> float:
     """The least mu such that mu-GDP allows all that the claim allows: the largest over the curve delta(epsilon).
 
     For Gaussian mechanisms it is their own mu. A Poisson-sampled training is a little less than mu-GDP everywhere.
     """
-    epsilons, deltas = delta_curve(tuple(mechanisms), epsilon(mechanisms, delta))
+    epsilons, deltas = delta_curve(tuple(charges), epsilon(charges, delta))
     found = 0.0
     for eps, value in zip(epsilons, deltas, strict=True):
         if 1e-7 < value < 1 and gaussian_delta(40.0, float(eps)) > value:

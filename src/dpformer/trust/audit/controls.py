@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from dpformer.clipping import PhantomClipping, TiedCrossEntropy
-from dpformer.privacy import StepAudit
 from dpformer.privacy.noise import rounded_gaussian
 from dpformer.trust.audit.sampling import FALSE_ALARM, ByKeys, FixedSize, Shuffled, check_sampling
+from dpformer.trust.audit.step_audit import StepAudit
 from dpformer.trust.audit.steps import Canary, measure, power
 
 

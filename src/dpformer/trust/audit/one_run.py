@@ -88,7 +88,7 @@ def audit_training(
             watched.asked.clear()
             found = _along(trainer, before, losses, tokens, total)
             scores += found - found.mean()
-        mechanisms = run.plan.mechanisms(run.plan.steps)
+        charges = run.plan.charges(run.plan.steps)
         claim, delta = run.plan.total.epsilon, run.plan.delta
     finally:
         run.close()
@@ -103,7 +103,7 @@ def audit_training(
         trainer.plan.steps,
         delta,
         claim,
-        claimed_mu(mechanisms, delta),
+        claimed_mu(charges, delta),
         epsilon_refuted(correct, guesses, canaries, delta),
         mu,
         epsilon_of(mu, delta),

@@ -2,7 +2,7 @@
 
 The clipped sums are made by the query of the audited training on real users: with the canary, and with the canary's events
 replaced by none. They do not change from trial to trial; the noise does. Each trial is an answer of a real Curator with keys of
-its own; its ledger is kept in memory. See `dpformer.privacy.audit` for the estimate and its interval.
+its own; its ledger is kept in memory. See `step_audit` for the estimate and its interval.
 """
 
 from __future__ import annotations
@@ -16,23 +16,14 @@ import numpy as np
 import torch
 from scipy.stats import norm
 
-from dpformer.privacy import (
-    GRADIENTS,
-    Curator,
-    FullBatchSteps,
-    Keys,
-    Ledger,
-    Position,
-    PrivacyPlan,
-    Sample,
-    StepAudit,
-    audit_step,
-    epsilon,
-)
-from dpformer.privacy.chain import Chain, Line
+from dpformer.privacy import Charge, Curator, Keys, PrivacyPlan, Sample, epsilon
+from dpformer.privacy.chain import Chain, Line, Position
 from dpformer.privacy.curator import Noise
+from dpformer.privacy.ledger import Ledger
 from dpformer.privacy.noise import rounded_gaussian
+from dpformer.privacy.plan import GRADIENTS
 from dpformer.privacy.query import grid_step
+from dpformer.trust.audit.step_audit import StepAudit, audit_step
 
 CONFIDENCE = 0.999
 SMALLEST_EXCESS = 0.2
@@ -139,7 +130,7 @@ def measure(canary: Canary, sigma: float, trials: int, seed: int, noise: Noise =
     canary = canary.flat()
     together = {name: canary.others[name] + value for name, value in canary.own.items()}
     queries = [Known(sums, canary.bound, canary.steps) for sums in (canary.others, together)]
-    spent = epsilon((FullBatchSteps(sigma, 1),), _DELTA).epsilon
+    spent = epsilon((Charge(GRADIENTS, sigma),), _DELTA).epsilon
     plan = PrivacyPlan(_USERS, _USERS, 1, spent, _DELTA, sigma)
     seeds = iter(range(seed * 10**9, (seed + 1) * 10**9))
 

@@ -10,12 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from dpformer.privacy import Sample, StepAudit
+from dpformer.privacy import Sample
 from dpformer.privacy.query import grid_step
 from dpformer.trust.audit.controls import Control, canary_sequence, honest_sampling, run_controls
 from dpformer.trust.audit.membership import Attack, attack_models
 from dpformer.trust.audit.one_run import OneRun, audit_training
 from dpformer.trust.audit.setting import Setting
+from dpformer.trust.audit.step_audit import StepAudit
 from dpformer.trust.audit.steps import Canary, measure, trials_for
 from dpformer.trust.verify.answers import without
 

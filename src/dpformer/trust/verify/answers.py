@@ -11,7 +11,8 @@ import numpy as np
 from dpformer.data import Sequences
 from dpformer.fit.stage import Setup, run_stages
 from dpformer.fit.statistics_stages import stages_before_steps
-from dpformer.privacy import Asker, Query, Sample
+from dpformer.privacy import Query, Sample
+from dpformer.privacy.query import Asker
 from dpformer.trust.verify.checks import Found, Verification
 from dpformer.trust.verify.noise import noise_found
 from dpformer.trust.verify.watch import Asked, Curators, Watched

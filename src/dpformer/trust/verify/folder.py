@@ -18,8 +18,8 @@ from dpformer.fit.recipe import Recipe
 from dpformer.fit.stated import TRAINED_ON
 from dpformer.privacy import PrivacyPlan, PrivacyStatement, read_ledger
 from dpformer.privacy.accounting import rdp_epsilon
-from dpformer.privacy.statement import GENERATORS, GRID, NEIGHBOURS, UNIT
-from dpformer.privacy.statement_parts import NoisePart
+from dpformer.privacy.statement import NoisePart
+from dpformer.privacy.wording import GENERATORS, GRID, NEIGHBOURS, UNIT
 from dpformer.trust.verify.checks import Found, NotChecked
 
 ROOM = 2e-3
@@ -80,7 +80,7 @@ def _assumptions(plan: PrivacyPlan) -> tuple[str, ...]:
 def recount(statement: PrivacyStatement) -> Found:
     """Epsilon counted again from what the statement says was done, by code of its own.
 
-    A threshold takes a part t of delta, and adds -log(1 - t) to epsilon. Gaussian releases alone have a closed form. Else the
+    A threshold takes a part of delta. Gaussian releases alone have a closed form. Else the
     stated epsilon must lie between a recount by PLD (tight, but for its grid) and RDP, another theory, whose epsilon is never
     below the truth.
     """
@@ -96,7 +96,6 @@ def recount(statement: PrivacyStatement) -> Found:
     lines, figures, good = [], {}, True
     for delta, value in stated.items():
         low, high, how = _interval(statement, delta - threshold)
-        low, high = low - math.log1p(-threshold), high - math.log1p(-threshold)
         good &= low * (1 - ROOM) <= value <= high * (1 + ROOM)
         lines.append(f"at delta {delta:.3g}: stated {value:.4f}, {how}")
         figures[f"{delta:g}"] = {"stated": value, "low": low, "high": high}

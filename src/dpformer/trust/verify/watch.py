@@ -10,7 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from dpformer.privacy import GRADIENTS, Answer, Curator, Keys, Ledger, PrivacyPlan, Query, Sample, create_ledger
+from dpformer.privacy import Answer, Curator, Keys, PrivacyPlan, Query, Sample, create_ledger
+from dpformer.privacy.ledger import Ledger
+from dpformer.privacy.plan import GRADIENTS
 
 Draw = Callable[[bytes, int, float], np.ndarray]
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from dpformer.errors import PrivacyError
-from dpformer.privacy.audit import audit_step, mu_interval
 from dpformer.privacy.noise import rounded_gaussian
+from dpformer.trust.audit.step_audit import audit_step, mu_interval
 
 TINY = 1e-6
 """The chance of a false alarm; keys are fixed, so a test passes always or never."""
