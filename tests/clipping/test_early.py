@@ -29,8 +29,8 @@ def test_what_is_used_once_is_derived_early_to_the_same_sums(T, monkeypatch):
     worker = Worker(model, clipping)
     settle = Use.settle
 
-    def noted(use, batch, shorten, gradient):
-        settle(use, batch, shorten, gradient)
+    def noted(use, batch, route, gradient):
+        settle(use, batch, route, gradient)
         assert use.gradient is None
         settled.extend(view.name for view in use.views)
 

@@ -13,24 +13,15 @@ import torch
 from torch import Tensor, nn
 
 from dpformer.clipping import rules  # noqa: F401  (fills the registry)
-from dpformer.clipping.algebra import Dense, Form, Outer, merge
+from dpformer.clipping.algebra import Dense, Form, merge
 from dpformer.clipping.clip import Clip, Rule
-from dpformer.clipping.gradient import (
-    DenseGradients,
-    Formed,
-    FormedGradients,
-    OuterGradients,
-    ParameterGradient,
-    Route,
-)
+from dpformer.clipping.gradient import Formed, Gradient, Route, gradient_of, shorten
 from dpformer.clipping.recorder import Tape, Use
-from dpformer.clipping.tied import Head, StreamedGradient, Weigh
-from dpformer.clipping.views import View
+from dpformer.clipping.tied import Head, TiedGradient, Weigh
 from dpformer.clipping.workspace import Workspace
 from dpformer.errors import ClippingError
 
 Losses = Callable[[], Tensor]
-Gradient = ParameterGradient | FormedGradients | OuterGradients | DenseGradients | StreamedGradient
 # How often a batch of a known structure is checked for mixed samples all the same: one in so many.
 CHECK_EVERY = 100
 # How many different weights that check uses; two samples with the same one are not told apart.
@@ -164,7 +155,7 @@ class PhantomClipping:
         once = {key for key, count in times.items() if count == 1}
         early = [] if suspect else [u for u in tape.uses if all(id(view.parameter) in once for view in u.views)]
         for use in early:
-            use.take = partial(use.settle, batch, self._shorten)
+            use.take = partial(use.settle, batch, self.route)
         try:
             torch.autograd.grad(losses.sum(), tape.anchor, allow_unused=True, retain_graph=suspect)
         finally:
@@ -187,7 +178,7 @@ class PhantomClipping:
         squared = torch.where(losses.isfinite(), 0.0, torch.nan).double()
         bound = torch.zeros_like(squared)
         # The last of the streamed gradients is measured and added in one pass, when all other norms are known.
-        streamed = [g for g in gradients if isinstance(g, StreamedGradient)][-1:]
+        streamed = [g for g in gradients if isinstance(g, TiedGradient)][-1:]
         others = [g for g in gradients if g not in streamed]
         for gradient in others:
             s, b = gradient.measure()
@@ -202,60 +193,38 @@ class PhantomClipping:
             if lost.any():
                 self.nonfinite += int(lost.sum())
                 for gradient in others:
-                    gradient.forget(lost)
+                    gradient.drop(lost)
             weights = weigh(everyone, squared, bound)
             for gradient in others:
-                gradient.add_weighted_sum(weights)
+                gradient.add(weights)
         return squared.clamp_min(0).sqrt()
 
-    def _shorten(self, view: View, form: Form, batch: int) -> Form | Formed:
-        """The gradients of a parameter's only form themselves, where they are to be formed and are no larger."""
-        if not isinstance(form, Outer):
-            return form
-        return ParameterGradient(view.parameter, [form], batch, self.route).shortened() or form
-
     def _gradients(self, uses: list[Use], batch: int) -> list[Gradient]:
-        forms: dict[int, tuple[nn.Parameter, list[Form], list[Head]]] = {}
-        formed: dict[int, tuple[nn.Parameter, Formed]] = {}
+        """One for each parameter used; small parameters share one."""
+        by_parameter: dict[int, tuple[nn.Parameter, list[Form], list[Head]]] = {}
         for use in uses:
             for view, form in use.forms(batch):
-                if id(view.parameter) in formed or (isinstance(form, Formed) and id(view.parameter) in forms):
-                    raise ClippingError(f"{view.name!r} has another form than the one that was to be its only one")
-                if isinstance(form, Formed):
-                    formed[id(view.parameter)] = view.parameter, form
-                    continue
-                _, plain, heads = forms.setdefault(id(view.parameter), (view.parameter, [], []))
-                heads.append(form) if isinstance(form, Head) else plain.append(form)
+                _, forms, heads = by_parameter.setdefault(id(view.parameter), (view.parameter, [], []))
+                heads.append(form) if isinstance(form, Head) else forms.append(form)
                 if len(heads) > 1:
                     raise ClippingError(
                         f"TiedCrossEntropy is called twice with {use.names}: call it once, with hidden states joined along time"
                     )
             use.gradient = None
-        found: list[Gradient] = []
+        gradients: list[Gradient] = []
         small: dict[torch.dtype, list[tuple[nn.Parameter, Dense]]] = {}
-        large: dict[tuple[Any, ...], list[ParameterGradient]] = {}
-        for p, plain, heads in forms.values():
+        for p, forms, heads in by_parameter.values():
             if heads:
-                found.append(StreamedGradient(p, heads[0], plain, batch, self.route))
-            elif all(isinstance(form, Dense) for form in plain):
-                (form,) = merge(plain)
-                assert isinstance(form, Dense)
+                gradients.append(TiedGradient(p, heads[0], forms, batch, self.route))
+                continue
+            forms = merge(forms)
+            if len(forms) == 1:
+                forms = [shorten(p, forms[0], self.route)]
+            if len(forms) == 1 and isinstance(form := forms[0], Dense) and form.norms is None:
                 small.setdefault(p.dtype, []).append((p, form))
             else:
-                one = ParameterGradient(p, plain, batch, self.route)
-                if (gradients := one.shortened()) is not None:
-                    formed[id(p)] = p, gradients
-                elif len(one.forms) > 1 or not isinstance(one.forms[0], Outer) or not one.replaces:
-                    found.append(one)
-                else:
-                    large.setdefault((one.shape, p.dtype, p.device), []).append(one)
-        for dtype in dict.fromkeys(
-            p.dtype for p, _ in formed.values()
-        ):  # in order: the sums are the same bits every time
-            found.append(FormedGradients([pair for pair in formed.values() if pair[0].dtype == dtype]))
-        found += [OuterGradients(alike, self._workspace) for alike in large.values()]
-        found += [DenseGradients([p for p, _ in pairs], [form for _, form in pairs]) for pairs in small.values()]
-        return found
+                gradients.append(gradient_of(p, forms, batch, self.route, self._workspace))
+        return gradients + [Formed.join([p for p, _ in parts], [form for _, form in parts]) for parts in small.values()]
 
 
 def _precise(losses: Tensor) -> AbstractContextManager[object]:

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, resolve_name
 
 from dpformer.clipping.algebra import Dense, Form, sizes
-from dpformer.clipping.gradient import Formed, Route
+from dpformer.clipping.gradient import Route, shorten
 from dpformer.clipping.guard import Samples
 from dpformer.clipping.views import View
 from dpformer.errors import ClippingError
@@ -59,15 +59,15 @@ class Use:
         """Whether a gradient came."""
         return self.gradient is not None or self.found is not None
 
-    def settle(self, batch: int, shorten: Callable[[View, Form, int], Form | Formed], gradient: Tensor) -> None:
+    def settle(self, batch: int, route: Route | None, gradient: Tensor) -> None:
         """Derive and shorten the forms while the gradient is at hand, and let go of it and of what else they were made from."""
         self.gradient = gradient
         forms = list(self.forms(batch))
         # Of a parameter with several forms, theirs have terms with one another too.
         times = Counter(id(view.parameter) for view, _ in forms)
-        self.found = [(v, shorten(v, form, batch) if times[id(v.parameter)] == 1 else form) for v, form in forms]
+        self.found = [(v, shorten(v.parameter, f, route) if times[id(v.parameter)] == 1 else f) for v, f in forms]
         self.gradient, self.derive = None, _spent
-        if all(isinstance(form, (Formed, Dense)) for _, form in self.found):
+        if all(isinstance(form, Dense) for _, form in self.found):
             self.saved = ()  # else they are read once more
 
     def forms(self, batch: int) -> Iterable[tuple[View, Any]]:

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from dpformer.clipping.algebra import BLOCK, Form, Outer, Sparse, inner, squared_norms
-from dpformer.clipping.gradient import ParameterGradient, Route
+from dpformer.clipping.algebra import BLOCK, Form, Outer, Sparse, inner, merge, squared_norms
+from dpformer.clipping.gradient import Route, gradient_of
 from dpformer.clipping.tied_head import Group, HeadPass, Tile, by_pairs
 
 # From samples, their squared norms and squared bounds, each [b], to their weights in the sum, [b].
@@ -41,7 +41,7 @@ class Head:
     upstream: Tensor
 
 
-class StreamedGradient:
+class TiedGradient:
     """Per-sample gradients of a table with one use as output layer and any other uses."""
 
     def __init__(
@@ -49,21 +49,21 @@ class StreamedGradient:
     ) -> None:
         self.parameter = parameter
         self.head, self.upstream = head.head, head.upstream.to(parameter.dtype)
-        self.others = ParameterGradient(parameter, others, batch, route)
+        self.others = gradient_of(parameter, merge(others), batch, route, self.head.workspace)
         self.route = route
 
     def measure(self) -> tuple[Tensor, Tensor]:
-        """As `ParameterGradient.measure`."""
+        """See `Gradient`."""
         return self.clip(None)
 
-    def add_weighted_sum(self, weights: Tensor) -> None:
-        """As `ParameterGradient.add_weighted_sum`."""
+    def add(self, weights: Tensor) -> None:
+        """See `Gradient`."""
         self.clip(lambda samples, squared, bound: weights[samples])
 
-    def forget(self, samples: Tensor) -> None:
-        """As `ParameterGradient.forget`."""
+    def drop(self, samples: Tensor) -> None:
+        """See `Gradient`."""
         self.upstream = self.upstream.masked_fill(samples, 0)
-        self.others.forget(samples)
+        self.others.drop(samples)
 
     def clip(self, weigh: Weigh | None, rest: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, Tensor]:
         """Squared norms and squared bounds `[B]`; and, if `weigh` is given, the weighted sum in the same pass over D.
@@ -74,7 +74,7 @@ class StreamedGradient:
         bound = (others + self.head.bound.double() * self.upstream.abs().double()).square()
         # Of the other uses alone, for samples that are not formed: theirs come with the head's.
         all_formed = not len(self.head.empty) and not any(self._by_gram(group) for group in self.head.groups)
-        squared = torch.zeros_like(bound) if all_formed else self.others.squared(others)
+        squared = torch.zeros_like(bound) if all_formed else self.others.squared()
         known = (torch.zeros_like(bound), bound) if rest is None else (rest[0], rest[1] + bound)
         # What is looked up for each tile lies in its order, so that a tile takes a slice.
         order = self.head.order
@@ -102,8 +102,8 @@ class StreamedGradient:
             empty = self.head.empty
             pending[empty] = weigh(empty, known[0][empty] + squared[empty], known[1][empty]).double()
             if (lost := ~squared.isfinite()).any():
-                self.others.forget(lost)
-            self.others.add_weighted_sum(pending)
+                self.others.drop(lost)
+            self.others.add(pending)
         return squared, bound
 
     def _by_gram(self, group: Group) -> bool:
@@ -119,7 +119,7 @@ class _Pass:
 
     def __init__(
         self,
-        gradient: StreamedGradient,
+        gradient: TiedGradient,
         weigh: Weigh | None,
         order: Tensor,
         squared: Tensor,
@@ -167,7 +167,7 @@ class _Pass:
         weights, finite = self._settle(part, squared)
         if weights is not None and self.total is not None:
             if not finite:
-                own.forget(~squared.isfinite())
+                own.drop(~squared.isfinite())
             H = own.cols * weights.to(own.cols.dtype)[:, None, None]
             self.total.addmm_(H.flatten(0, 1).T, own.rows.flatten(0, 1))
             self.pending[part] = weights
