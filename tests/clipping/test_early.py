@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.overrides import handle_torch_function, has_torch_function
 
-from dpformer.clipping import PhantomClipping, phantom, register_rule
+from dpformer.clipping import PhantomClipping, guard, register_rule
 from dpformer.clipping.algebra import Outer
 from dpformer.clipping.recorder import Use
 from dpformer.errors import ClippingError
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("float64")
 
 @pytest.fixture(autouse=True)
 def no_check_at_random(monkeypatch):
-    monkeypatch.setattr(phantom, "CHECK_EVERY", 10**9)
+    monkeypatch.setattr(guard, "CHECK_EVERY", 10**9)
 
 
 @pytest.mark.parametrize("T", [1, 9])  # gradients larger than their factors, and smaller

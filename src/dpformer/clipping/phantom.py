@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
@@ -16,16 +15,13 @@ from dpformer.clipping import rules  # noqa: F401  (fills the registry)
 from dpformer.clipping.algebra import Dense, Form, merge
 from dpformer.clipping.clip import Clip, Rule
 from dpformer.clipping.gradient import Formed, Gradient, Route, gradient_of, shorten
+from dpformer.clipping.guard import check_apart, check_first, is_unclear, structure_of
 from dpformer.clipping.recorder import Tape, Use
 from dpformer.clipping.tied import Head, TiedGradient, Weigh
 from dpformer.clipping.workspace import Workspace
 from dpformer.errors import ClippingError
 
 Losses = Callable[[], Tensor]
-# How often a batch of a known structure is checked for mixed samples all the same: one in so many.
-CHECK_EVERY = 100
-# How many different weights that check uses; two samples with the same one are not told apart.
-POWERS = 24
 
 
 class PhantomClipping:
@@ -141,12 +137,8 @@ class PhantomClipping:
         """Fill in the gradient at the output of every use, and keep the uses that have one."""
         tape.check_graph(losses)
         batch = len(losses)
-        modes = tuple(module.training for module in self.module.modules())
-        structure = (modes, *((use.called, use.names, len(use.shape)) for use in tape.uses))
-        evident = all(use.superseded or batch in (*use.shape[:1], use.merged) for use in tape.uses)
-        suspect = structure not in self._seen or not evident or tape.samples.reordered
-        # Now and then in any case: what the notes on the forward pass do not tell would be found out.
-        suspect = batch > 1 and (suspect or secrets.randbelow(CHECK_EVERY) == 0)
+        structure = structure_of(self.module, tape.uses)
+        suspect = batch > 1 and (structure not in self._seen or is_unclear(tape, batch))
         for use in tape.uses:
             use.gradient = None  # a backward pass inside the model may have left one
         # What is sure to be a parameter's only use is derived where its gradient comes up: in the processor's cache, and in
@@ -162,13 +154,8 @@ class PhantomClipping:
             for use in early:
                 use.take = None  # it knows the use: a circle would keep the memory of a pass until the collector comes
         tape.uses = [use for use in tape.uses if use.reached]
-        for use in tape.uses:
-            if not use.shape or use.shape[0] % batch:
-                raise ClippingError(
-                    f"{use.called} uses {use.names} in a result of shape {tuple(use.shape)} whose first dimension does not "
-                    f"hold the {batch} samples: keep samples first, and padded rather than packed by a mask"
-                )
-        if suspect and _check_apart(tape, losses):
+        check_first(tape.uses, batch)
+        if suspect and check_apart(tape, losses):
             self._seen.add(structure)
 
     def _sum(self, tape: Tape, losses: Tensor, weigh: Weigh | None) -> Tensor:
@@ -231,55 +218,6 @@ def _precise(losses: Tensor) -> AbstractContextManager[object]:
     """Whoever runs all of this under autocast wants it for the forward pass: norms and sums are in the parameters' type."""
     kind = losses.device.type
     return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
-
-
-def _check_apart(tape: Tape, losses: Tensor) -> bool:
-    """Raise if the gradient at sample i's part of a use comes from another sample's loss; True if that is now sure.
-
-    Backward is linear, so with random weights w on the losses the gradient at sample i's part must be w_i times the one without.
-    A batch norm, in-batch negatives or a batch dimension in another place make it a mixture. The weights are powers of two:
-    multiplying by them commutes with rounding, so that the comparison can be sharp.
-    """
-    generator = torch.Generator()  # of its own, so that the model's random numbers are those of an unchecked pass
-    generator.seed()
-    powers = torch.randperm(len(losses), generator=generator) % POWERS  # all different in a small batch
-    weights = torch.pow(2.0, powers).to(losses)
-    sure: list[bool] = []
-    for use in tape.uses:
-        # Compared where it comes up, so that no second gradient of all uses is in memory.
-        use.take = partial(_compare, use, weights, sure)
-    try:
-        torch.autograd.grad((losses * weights).sum(), tape.anchor, allow_unused=True)
-    finally:
-        for use in tape.uses:
-            use.take = None
-    if len(sure) != len(tape.uses):
-        raise ClippingError("a weighted backward pass reached other uses of parameters than the one before it")
-    return all(sure)
-
-
-def _compare(use: Use, weights: Tensor, sure: list[bool], mixed: Tensor) -> None:
-    """Note whether a use shows that its samples are apart; raise if they are not.
-
-    A use that had no gradient in two samples of different weight (a gate that starts at zero, say) shows nothing, and is looked
-    at again next time.
-    """
-    assert use.gradient is not None
-    if not mixed.numel():
-        sure.append(True)
-        return
-    plain, mixed = use.gradient.reshape(len(weights), -1), mixed.reshape(len(weights), -1)
-    w = weights[:, None].to(plain)
-    off = torch.nan_to_num(mixed - plain * w, 0.0, 0.0, 0.0).abs().amax(1)
-    size = torch.nan_to_num(plain * w, 0.0, 0.0, 0.0).abs().amax(1)
-    # Below `tiny` numbers have fewer bits, and multiplying by a power of two does round: saturated attention gets there.
-    limits = torch.finfo(plain.dtype)
-    if bool((off > 100 * limits.eps * size + limits.tiny * w[:, 0]).any()):
-        raise ClippingError(
-            f"the loss of one sample depends on another at {use.called} with {use.names}: samples must be the first "
-            "dimension everywhere, and nothing (batch norm, in-batch negatives) may mix them"
-        )
-    sure.append(len(weights[size > 0].unique()) > 1)
 
 
 def _check_parameters(trainable: Iterable[tuple[str, nn.Parameter]]) -> float:

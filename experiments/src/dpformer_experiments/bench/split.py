@@ -53,7 +53,7 @@ PLACES: list[tuple[Any, str, str]] = [
     (phantom.PhantomClipping, "_gradients", NORMS),
     (Transformer, "forward", BLOCKS),
     (phantom.PhantomClipping, "_differentiate", BLOCKS),
-    (phantom, "_check_apart", GUARD),
+    (phantom, "check_apart", GUARD),
     (Worker, "add", OTHER),
     (Worker, "sum", GRID),
     (workers, "add_rounded", GRID),
