@@ -21,7 +21,8 @@ from torch import Tensor, nn
 
 from dpformer.clipping.algebra import BLOCK, Form, Outer, Sparse, inner, merge, squared_norms
 from dpformer.clipping.gradient import Route, gradient_of
-from dpformer.clipping.tied_head import Group, HeadPass, Tile, by_pairs
+from dpformer.clipping.tied_head import HeadPass
+from dpformer.clipping.tiles import Group, Tile, by_pairs
 
 # From samples, their squared norms and squared bounds, each [b], to their weights in the sum, [b].
 Weigh = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -73,25 +74,26 @@ class TiedGradient:
         others = self.others.bound()
         bound = (others + self.head.bound.double() * self.upstream.abs().double()).square()
         # Of the other uses alone, for samples that are not formed: theirs come with the head's.
-        all_formed = not len(self.head.empty) and not any(self._by_gram(group) for group in self.head.groups)
+        tiling = self.head.tiling
+        all_formed = not len(tiling.empty) and not any(self._by_gram(group) for group in tiling.groups)
         squared = torch.zeros_like(bound) if all_formed else self.others.squared()
         known = (torch.zeros_like(bound), bound) if rest is None else (rest[0], rest[1] + bound)
         # What is looked up for each tile lies in its order, so that a tile takes a slice.
-        order = self.head.order
+        order = tiling.order
         pass_ = _Pass(self, weigh, order, squared[order], known[0][order], known[1][order])
         H: Tensor | None = None
-        for group in self.head.groups:
-            if (G := self.head.kept(group)) is not None:
+        for group in tiling.groups:
+            if (G := self.head.kept.gradients(group)) is not None:
                 pass_.kept(group, G)
                 continue
             if H is None:
-                H = self.head.scaled * self.upstream[self.head.owners, None]
-            for tile in self.head.tiles_of(group, H):
+                H = self.head.scaled(self.upstream)
+            for tile in self.head.tiles(group, H):
                 pass_.gram(tile) if self._by_gram(group) else pass_.formed(tile)
         squared[order] = pass_.squared
         if weigh is not None and pass_.total is not None:
             whole = pass_.close_block()
-            self.head.release()
+            self.head.kept.release()
             assert self.parameter.grad is not None
             self.parameter.grad.add_(whole.T)
             if all_formed:
@@ -99,7 +101,7 @@ class TiedGradient:
             # The other uses' forms are added here, but for those that went into a formed gradient.
             pending = torch.zeros_like(squared)
             pending[order] = pass_.pending
-            empty = self.head.empty
+            empty = tiling.empty
             pending[empty] = weigh(empty, known[0][empty] + squared[empty], known[1][empty]).double()
             if (lost := ~squared.isfinite()).any():
                 self.others.drop(lost)
@@ -110,7 +112,7 @@ class TiedGradient:
         """Whether a group's samples are measured by pairs of tokens."""
         forms = self.others.forms
         simple = not forms or (len(forms) == 1 and isinstance(forms[0], Sparse))
-        whole = len(group.samples) > 1 or self.head.group >= group.T
+        whole = group.size > 1 or self.head.tiling.most >= group.T
         return simple and whole and not group.kept and by_pairs(group.T, self.parameter.shape[1], self.route)
 
 
@@ -134,7 +136,7 @@ class _Pass:
         self.forms = gradient.others.forms
         self.sparse: Sparse | None = None
         if len(self.forms) == 1 and isinstance(form := self.forms[0], Sparse):
-            self.sparse = form if self.head.ordered else Sparse(form.index[order], form.values[order])
+            self.sparse = form if self.head.tiling.ordered else Sparse(form.index[order], form.values[order])
         self.total = self._take("sum", 1)[0].zero_() if weigh is not None else None
         self._whole: Tensor | None = None
         self._added = 0
@@ -159,7 +161,7 @@ class _Pass:
 
     def gram(self, tile: Tile) -> None:
         """Samples by their pairs of tokens."""
-        part = slice(tile.at, tile.at + len(tile.samples))
+        part = slice(tile.at, tile.at + len(tile.H))
         own = Outer(tile.D, tile.H)
         squared = self.squared[part] + _products(tile.D, tile.H)
         if self.sparse is not None:
@@ -176,7 +178,7 @@ class _Pass:
     def formed(self, tile: Tile) -> None:
         """Samples by their gradients themselves, a few at a time."""
         M, d = self.shape
-        b = len(tile.samples)
+        b = len(tile.H)
         for k, n in _parts(b, FORMED_ELEMENTS // (M * d)):
             part = slice(tile.at + k, tile.at + k + n)
             # A sample in several tiles is alone in them; its gradient stays in memory from the first to the last.
