@@ -1,6 +1,7 @@
-"""Check that samples do not mix: the first dimension of every use of a parameter must hold the samples, in order.
+"""Check that samples do not mix, and that no gradient passes by the recorder.
 
-Per-sample gradients are read off the first dimension. Most functions keep it. `check_apart` checks it on the gradients
+The first dimension of every use of a parameter must hold the samples, in order:
+per-sample gradients are read off it. Most functions keep it. `check_apart` checks it on the gradients
 themselves, by a second backward pass: the first time a structure of uses is seen, every time a function of the forward pass may
 have reordered samples (`Samples` notes these), and at random.
 """
@@ -87,6 +88,26 @@ class Samples:
 def _touches_first(key: Any) -> bool:
     first = (key[0] if key else slice(None)) if isinstance(key, tuple) else key
     return not (first is None or first is Ellipsis or first == slice(None)) if not isinstance(first, Tensor) else True
+
+
+def check_graph(tape: Tape, losses: Tensor) -> None:
+    """Raise if any leaf other than the recorder's anchor can receive a gradient from `losses`."""
+    seen: set[Any] = set()
+    stack = [(losses.grad_fn, "the loss")]
+    while stack:
+        node, user = stack.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        leaf = getattr(node, "variable", None)
+        if leaf is not None and leaf is not tape.anchor:
+            if (view := tape.view(leaf)) is not None:
+                raise tape.refuse(user, view, "was not seen by the recorder")
+            raise ClippingError(
+                f"a tensor of shape {tuple(leaf.shape)} that requires a gradient reaches the loss through {user} and is "
+                "no parameter of the module: give PhantomClipping the module that holds it, or detach it"
+            )
+        stack.extend((following, node.name()) for following, _ in node.next_functions)
 
 
 def structure_of(module: nn.Module, uses: list[Use]) -> tuple[Any, ...]:

@@ -15,7 +15,7 @@ from dpformer.clipping import rules  # noqa: F401  (fills the registry)
 from dpformer.clipping.algebra import Dense, Form, merge
 from dpformer.clipping.clip import Clip, Rule
 from dpformer.clipping.gradient import Formed, Gradient, Route, gradient_of, shorten
-from dpformer.clipping.guard import check_apart, check_first, is_unclear, structure_of
+from dpformer.clipping.guard import check_apart, check_first, check_graph, is_unclear, structure_of
 from dpformer.clipping.recorder import Tape, Use
 from dpformer.clipping.tied import Head, TiedGradient, Weigh
 from dpformer.clipping.workspace import Workspace
@@ -135,7 +135,7 @@ class PhantomClipping:
 
     def _differentiate(self, tape: Tape, losses: Tensor) -> None:
         """Fill in the gradient at the output of every use, and keep the uses that have one."""
-        tape.check_graph(losses)
+        check_graph(tape, losses)
         batch = len(losses)
         structure = structure_of(self.module, tape.uses)
         suspect = batch > 1 and (structure not in self._seen or is_unclear(tape, batch))
