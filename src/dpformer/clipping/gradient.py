@@ -51,14 +51,13 @@ def matrix_shape(shape: torch.Size) -> tuple[int, int]:
 
 
 class Pairs:
-    """The gradient as a sum of forms; `|G|^2` is the sum of the inner products of all pairs of forms."""
+    """The gradient as a sum of forms; `|G|^2` is the sum of the inner products of all pairs of forms. See `Gradient`."""
 
     def __init__(self, parameter: nn.Parameter, forms: list[Form], batch: int) -> None:
         self.parameter, self.forms, self.batch = parameter, forms, batch
         self.shape = matrix_shape(parameter.shape)
 
     def measure(self) -> tuple[Tensor, Tensor]:
-        """See `Gradient`."""
         bound = self.bound()
         return self.squared(), bound.square()
 
@@ -82,14 +81,12 @@ class Pairs:
         return (total.clamp_min(0).sqrt() + hidden).square()
 
     def add(self, weights: Tensor) -> None:
-        """See `Gradient`."""
         assert self.parameter.grad is not None
         out, weights = self.parameter.grad.view(self.shape), weights.to(self.parameter.dtype)
         for form in self.forms:
             form.add_weighted(weights, out)
 
     def drop(self, samples: Tensor) -> None:
-        """See `Gradient`."""
         for form in self.forms:
             form.drop(samples)
 
@@ -100,21 +97,20 @@ class Formed(Pairs):
     The sum is computed from the forms. Gradients of several forms are kept where they are small, and the sum computed from them.
     """
 
-    def __init__(
-        self, parameter: nn.Parameter, forms: list[Form], batch: int, workspace: Workspace | None = None
-    ) -> None:
+    # Parameters that are parts of this one: see `join`.
+    parts: tuple[nn.Parameter, ...] = ()
+
+    def __init__(self, parameter: nn.Parameter, forms: list[Form], batch: int, workspace: Workspace) -> None:
         super().__init__(parameter, forms, batch)
-        self.workspace = workspace or Workspace()
-        # Parameters that are parts of this one: see `join`.
-        self.parts: list[nn.Parameter] = []
+        self.workspace = workspace
 
     @classmethod
-    def join(cls, parts: list[nn.Parameter], forms: list[Dense]) -> Formed:
+    def join(cls, parts: tuple[nn.Parameter, ...], forms: tuple[Dense, ...]) -> Formed:
         """The gradient of several small parameters (biases, scales) as of one column: fewer and larger operations."""
         bound = torch.linalg.vector_norm(torch.stack([form.bound() for form in forms]).double(), dim=0)
         dense = Dense(torch.cat([form.gradient.flatten(1) for form in forms], dim=1)[..., None], bound)
         whole = nn.Parameter(dense.gradient.new_zeros(dense.gradient.shape[1]))
-        joined = cls(whole, [dense], len(bound))
+        joined = cls(whole, [dense], len(bound), Workspace())
         joined.parts = parts
         return joined
 
@@ -146,7 +142,6 @@ class Formed(Pairs):
         return torch.cat(squares)
 
     def add(self, weights: Tensor) -> None:
-        """See `Gradient`."""
         if not self.parts:
             return super().add(weights)
         self.parameter.grad = torch.zeros_like(self.parameter)
@@ -188,9 +183,9 @@ def cheaper_route(parameter: nn.Parameter, forms: list[Form]) -> Route:
 
 def shorten(parameter: nn.Parameter, form: Form, route: Route | None) -> Form:
     """A parameter's only form; of a linear use, the gradients themselves where they are to be formed and are no larger."""
-    if not isinstance(form, Outer) or (route or cheaper_route(parameter, [form])) == "gram":
+    if not isinstance(form, Outer) or not is_compact(parameter, [form]):
         return form
-    if not is_compact(parameter, [form]):
+    if (route or cheaper_route(parameter, [form])) == "gram":
         return form
     gradient = torch.bmm(form.rows.transpose(1, 2), form.cols)
     return Dense(gradient, form.bound(), norms_of_pieces(gradient))  # measured while it is in the processor's cache

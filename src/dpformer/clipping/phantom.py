@@ -70,7 +70,7 @@ class PhantomClipping:
 
     @property
     def sensitivity(self) -> float:
-        """How much one sample can change the sum, in L2 norm: the scale that noise is calibrated to."""
+        """How much one sample can change the sum, in L2 norm: noise is calibrated to it."""
         return self.clip.max_norm
 
     def backward(self, compute_losses: Losses) -> Tensor:
@@ -161,27 +161,24 @@ class PhantomClipping:
     def _sum(self, tape: Tape, losses: Tensor, weigh: Weigh | None) -> Tensor:
         batch = len(losses)
         gradients = self._gradients(tape.uses, batch)
-        everyone = torch.arange(batch, device=losses.device)
         squared = torch.where(losses.isfinite(), 0.0, torch.nan).double()
         bound = torch.zeros_like(squared)
-        # The last of the streamed gradients is measured and added in one pass, when all other norms are known.
-        streamed = [g for g in gradients if isinstance(g, TiedGradient)][-1:]
-        others = [g for g in gradients if g not in streamed]
+        # The last tied table is measured and added in one pass, after all other norms.
+        tied = [g for g in gradients if isinstance(g, TiedGradient)][-1:]
+        others = [g for g in gradients if g not in tied]
         for gradient in others:
             s, b = gradient.measure()
-            squared += s
-            bound += b
-        if streamed:
-            s, b = streamed[0].clip(weigh, rest=(squared, bound))
-            squared += s
-            bound += b
+            squared, bound = squared + s, bound + b
+        if tied:
+            s, b = tied[0].clip(weigh, rest=(squared, bound))
+            squared, bound = squared + s, bound + b
         if weigh is not None:
-            lost = ~(squared.isfinite() & bound.isfinite())
-            if lost.any():
-                self.nonfinite += int(lost.sum())
+            dropped = ~(squared.isfinite() & bound.isfinite())
+            if dropped.any():
+                self.nonfinite += int(dropped.sum())
                 for gradient in others:
-                    gradient.drop(lost)
-            weights = weigh(everyone, squared, bound)
+                    gradient.drop(dropped)
+            weights = weigh(torch.arange(batch, device=losses.device), squared, bound)
             for gradient in others:
                 gradient.add(weights)
         return squared.clamp_min(0).sqrt()
@@ -211,11 +208,11 @@ class PhantomClipping:
                 small.setdefault(p.dtype, []).append((p, form))
             else:
                 gradients.append(gradient_of(p, forms, batch, self.route, self._workspace))
-        return gradients + [Formed.join([p for p, _ in parts], [form for _, form in parts]) for parts in small.values()]
+        return gradients + [Formed.join(*zip(*parts, strict=True)) for parts in small.values()]
 
 
 def _precise(losses: Tensor) -> AbstractContextManager[object]:
-    """Whoever runs all of this under autocast wants it for the forward pass: norms and sums are in the parameters' type."""
+    """No autocast: it is meant for the forward pass; norms and sums are in the parameters' type."""
     kind = losses.device.type
     return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
 

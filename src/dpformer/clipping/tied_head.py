@@ -192,21 +192,24 @@ def _split(bias: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
 
 
 class Plain(torch.autograd.Function):
-    """The head under plain autograd."""
+    """The losses of a head as a function of its hidden states and, under plain autograd, of its table."""
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, table: Tensor, head: HeadPass, targets: Tensor, weights: Tensor) -> Tensor:
         ctx.head = head
-        ctx.save_for_backward(hidden, targets, weights)  # the head may read them again
+        if ctx.needs_input_grad[1]:
+            ctx.save_for_backward(hidden, targets, weights)  # the head may read them again
         return head.losses
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-        _ = ctx.saved_tensors  # an error if they were changed
         head: HeadPass = ctx.head
-        at_hidden = head.gradient * upstream[:, None, None] if ctx.needs_input_grad[0] else None
-        at_table = None
+        at_hidden = at_table = None
+        if ctx.needs_input_grad[0]:
+            # Of a plain sum, as it usually is, without a copy.
+            at_hidden = head.gradient if bool((upstream == 1).all()) else head.gradient * upstream[:, None, None]
         if ctx.needs_input_grad[1]:
+            _ = ctx.saved_tensors  # an error if they were changed
             total = head.workspace.take("sum", head.E.shape[1], head.E.shape[0], head.E).zero_()
             H = head.scaled(upstream)
             for tile in (tile for group in head.tiling.groups for tile in head.tiles(group, H)):

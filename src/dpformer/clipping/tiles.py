@@ -161,7 +161,6 @@ class Kept:
         # Tokens of kept samples.
         self.long = sum(group.size * group.T for group in long)
         rows = sum(group.size for group in long) * d
-        self._G = self._D = None
         if (rows + tokens - self.long) * M <= HOLD_ELEMENTS:
             memory = workspace.take("held", rows + tokens - self.long, M, table)
             self._G, self._D = memory[:rows].view(-1, d, M), memory[rows:]
@@ -170,19 +169,16 @@ class Kept:
     @property
     def valid(self) -> bool:
         """Whether there is memory, and no other pass has written over it."""
-        return self._D is not None and self.workspace.held_by is self
+        return self.workspace.held_by is self
 
     def rows(self, places: slice) -> Tensor | None:
         """D of some tokens `[tokens, M]`, if it is kept."""
-        if self._D is None or not self.valid or places.start < self.long:
-            return None
-        return self._D[places.start - self.long : places.stop - self.long]
+        at = places.start - self.long
+        return self._D[at : places.stop - self.long] if self.valid and at >= 0 else None
 
     def gradients(self, group: Group) -> Tensor | None:
         """Gradients at E of a group's samples, `[size, d, M]`, transposed, if they are kept."""
-        if self._G is None or not self.valid or not group.kept:
-            return None
-        return self._G[group.at : group.at + group.size]
+        return self._G[group.at : group.at + group.size] if self.valid and group.kept else None
 
     def release(self) -> None:
         """From now on D is computed again: what was kept was written over."""
@@ -193,15 +189,11 @@ class Kept:
         E, and whether they are its first ones.
         """
         tiles: list[tuple[slice, Tensor | None, bool]] = []
-        start = 0
-        if self._G is not None:
-            start, most, gradients = self.long, self.tiling.most, self._G.unbind()
-            for group in (group for group in self.tiling.groups if group.kept):
-                for k in range(group.size):
-                    at = group.start + k * group.T
-                    for t in range(0, group.T, most):
-                        tile = slice(at + t, at + min(t + most, group.T))
-                        tiles.append((tile, gradients[group.at + k], t == 0))
-        for at in range(start, tokens, TILE_TOKENS):
-            tiles.append((slice(at, min(at + TILE_TOKENS, tokens)), None, True))
+        most, kept = self.tiling.most, [group for group in self.tiling.groups if group.kept and self.valid]
+        for group in kept:
+            for k in range(group.size):
+                G, at = self._G[group.at + k], group.start + k * group.T
+                tiles += [(slice(at + t, at + min(t + most, group.T)), G, t == 0) for t in range(0, group.T, most)]
+        start = self.long if self.valid else 0
+        tiles += [(slice(t, min(t + TILE_TOKENS, tokens)), None, True) for t in range(start, tokens, TILE_TOKENS)]
         return tiles

@@ -68,9 +68,8 @@ def _combine(
         recorded = tape.record_rows(function, view)
         left, right = (recorded, other) if a is not None else (input, recorded)
         return compute(left, right, alpha=alpha) if alpha != 1 else compute(left, right)
-    in_place = (
-        function.__name__.endswith("_") and not function.__name__.endswith("__")
-    ) or function.__name__.startswith("__i")
+    name = function.__name__
+    in_place = name.startswith("__i") or (name.endswith("_") and not name.endswith("__"))
     if in_place and (a is not None or x._is_view()):
         raise tape.refuse(function, view, "writes into a part of another tensor; write it without the underscore")
     given = x.detach().clone() if in_place else x

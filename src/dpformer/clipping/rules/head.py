@@ -16,12 +16,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from dpformer.clipping.recorder import Tape, register_rule
 from dpformer.clipping.tied import Head
-from dpformer.clipping.tied_head import HeadPass, tied_cross_entropy
+from dpformer.clipping.tied_head import HeadPass, Plain, tied_cross_entropy
 from dpformer.clipping.views import View
 from dpformer.clipping.workspace import Workspace
 
@@ -49,21 +48,5 @@ def tied(
     def derive(gradient: Tensor, batch: int) -> Iterator[tuple[View, Any]]:
         yield view, Head(head, gradient)
 
-    return tape.record(
-        function, _AtHidden.apply(hidden, head), [view], derive, like=hidden, saved=[hidden, targets, weights]
-    )
-
-
-class _AtHidden(torch.autograd.Function):
-    """The losses of a head as a function of its hidden states."""
-
-    @staticmethod
-    def forward(ctx: Any, hidden: Tensor, head: HeadPass) -> Tensor:
-        ctx.gradient = head.gradient
-        return head.losses.clone()
-
-    @staticmethod
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None]:
-        if bool((upstream == 1).all()):
-            return ctx.gradient, None  # of a plain sum, as it usually is: no copy
-        return ctx.gradient * upstream[:, None, None], None
+    losses = Plain.apply(hidden, view.parameter.detach(), head, targets, weights)
+    return tape.record(function, losses, [view], derive, like=hidden, saved=[hidden, targets, weights])
