@@ -74,14 +74,14 @@ def twice(x, y, weight):
 
 
 @register_rule(twice)
-def rule(tape, function, x, y, weight):
-    view, value = tape.view(weight), tape.value(weight)
+def rule(recorder, function, x, y, weight):
+    view, value = recorder.view(weight), recorder.value(weight)
 
     def derive(gradient, batch):
         yield view, Outer(gradient, x)
         yield view, Outer(gradient, y)
 
-    return tape.record(function, x @ value.T + y @ value.T, [view], derive, like=x, saved=[x, y])
+    return recorder.record(function, x @ value.T + y @ value.T, [view], derive, like=x, saved=[x, y])
 
 
 def test_two_forms_of_one_use_have_their_cross_term():

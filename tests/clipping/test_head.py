@@ -36,7 +36,7 @@ class Model(nn.Module):
 
 
 def plain_losses(module, batch):
-    """For the loop: torch's own cross-entropy; under the tape: the tiled head."""
+    """For the loop: torch's own cross-entropy; under the recorder: the tiled head."""
     module.plain = len(batch[0]) == 1 and not torch.overrides._len_torch_function_stack()
     return module.losses(*batch)
 

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from dpformer.errors import ClippingError
 
 if TYPE_CHECKING:
-    from dpformer.clipping.recorder import Tape, Use
+    from dpformer.clipping.recorder import Recorder, Use
 
 # A batch of a structure that has passed is checked again with probability 1 / CHECK_EVERY.
 CHECK_EVERY = 100
@@ -90,7 +90,7 @@ def _touches_first(key: Any) -> bool:
     return not (first is None or first is Ellipsis or first == slice(None)) if not isinstance(first, Tensor) else True
 
 
-def check_graph(tape: Tape, losses: Tensor) -> None:
+def check_graph(recorder: Recorder, losses: Tensor) -> None:
     """Raise if any leaf other than the recorder's anchor can receive a gradient from `losses`."""
     seen: set[Any] = set()
     stack = [(losses.grad_fn, "the loss")]
@@ -100,9 +100,9 @@ def check_graph(tape: Tape, losses: Tensor) -> None:
             continue
         seen.add(node)
         leaf = getattr(node, "variable", None)
-        if leaf is not None and leaf is not tape.anchor:
-            if (view := tape.view(leaf)) is not None:
-                raise tape.refuse(user, view, "was not seen by the recorder")
+        if leaf is not None and leaf is not recorder.anchor:
+            if (view := recorder.view(leaf)) is not None:
+                raise recorder.refuse(user, view, "was not seen by the recorder")
             raise ClippingError(
                 f"a tensor of shape {tuple(leaf.shape)} that requires a gradient reaches the loss through {user} and is "
                 "no parameter of the module: give PhantomClipping the module that holds it, or detach it"
@@ -116,11 +116,11 @@ def structure_of(module: nn.Module, uses: list[Use]) -> tuple[Any, ...]:
     return (modes, *((use.called, use.names, len(use.shape)) for use in uses))
 
 
-def is_unclear(tape: Tape, batch: int) -> bool:
+def is_unclear(recorder: Recorder, batch: int) -> bool:
     """Whether a batch has to be checked though its structure has passed before."""
-    evident = all(use.superseded or batch in (*use.shape[:1], use.merged) for use in tape.uses)
+    evident = all(use.superseded or batch in (*use.shape[:1], use.merged) for use in recorder.uses)
     # At random too: to find what the notes on the forward pass do not show.
-    return not evident or tape.samples.reordered or secrets.randbelow(CHECK_EVERY) == 0
+    return not evident or recorder.samples.reordered or secrets.randbelow(CHECK_EVERY) == 0
 
 
 def check_first(uses: list[Use], batch: int) -> None:
@@ -133,7 +133,7 @@ def check_first(uses: list[Use], batch: int) -> None:
             )
 
 
-def check_apart(tape: Tape, losses: Tensor) -> bool:
+def check_apart(recorder: Recorder, losses: Tensor) -> bool:
     """Raise if the gradient at sample i's part of a use comes from another sample's loss; True if that is now sure.
 
     Backward is linear, so with random weights w on the losses the gradient at sample i's part must be w_i times the one without.
@@ -145,15 +145,15 @@ def check_apart(tape: Tape, losses: Tensor) -> bool:
     powers = torch.randperm(len(losses), generator=generator) % POWERS  # all different in a small batch
     weights = torch.pow(2.0, powers).to(losses)
     sure: list[bool] = []
-    for use in tape.uses:
+    for use in recorder.uses:
         # Compared where it comes up, so that no second gradient of all uses is in memory.
         use.take = partial(_compare, use, weights, sure)
     try:
-        torch.autograd.grad((losses * weights).sum(), tape.anchor, allow_unused=True)
+        torch.autograd.grad((losses * weights).sum(), recorder.anchor, allow_unused=True)
     finally:
-        for use in tape.uses:
+        for use in recorder.uses:
             use.take = None
-    if len(sure) != len(tape.uses):
+    if len(sure) != len(recorder.uses):
         raise ClippingError("a weighted backward pass reached other uses of parameters than the one before it")
     return all(sure)
 

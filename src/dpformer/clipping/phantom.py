@@ -16,7 +16,7 @@ from dpformer.clipping.algebra import Dense, Form, merge
 from dpformer.clipping.clip import Clip, Rule
 from dpformer.clipping.gradient import Formed, Gradient, Route, gradient_of, shorten
 from dpformer.clipping.guard import check_apart, check_first, check_graph, is_unclear, structure_of
-from dpformer.clipping.recorder import Tape, Use
+from dpformer.clipping.recorder import Recorder, Use
 from dpformer.clipping.tied import Head, TiedGradient, Weigh
 from dpformer.clipping.workspace import Workspace
 from dpformer.errors import ClippingError
@@ -102,23 +102,23 @@ class PhantomClipping:
         return self._run(checked, weigh)
 
     def _run(self, compute_losses: Losses, weigh: Weigh | None) -> Tensor:
-        tape = Tape(self.module, self.route)
-        trainable = tape.trainable
+        recorder = Recorder(self.module, self.route)
+        trainable = recorder.trainable
         self._eps = _check_parameters(trainable)
         held = {name: (p.grad, p.grad._version if p.grad is not None else 0) for name, p in trainable}
-        with torch.enable_grad(), tape:
+        with torch.enable_grad(), recorder:
             losses = compute_losses()
         _check_losses(losses)
         batch = len(losses)
         if batch:
-            if unused := tape.unused():
+            if unused := recorder.unused():
                 raise ClippingError(
                     f"parameter {unused[0]!r} requires a gradient and is not used in the forward pass"
                     + (f" (and {len(unused) - 1} more)" if len(unused) > 1 else "")
                     + ": freeze it with requires_grad_(False), or use it"
                 )
             with _precise(losses):
-                self._differentiate(tape, losses)
+                self._differentiate(recorder, losses)
         for name, p in trainable:
             grad, version = held[name]
             if p.grad is not grad or (grad is not None and grad._version != version):
@@ -131,36 +131,36 @@ class PhantomClipping:
         if batch == 0:
             return torch.zeros(0, dtype=torch.float64)
         with torch.no_grad(), _precise(losses):
-            return self._sum(tape, losses.detach(), weigh)
+            return self._sum(recorder, losses.detach(), weigh)
 
-    def _differentiate(self, tape: Tape, losses: Tensor) -> None:
+    def _differentiate(self, recorder: Recorder, losses: Tensor) -> None:
         """Fill in the gradient at the output of every use, and keep the uses that have one."""
-        check_graph(tape, losses)
+        check_graph(recorder, losses)
         batch = len(losses)
-        structure = structure_of(self.module, tape.uses)
-        suspect = batch > 1 and (structure not in self._seen or is_unclear(tape, batch))
-        for use in tape.uses:
+        structure = structure_of(self.module, recorder.uses)
+        suspect = batch > 1 and (structure not in self._seen or is_unclear(recorder, batch))
+        for use in recorder.uses:
             use.gradient = None  # a backward pass inside the model may have left one
         # What is sure to be a parameter's only use is derived where its gradient comes up: in the processor's cache, and in
         # memory that is free again for the next.
-        times = Counter(id(view.parameter) for use in tape.uses for view in use.views)
+        times = Counter(id(view.parameter) for use in recorder.uses for view in use.views)
         once = {key for key, count in times.items() if count == 1}
-        early = [] if suspect else [u for u in tape.uses if all(id(view.parameter) in once for view in u.views)]
+        early = [] if suspect else [u for u in recorder.uses if all(id(view.parameter) in once for view in u.views)]
         for use in early:
             use.take = partial(use.settle, batch, self.route)
         try:
-            torch.autograd.grad(losses.sum(), tape.anchor, allow_unused=True, retain_graph=suspect)
+            torch.autograd.grad(losses.sum(), recorder.anchor, allow_unused=True, retain_graph=suspect)
         finally:
             for use in early:
                 use.take = None  # it knows the use: a circle would keep the memory of a pass until the collector comes
-        tape.uses = [use for use in tape.uses if use.reached]
-        check_first(tape.uses, batch)
-        if suspect and check_apart(tape, losses):
+        recorder.uses = [use for use in recorder.uses if use.reached]
+        check_first(recorder.uses, batch)
+        if suspect and check_apart(recorder, losses):
             self._seen.add(structure)
 
-    def _sum(self, tape: Tape, losses: Tensor, weigh: Weigh | None) -> Tensor:
+    def _sum(self, recorder: Recorder, losses: Tensor, weigh: Weigh | None) -> Tensor:
         batch = len(losses)
-        gradients = self._gradients(tape.uses, batch)
+        gradients = self._gradients(recorder.uses, batch)
         squared = torch.where(losses.isfinite(), 0.0, torch.nan).double()
         bound = torch.zeros_like(squared)
         # The last tied table is measured and added in one pass, after all other norms.

@@ -1,6 +1,6 @@
 """Record every use of every trainable parameter in a forward pass, and refuse what cannot be recorded.
 
-While a `Tape` is active, every torch function that receives a trainable parameter, or a view of one, comes here first:
+While a `Recorder` is active, every torch function that receives a trainable parameter, or a view of one, comes here first:
 
 - a function with a *rule* runs with the parameter detached, and is recorded as a *use*: its output, and how the gradient at that
   output becomes the parameter's gradient, sample by sample;
@@ -39,7 +39,7 @@ Derive = Callable[[Tensor, int], Iterable[tuple[View, Form]]]
 class Use:
     """One call of `function` with one or more parameters; `gradient` is the one at its output, after the backward pass.
 
-    merged: see `Samples`; saved: the tensors that `derive` reads, with their versions; superseded: see `Tape.note_broadcast`;
+    merged: see `Samples`; saved: the tensors that `derive` reads, with their versions; superseded: see `Recorder.note_broadcast`;
     take: while set, it receives the gradient, which is then not kept; derived: the forms, once `settle` has derived them.
     """
 
@@ -93,7 +93,7 @@ class Use:
         return ", ".join(repr(view.name) for view in self.views)
 
 
-class Tape(TorchFunctionMode):
+class Recorder(TorchFunctionMode):
     """Records the uses of the trainable parameters of `module`; a context manager around the forward pass."""
 
     def __init__(self, module: nn.Module, route: Route | None = None) -> None:
@@ -238,11 +238,11 @@ LAZY: set[Rule | None] = set()
 
 
 def register_rule(*functions: Any, lazy: bool = False) -> Callable[[Rule], Rule]:
-    """Decorator: `rule(tape, function, *args, **kwargs)` takes the place of `functions` while a tape is active.
+    """Decorator: `rule(recorder, function, *args, **kwargs)` takes the place of `functions` while a recorder is active.
 
-    The rule computes the output with `tape.value(...)` of its arguments (never with a parameter itself) and returns
-    `tape.record(function, output, views, derive, like=input, saved=[input])`, where `derive(gradient, batch)` turns the gradient
-    at the output into one form (`Outer`, `Sparse` or `Dense`) for each view, and `saved` are the tensors it reads for that.
+    The rule computes the output from `recorder.value(...)` of its arguments, never from a parameter itself. It returns
+    `recorder.record(function, output, views, derive, like=input, saved=[input])`. `derive(gradient, batch)` turns the gradient at
+    the output into one form (`Outer`, `Sparse` or `Dense`) for each view; `saved` are the tensors that `derive` reads.
     """
 
     def add(rule: Rule) -> Rule:

@@ -67,7 +67,7 @@ class TiedCrossEntropy(nn.Module):
 def tied_cross_entropy(
     hidden: Tensor, table: Tensor, targets: Tensor, weights: Tensor, bias: Tensor | None, workspace: Workspace
 ) -> Tensor:
-    """The function behind `TiedCrossEntropy`; a tape replaces it by its rule."""
+    """The function behind `TiedCrossEntropy`; a recorder replaces it by its rule."""
     if has_torch_function((hidden, table)):
         arguments = (hidden, table, targets, weights, bias, workspace)
         return handle_torch_function(tied_cross_entropy, (hidden, table), *arguments)
