@@ -111,6 +111,7 @@ RULES = {
     "linear, sliced": lambda: (Module(lambda m, x: F.linear(x, m.w[1:3]), w=torch.randn(4, 3)), X),
     "linear, no rows": lambda: (Module(lambda m, x: torch.cat([F.linear(x, m.w[:0]), x @ m.w], -1), w=torch.randn(3, 3)), X),
     "linear, no rows and nothing else": lambda: (Module(lambda m, x: F.linear(x, m.w[:0]), w=torch.randn(3, 3)), X),
+    "a sum with no rows": lambda: (Module(lambda m, x: torch.cat([x[:, :0] + m.w[:0], x * m.w[0]], 1), w=torch.randn(5, 3)), X),
     "linear, columns": lambda: (Module(lambda m, x: F.linear(x, m.w[:, :3]), w=torch.randn(4, 5)), X),
     "linear, reshaped": lambda: (Module(lambda m, x: F.linear(x, m.w.view(2, 3)), w=torch.randn(6)), X),
     "matmul": lambda: (Module(lambda m, x: x @ m.w, w=torch.randn(3, 2)), X),

@@ -73,6 +73,8 @@ class Use:
 
     def forms(self, batch: int) -> Iterable[tuple[View, Any]]:
         """What this use adds to each view's parameter."""
+        if 0 in self.shape:
+            return []  # an output without elements
         if any(tensor._version != version for tensor, version in self.saved):
             raise ClippingError(
                 f"what went into {self.called} with {self.names} was changed in place afterwards; make the change on a copy"

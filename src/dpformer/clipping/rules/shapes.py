@@ -13,18 +13,15 @@ from dpformer.clipping.views import View
 
 def per_sample(x: Tensor, batch: int, dtype: torch.dtype) -> Tensor:
     """`[B, ..., d]` or `[B * k, ..., d]` to `[B, T, d]`, in the parameter's type (autocast may have used another)."""
-    return _times_apart(x, batch).to(dtype)
+    T = math.prod(x.shape[:-1]) // batch
+    return x.reshape(batch, T, x.shape[-1]).to(dtype)
 
 
 def sizes_of(x: Tensor, batch: int) -> Tensor:
     """The norms of the samples' parts of x at each time, `[B, T]`, or slightly more: see `algebra.sizes`."""
     if x.dtype not in (torch.float32, torch.float64):
         x = x.float()  # autocast may have used a narrow type
-    return sizes(_times_apart(x, batch))
-
-
-def _times_apart(x: Tensor, batch: int) -> Tensor:
-    return x.reshape(batch, math.prod(x.shape[:-1]) // batch, x.shape[-1])  # no -1: x may have no elements
+    return sizes(x.reshape(batch, -1, x.shape[-1]))
 
 
 def from_broadcast(view: View, terms: Tensor, batch: int, size: Tensor | None = None) -> Form:
