@@ -48,9 +48,9 @@ except DPFormerError as refused:
 
 
 @register_rule(decayed_sum)
-def rule(tape, function, x, r):
+def rule(recorder, function, x, r):
     """d out_t / d r_k = -sigmoid(r_k) sum_u (t - u) w_tuk x_uk, times the gradient that arrives at out, summed over t."""
-    view, value = tape.view(r), tape.value(r)
+    view, value = recorder.view(r), recorder.value(r)
     output = decayed_sum(x, value)
 
     def derive(gradient, batch):
@@ -62,7 +62,7 @@ def rule(tape, function, x, r):
         # The gradient of each sample as a column [B, d, 1], and the sizes of what was summed: room for rounding.
         yield view, Dense(terms.sum(1)[..., None], terms.norm(dim=2).sum(1))
 
-    return tape.record(function, output, [view], derive, like=x, saved=[x])
+    return recorder.record(function, output, [view], derive, like=x, saved=[x])
 
 
 norms = PhantomClipping(model).norms(lambda: model.losses(s))

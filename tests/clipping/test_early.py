@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.overrides import handle_torch_function, has_torch_function
 
-from dpformer.clipping import PhantomClipping, phantom, register_rule
+from dpformer.clipping import PhantomClipping, guard, register_rule
 from dpformer.clipping.algebra import Outer
 from dpformer.clipping.recorder import Use
 from dpformer.errors import ClippingError
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("float64")
 
 @pytest.fixture(autouse=True)
 def no_check_at_random(monkeypatch):
-    monkeypatch.setattr(phantom, "CHECK_EVERY", 10**9)
+    monkeypatch.setattr(guard, "CHECK_EVERY", 10**9)
 
 
 @pytest.mark.parametrize("T", [1, 9])  # gradients larger than their factors, and smaller
@@ -29,8 +29,8 @@ def test_what_is_used_once_is_derived_early_to_the_same_sums(T, monkeypatch):
     worker = Worker(model, clipping)
     settle = Use.settle
 
-    def noted(use, batch, shorten, gradient):
-        settle(use, batch, shorten, gradient)
+    def noted(use, batch, route, gradient):
+        settle(use, batch, route, gradient)
         assert use.gradient is None
         settled.extend(view.name for view in use.views)
 
@@ -74,14 +74,14 @@ def twice(x, y, weight):
 
 
 @register_rule(twice)
-def rule(tape, function, x, y, weight):
-    view, value = tape.view(weight), tape.value(weight)
+def rule(recorder, function, x, y, weight):
+    view, value = recorder.view(weight), recorder.value(weight)
 
     def derive(gradient, batch):
         yield view, Outer(gradient, x)
         yield view, Outer(gradient, y)
 
-    return tape.record(function, x @ value.T + y @ value.T, [view], derive, like=x, saved=[x, y])
+    return recorder.record(function, x @ value.T + y @ value.T, [view], derive, like=x, saved=[x, y])
 
 
 def test_two_forms_of_one_use_have_their_cross_term():

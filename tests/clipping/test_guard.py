@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 from dpformer import PhantomClipping
 from dpformer.clipping import Dense, register_rule
 from dpformer.clipping import algebra as forms
-from dpformer.clipping import recorder as tape
+from dpformer.clipping.recorder import RULES, Recorder
 from dpformer.errors import ClippingError
 from tests.clipping.models import Tied
 from tests.clipping.oracle import assert_exact, loop
@@ -239,7 +239,7 @@ def test_frozen_parameters_cost_nothing_and_may_be_used_anyhow():
     module = nn.Sequential(linear(), nn.Flatten(), nn.LayerNorm(15), nn.Linear(15, 2))
     module[0].requires_grad_(False)
     module[2].bias.requires_grad_(False)
-    recorder = tape.Tape(module)
+    recorder = Recorder(module)
     with recorder:
         out = module(torch.randn(4, 5, 3)) + module[0].weight.softmax(0).sum()
     assert [use.names for use in recorder.uses] == ["'2.weight'", "'3.weight', '3.bias'"]
@@ -332,7 +332,7 @@ def test_users_own_rules():
     try:
         assert_exact(module, losses, x)
     finally:
-        del tape.RULES[torch.pow]
+        del RULES[torch.pow]
 
 
 def test_negative_control_without_the_cross_term(monkeypatch):

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from dpformer import PhantomClipping, TiedCrossEntropy
-from dpformer.clipping import tied_head as head_module
+from dpformer.clipping import tiles
 from dpformer.errors import ClippingError
 from tests.clipping.oracle import assert_exact
 
@@ -36,7 +36,7 @@ class Model(nn.Module):
 
 
 def plain_losses(module, batch):
-    """For the loop: torch's own cross-entropy; under the tape: the tiled head."""
+    """For the loop: torch's own cross-entropy; under the recorder: the tiled head."""
     module.plain = len(batch[0]) == 1 and not torch.overrides._len_torch_function_stack()
     return module.losses(*batch)
 
@@ -63,15 +63,15 @@ def batch(B, T, M, ragged=True):
 def test_exact_for_any_size_tile_and_hold(B, T, M, d, tied, bias, tile, hold, seed):
     torch.manual_seed(seed)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(head_module, "TILE_TOKENS", tile)
-        patch.setattr(head_module, "GROUP_ELEMENTS", 1)
-        patch.setattr(head_module, "HOLD_ELEMENTS", hold)
+        patch.setattr(tiles, "TILE_TOKENS", tile)
+        patch.setattr(tiles, "GROUP_ELEMENTS", 1)
+        patch.setattr(tiles, "HOLD_ELEMENTS", hold)
         assert_exact(Model(M, d, tied, bias), plain_losses, *batch(B, T, M), tolerance=1e-8)
 
 
 @pytest.mark.parametrize("hold", [0, 2**20])
 def test_plain_autograd_gives_the_same_as_torch(monkeypatch, hold):
-    monkeypatch.setattr(head_module, "HOLD_ELEMENTS", hold)
+    monkeypatch.setattr(tiles, "HOLD_ELEMENTS", hold)
     model = Model(9, 4, bias=True)
     data = batch(5, 6, 9)
     upstream = torch.rand(5)

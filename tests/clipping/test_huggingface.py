@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from dpformer import PhantomClipping
-from dpformer.clipping.recorder import Tape
+from dpformer.clipping.recorder import Recorder
 from tests.clipping.oracle import assert_exact
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -64,10 +64,10 @@ def test_exact(make):
 def test_the_layout_of_samples_is_evident(make):
     """So that no second backward pass is needed to check it."""
     model = make()
-    tape = Tape(model)
-    with tape:
+    recorder = Recorder(model)
+    with recorder:
         losses(model, (torch.randint(3, 31, (3, 7)),))
-    assert all(use.superseded or 3 in (use.shape[0], use.merged) for use in tape.uses)
+    assert all(use.superseded or 3 in (use.shape[0], use.merged) for use in recorder.uses)
 
 
 def test_dropout_in_training():

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from dpformer import PhantomClipping, TiedCrossEntropy
-from dpformer.clipping.recorder import Tape
+from dpformer.clipping.recorder import Recorder
 from dpformer.models import (
     GRU,
     LSTM,
@@ -219,7 +219,7 @@ def test_reattention_is_one_graph():
 def test_attention_by_rows_counts_no_sample_as_moved(float64):
     """Who clips would check the gradients of every batch twice."""
     q, k, v = (torch.randn(9, 1, 70, 4, requires_grad=True) for _ in range(3))
-    with Tape(torch.nn.Linear(1, 1)) as tape:
+    with Recorder(torch.nn.Linear(1, 1)) as tape:
         reattention.attend_corrected(torch.stack((q, k, v), 2), torch.rand(9, 1, 70), torch.rand(9, 1, 70), 5.0)
     assert not tape.samples.reordered
 

@@ -3,8 +3,18 @@
 from dpformer.clipping.algebra import Dense, Outer, Sparse
 from dpformer.clipping.clip import Clip
 from dpformer.clipping.phantom import PhantomClipping
-from dpformer.clipping.recorder import Tape, register_rule
+from dpformer.clipping.recorder import Recorder, register_rule
 from dpformer.clipping.tied_head import TiedCrossEntropy
 from dpformer.clipping.views import View
 
-__all__ = ["Clip", "Dense", "Outer", "PhantomClipping", "Sparse", "Tape", "TiedCrossEntropy", "View", "register_rule"]
+__all__ = [
+    "Clip",
+    "Dense",
+    "Outer",
+    "PhantomClipping",
+    "Recorder",
+    "Sparse",
+    "TiedCrossEntropy",
+    "View",
+    "register_rule",
+]

@@ -1,15 +1,21 @@
-"""The gradient of one parameter for every sample of a batch, kept as the factors it is made of.
+"""Per-sample gradients of a parameter as the factors they are made of, and the inner product of every pair.
 
-A parameter is looked at as a matrix of `R x C` (last dimension `C`, all others `R`; a vector is `R x 1`). What a use of
-it adds to the gradient of sample `i` is one of three forms:
+A parameter is seen as a matrix `R x C` (last dimension `C`, all others `R`; a vector is `R x 1`). What one use of it adds to
+the gradient of sample `i` is one of three forms:
 
     Outer   G_i = sum_t rows[i,t] (x) cols[i,t]               linear maps: rows = output gradient, cols = input
     Sparse  G_i = sum_t onehot(index[i,t]) (x) values[i,t]    embeddings, positions
     Dense   G_i itself                                        biases and scales: small, already summed over time
 
-The gradient is the sum over all uses, so its squared norm has a term for every *pair* of uses. Leaving out the pairs of
-different uses (an embedding that is also the output head, say) gives a norm that is too small, and so a bound that is
-no bound. `inner` has one formula per pair of forms.
+The gradient is the sum over all uses, so its squared norm has a term for every *pair* of uses. Without the pairs of different
+uses (an embedding that is also the output layer, say) the norm is too small, and the clipped gradient above the bound.
+`inner` has one formula per pair of forms. Every form has these methods:
+
+    bound()                              sum of the norms of all terms, `[B]`, or slightly more: see `Clip`
+    form_into(out, samples)              add G_i of `samples` to `out` `[b, R, C]`
+    form_transposed_into(out, samples)   the same for `out` `[b, C, R]`
+    add_weighted(weights, out)           add `sum_i weights[i] G_i` to `out` `[R, C]`
+    drop(samples)                        make G_i zero for the marked samples (`[B]`, bool), whatever it was
 """
 
 from __future__ import annotations
@@ -39,17 +45,13 @@ class Outer:
     sizes: tuple[Tensor, Tensor] | None = None
 
     def bound(self) -> Tensor:
-        """`sum_t |rows_t| |cols_t|` `[B]`, the sizes of all terms. Padding adds nothing: its rows are 0.
+        """`sum_t |rows_t| |cols_t|`. Padding adds nothing: its rows are 0.
 
-        A product of two norms over all times would do as a bound, and would not do here: it grows with the padding, so a sample's
-        factor would depend on the longest sample beside it.
+        The product of two norms over all times is a bound too. But it grows with padding, so that a sample's clip factor
+        would depend on the longest sample of the batch.
         """
-        rows, cols = self.factors()
+        rows, cols = self.sizes or (sizes(self.rows), sizes(self.cols))
         return (rows.double() * cols).sum(1)
-
-    def factors(self) -> tuple[Tensor, Tensor]:
-        """The sizes of each sample's rows and cols, `[B, T]` each."""
-        return self.sizes or (sizes(self.rows), sizes(self.cols))
 
     def hidden(self) -> Tensor:
         """The size, `[B]`, of the terms whose inner products are too small for their type, though the terms may not be."""
@@ -61,15 +63,12 @@ class Outer:
         torch.bmm(self.rows[samples].transpose(1, 2), self.cols[samples], out=out)
 
     def form_into(self, out: Tensor, samples: slice) -> None:
-        """Add the gradients of `samples` to `out` `[b, R, C]`."""
         out.baddbmm_(self.rows[samples].transpose(1, 2), self.cols[samples])
 
     def form_transposed_into(self, out: Tensor, samples: Tensor | slice) -> None:
-        """Add the gradients of `samples` to `out` `[b, C, R]`."""
         out.baddbmm_(self.cols[samples].transpose(1, 2), self.rows[samples])
 
     def add_weighted(self, weights: Tensor, out: Tensor) -> None:
-        """Add `sum_i weights[i] G_i` to `out` `[R, C]`."""
         # Scale the narrower factor: it is the cheaper one to copy.
         rows, cols = self.rows, self.cols
         if rows.shape[-1] < cols.shape[-1]:
@@ -78,76 +77,106 @@ class Outer:
             cols = cols * weights[:, None, None]
         out.addmm_(rows.flatten(0, 1).T, cols.flatten(0, 1))
 
-    def forget(self, samples: Tensor) -> None:
-        """Make the gradient of the marked samples (`[B]`, bool) zero, whatever it was."""
+    def drop(self, samples: Tensor) -> None:
         self.rows = self.rows.masked_fill(samples[:, None, None], 0)
         self.cols = self.cols.masked_fill(samples[:, None, None], 0)
 
 
 @dataclass
 class Sparse:
-    """`G_i = sum_t onehot(index[i,t]) (x) values[i,t]`; index `[B, T]`, values `[B, T, C]`."""
+    """`G_i = sum_t onehot(index[i,t]) (x) values[i,t]`; index `[B, T]`, values `[B, T, C]`.
+
+    summed: (sample, row, values), each `[K, ...]`: equal rows of a sample added up, by `squared_norms`.
+    """
 
     index: Tensor
     values: Tensor
+    summed: tuple[Tensor, Tensor, Tensor] | None = None
 
     def bound(self) -> Tensor:
-        """`sum_t |values_t|` `[B]`, or a little more."""
         return sizes(self.values).sum(1, dtype=torch.float64)
 
+    def squared_norms(self, R: int) -> Tensor:
+        """`|G_i|^2` `[B]`: equal rows of a sample are added first, in `T log T`, where comparing all pairs would take `T^2`.
+
+        `add_weighted` then uses the same added rows, so that norm and sum round alike: with one item thousands of times in a
+        sequence, float32 sums in two orders differ. Two events of one item with gradients 1 and 2 give 9, and not 1 + 4:
+
+        >>> Sparse(torch.tensor([[7, 7, 3]]), torch.tensor([[[1.0], [2.0], [5.0]]])).squared_norms(R=10)
+        tensor([34.], dtype=torch.float64)
+        """
+        B, T, C = self.values.shape
+        sample = torch.arange(B, device=self.index.device)[:, None]
+        if B > 1 and self.index.stride(0) == 0 and len(self.index[0].unique()) == T:
+            # The same rows for all samples, each once (positions): nothing to add up.
+            self.summed = sample.expand_as(self.index).flatten(), self.index.flatten(), self.values.flatten(0, 1)
+        else:
+            keys, place = torch.unique(self.index + sample * R, return_inverse=True)
+            sums = self.values.new_zeros(len(keys), C).index_add_(0, place.flatten(), self.values.flatten(0, 1))
+            self.summed = keys // R, keys % R, sums
+        sample, _, sums = self.summed
+        squares = torch.linalg.vector_norm(sums, dim=-1).double().square()
+        return squares.new_zeros(B).index_add_(0, sample, squares)
+
     def form_into(self, out: Tensor, samples: slice) -> None:
-        """Add the gradients of `samples` to `out` `[b, R, C]`."""
         index, values = self.index[samples], self.values[samples]
         b, R, C = out.shape
         offsets = torch.arange(b, device=index.device)[:, None] * R
         out.view(b * R, C).index_add_(0, (index + offsets).flatten(), values.flatten(0, 1))
 
     def form_transposed_into(self, out: Tensor, samples: Tensor | slice) -> None:
-        """Add the gradients of `samples` to `out` `[b, C, R]`."""
         index, values = self.index[samples], self.values[samples].transpose(1, 2)
         out.scatter_add_(2, index[:, None].expand_as(values), values)
 
     def add_weighted(self, weights: Tensor, out: Tensor) -> None:
-        """Add `sum_i weights[i] G_i` to `out` `[R, C]`."""
-        add_to_rows(out, self.index.flatten(), (self.values * weights[:, None, None]).flatten(0, 1))
+        if self.summed is None:
+            add_to_rows(out, self.index.flatten(), (self.values * weights[:, None, None]).flatten(0, 1))
+        else:
+            sample, row, values = self.summed
+            add_to_rows(out, row, values * weights[sample, None])
 
-    def forget(self, samples: Tensor) -> None:
-        """Make the gradient of the marked samples (`[B]`, bool) zero, whatever it was."""
+    def drop(self, samples: Tensor) -> None:
         self.values = self.values.masked_fill(samples[:, None, None], 0)
+        if self.summed is not None:
+            sample, row, values = self.summed
+            self.summed = sample, row, values.masked_fill(samples[sample, None], 0)
 
 
 @dataclass
 class Dense:
-    """`G_i = gradient[i]`, `[B, R, C]`. `bound_` `[B]` is that of the terms it was summed from."""
+    """`G_i = gradient[i]`, `[B, R, C]`. `bound_` `[B]` is that of the terms it was summed from.
+
+    norms `[B, pieces]`: those of its pieces, if they are measured already.
+    """
 
     gradient: Tensor
     bound_: Tensor
+    norms: Tensor | None = None
 
     def __post_init__(self) -> None:
         # A dimension too many would broadcast, and mix samples.
         if self.gradient.dim() != 3 or self.bound_.shape != self.gradient.shape[:1]:
-            raise ClippingError(
-                f"a dense form needs [B, R, C] and [B], not {self.gradient.shape} and {self.bound_.shape}"
-            )
+            shapes = f"{self.gradient.shape} and {self.bound_.shape}"
+            raise ClippingError(f"a dense form needs [B, R, C] and [B], not {shapes}")
 
     def bound(self) -> Tensor:
-        """The bound on the norm of what was summed, `[B]`."""
         return self.bound_
 
+    def squared_norms(self) -> Tensor:
+        """`|G_i|^2` `[B]`, float64."""
+        norms = norms_of_pieces(self.gradient) if self.norms is None else self.norms
+        return norms.double().square().sum(1)
+
     def form_into(self, out: Tensor, samples: slice) -> None:
-        """Add the gradients of `samples` to `out` `[b, R, C]`."""
         out.add_(self.gradient[samples])
 
     def form_transposed_into(self, out: Tensor, samples: Tensor | slice) -> None:
-        """Add the gradients of `samples` to `out` `[b, C, R]`."""
         out.add_(self.gradient[samples].transpose(1, 2))
 
     def add_weighted(self, weights: Tensor, out: Tensor) -> None:
-        """Add `sum_i weights[i] G_i` to `out` `[R, C]`."""
         add_weighted_rows(out.view(-1), self.gradient.flatten(1), weights)
 
-    def forget(self, samples: Tensor) -> None:
-        """Make the gradient of the marked samples (`[B]`, bool) zero, whatever it was."""
+    def drop(self, samples: Tensor) -> None:
         self.gradient = self.gradient.masked_fill(samples[:, None, None], 0)
 
 
@@ -183,76 +212,20 @@ def inner(a: Form, b: Form) -> Tensor:
             return inner(b, a)
 
 
-@dataclass
-class Summed:
-    """A sparse form with equal rows of a sample added up: `G[sample[k], row[k]] = values[k]`; values `[K, C]`.
-
-    Its norm and its weighted sum come from the same added rows, so the order of that addition cannot set them apart: with one
-    item thousands of times in a sequence, float32 would.
-    """
-
-    sample: Tensor
-    row: Tensor
-    values: Tensor
-    batch: int
-
-    def squared_norms(self) -> Tensor:
-        """`|G_i|^2`, `[B]`."""
-        squares = torch.linalg.vector_norm(self.values, dim=-1).double().square()
-        return squares.new_zeros(self.batch).index_add_(0, self.sample, squares)
-
-    def add_weighted(self, weights: Tensor, out: Tensor) -> None:
-        """Add `sum_i weights[i] G_i` to `out` `[R, C]`."""
-        add_to_rows(out, self.row, self.values * weights[self.sample, None])
-
-    def forget(self, samples: Tensor) -> None:
-        """Make the gradient of the marked samples (`[B]`, bool) zero, whatever it was."""
-        self.values = self.values.masked_fill(samples[self.sample, None], 0)
-
-
-def add_up(form: Sparse, R: int) -> Summed:
-    """A sparse form with equal rows added, in `T log T` where comparing all pairs would take `T^2`.
-
-    Two events of one item, with gradients 1 and 2 in one dimension, give 9 and not 1 + 4:
-
-    >>> form = Sparse(torch.tensor([[7, 7, 3]]), torch.tensor([[[1.0], [2.0], [5.0]]]))
-    >>> add_up(form, R=10).squared_norms()
-    tensor([34.], dtype=torch.float64)
-    """
-    sample = torch.arange(len(form.index), device=form.index.device)[:, None]
-    if len(form.index) > 1 and form.index.stride(0) == 0 and len(form.index[0].unique()) == form.index.shape[1]:
-        # The same rows for all samples, each once (positions): nothing to add up.
-        return Summed(
-            sample.expand_as(form.index).flatten(), form.index.flatten(), form.values.flatten(0, 1), len(form.index)
-        )
-    keys, place = torch.unique(form.index + sample * R, return_inverse=True)
-    values = form.values.new_zeros(len(keys), form.values.shape[-1])
-    values.index_add_(0, place.flatten(), form.values.flatten(0, 1))
-    return Summed(keys // R, keys % R, values, len(form.index))
-
-
 def merge(forms: list[Form]) -> list[Form]:
     """At most one form of each kind with the same sum: uses are concatenated along time, dense gradients added.
 
     So a recurrent weight, used at each of `T` steps, is one linear use of `T` times.
     """
-    outers = [f for f in forms if isinstance(f, Outer)]
-    sparses = [f for f in forms if isinstance(f, Sparse)]
-    denses = [f for f in forms if isinstance(f, Dense)]
     merged: list[Form] = []
-    if outers:
-        merged.append(
-            outers[0] if len(outers) == 1 else Outer(_cat(f.rows for f in outers), _cat(f.cols for f in outers))
-        )
-    if sparses:
-        merged.append(
-            sparses[0] if len(sparses) == 1 else Sparse(_cat(f.index for f in sparses), _cat(f.values for f in sparses))
-        )
-    if denses:
-        gradient, bound = denses[0].gradient, denses[0].bound_
-        for f in denses[1:]:
-            gradient, bound = gradient + f.gradient, bound + f.bound_
-        merged.append(Dense(gradient, bound))
+    if outers := [f for f in forms if isinstance(f, Outer)]:
+        one = len(outers) == 1
+        merged.append(outers[0] if one else Outer(_cat(f.rows for f in outers), _cat(f.cols for f in outers)))
+    if sparses := [f for f in forms if isinstance(f, Sparse)]:
+        one = len(sparses) == 1
+        merged.append(sparses[0] if one else Sparse(_cat(f.index for f in sparses), _cat(f.values for f in sparses)))
+    if denses := [f for f in forms if isinstance(f, Dense)]:
+        merged.append(functools.reduce(lambda a, b: Dense(a.gradient + b.gradient, a.bound_ + b.bound_), denses))
     return merged
 
 

@@ -1,41 +1,42 @@
-"""Norms and weighted sums of one parameter's per-sample gradients, by the cheaper of two routes.
+"""The gradients of a parameter for all samples of a batch: one protocol, and two ways to their norms.
 
-    gram     the pairs of terms: sum_{t,u} <rows_t, rows_u> <cols_t, cols_u> + ...; work 2 B T^2 (R + C)
-    formed   G_i itself, a few samples at a time, then its norm;                    work 2 B T R C
+    Pairs    inner products of all pairs of terms: sum_{t,u} <rows_t, rows_u> <cols_t, cols_u> + ...;   work 2 B T^2 (R + C)
+    Formed   G_i itself, for a few samples at a time, and its norm;                                    work 2 B T R C
 
-By their work alone, short sequences want the first and long ones the second, from about T = R C / (R + C) on. But products of
-T x T are slow to start: for layers of a few thousand weights the second is quicker for short sequences too.
+By work alone, pairs are cheaper for short sequences, up to about T = R C / (R + C). But products of T x T are slow to start:
+for layers of a few thousand weights the second way is faster for short sequences too. `TiedGradient` (tied.py) is the
+gradient of a table that is also the output layer; it uses both ways.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from dpformer.clipping.algebra import (
-    Dense,
-    Form,
-    Outer,
-    Sparse,
-    Summed,
-    add_up,
-    add_weighted_rows,
-    inner,
-    merge,
-    norms_of_pieces,
-    squared_norms,
-)
+from dpformer.clipping.algebra import Dense, Form, Outer, Sparse, inner, norms_of_pieces, squared_norms
 from dpformer.clipping.workspace import Workspace
 
 Route = Literal["gram", "formed"]
 
 # Elements of per-sample gradients that are formed at once (16 MB of float32).
 FORMED_ELEMENTS = 2**22
-# What starting one small matrix product costs, in operations of a large one, and how much slower products of tokens are.
+# The cost of starting one small matrix product, in operations of a large one; how much slower products of tokens are.
 START, SLOWER = 200_000, 4
+
+
+class Gradient(Protocol):
+    """Per-sample gradients `G_i`, i = 1 .. B, of one parameter, or of several as one."""
+
+    def measure(self) -> tuple[Tensor, Tensor]:
+        """`|G_i|^2`, and the square of the bound `K_i`, the sum of the norms of all terms (see `Clip`); `[B]` float64 each."""
+
+    def add(self, weights: Tensor) -> None:
+        """Add `sum_i weights[i] G_i` to `.grad`; `measure` comes first."""
+
+    def drop(self, samples: Tensor) -> None:
+        """Make `G_i` zero for the marked samples (`[B]`, bool), whatever it was."""
 
 
 def matrix_shape(shape: torch.Size) -> tuple[int, int]:
@@ -49,222 +50,149 @@ def matrix_shape(shape: torch.Size) -> tuple[int, int]:
     return shape[:-1].numel(), shape[-1]
 
 
-class ParameterGradient:
-    """The gradients of `parameter` for `B` samples, as the sum of the forms that its uses gave."""
+class Pairs:
+    """The gradient as a sum of forms; `|G|^2` is the sum of the inner products of all pairs of forms. See `Gradient`."""
 
-    def __init__(self, parameter: nn.Parameter, forms: list[Form], batch: int, route: Route | None = None) -> None:
-        self.parameter = parameter
-        self.batch = batch
+    def __init__(self, parameter: nn.Parameter, forms: list[Form], batch: int) -> None:
+        self.parameter, self.forms, self.batch = parameter, forms, batch
         self.shape = matrix_shape(parameter.shape)
-        self.forms = merge(forms)
-        self.summed: Summed | None = None
-        self.route = route or self._cheaper_route()
 
     def measure(self) -> tuple[Tensor, Tensor]:
-        """`|G_i|^2` and the square of the bound `K_i` on it (the sum of the sizes of all terms), each `[B]`, float64."""
         bound = self.bound()
-        return self.squared(bound), bound.square()
-
-    def squared(self, bound: Tensor) -> Tensor:
-        """`|G_i|^2` `[B]`, float64, for whoever has the bound already."""
-        return self._formed(bound) if self.route == "formed" else self._gram()
+        return self.squared(), bound.square()
 
     def bound(self) -> Tensor:
-        """`K_i`, the sum of the sizes of all terms, `[B]`, float64."""
+        """`K_i` `[B]`, float64."""
         bound = torch.zeros(self.batch, dtype=torch.float64, device=self.parameter.device)
         for form in self.forms:
             bound += form.bound()
         return bound
 
-    def add_weighted_sum(self, weights: Tensor) -> None:
-        """Add `sum_i weights[i] G_i` to the parameter's `.grad`."""
-        assert self.parameter.grad is not None
-        out, weights = self.parameter.grad.view(self.shape), weights.to(self.parameter.dtype)
-        for form in self.forms:
-            part = self.summed if isinstance(form, Sparse) and self.summed is not None else form
-            part.add_weighted(weights, out)
-
-    def forget(self, samples: Tensor) -> None:
-        """Take the marked samples (`[B]`, bool) out."""
-        for form in self.forms:
-            form.forget(samples)
-        if self.summed is not None:
-            self.summed.forget(samples)
-
-    @property
-    def replaces(self) -> bool:
-        """Whether the formed gradients replace the forms: where they are no larger, and the weighted sum is then one product."""
-        few = self.batch * self.parameter.numel() <= FORMED_ELEMENTS // 4
-        return self.route == "formed" and (self.compact or few)
-
-    def shortened(self) -> Formed | None:
-        """The gradients themselves, if they are of one linear use, are to be formed and are no larger than its factors."""
-        if (
-            len(self.forms) == 1
-            and isinstance(form := self.forms[0], Outer)
-            and self.route == "formed"
-            and self.compact
-        ):
-            return Formed.of(form)
-        return None
-
-    @property
-    def compact(self) -> bool:
-        """Whether gradients are no larger than the factors they are made of."""
-        factors = sum(f.rows.numel() + f.cols.numel() for f in self.forms if isinstance(f, Outer))
-        return self.batch * self.parameter.numel() <= factors
-
-    def _cheaper_route(self) -> Route:
-        R, C = self.shape
-        gram = formed = 0
-        T = {type(form): form.rows.shape[1] if isinstance(form, Outer) else 0 for form in self.forms}
-        for form in self.forms:
-            match form:
-                case Outer():
-                    t = T[Outer]
-                    gram += 2 * START + SLOWER * 2 * t * t * (R + C)
-                    formed += START + 2 * t * R * C + 2 * R * C
-                case Sparse():
-                    t = form.index.shape[1]
-                    gram += 2 * t * C + 2 * t * T.get(Outer, 0) * C
-                    formed += 2 * t * C + R * C
-                case Dense():
-                    gram += 2 * R * C + 2 * T.get(Outer, 0) * R * C
-                    formed += 2 * R * C
-        return "gram" if gram <= formed else "formed"
-
-    def _gram(self) -> Tensor:
+    def squared(self) -> Tensor:
+        """`|G_i|^2` `[B]`, float64."""
         total = torch.zeros(self.batch, dtype=torch.float64, device=self.parameter.device)
         hidden = torch.zeros_like(total)
         for k, form in enumerate(self.forms):
-            if isinstance(form, Sparse):
-                self.summed = add_up(form, self.shape[0])
-                total += self.summed.squared_norms()
-            else:
-                total += inner(form, form)
+            total += form.squared_norms(self.shape[0]) if isinstance(form, Sparse) else inner(form, form)
             if isinstance(form, Outer):
                 hidden = form.hidden()
             for other in self.forms[k + 1 :]:
                 total += 2 * inner(form, other)
         return (total.clamp_min(0).sqrt() + hidden).square()
 
-    def _formed(self, bound: Tensor) -> Tensor:
+    def add(self, weights: Tensor) -> None:
+        assert self.parameter.grad is not None
+        out, weights = self.parameter.grad.view(self.shape), weights.to(self.parameter.dtype)
+        for form in self.forms:
+            form.add_weighted(weights, out)
+
+    def drop(self, samples: Tensor) -> None:
+        for form in self.forms:
+            form.drop(samples)
+
+
+class Formed(Pairs):
+    """The gradient formed for a few samples at a time in reused memory, and measured there.
+
+    The sum is computed from the forms. Gradients of several forms are kept where they are small, and the sum computed from them.
+    """
+
+    # Parameters that are parts of this one: see `join`.
+    parts: tuple[nn.Parameter, ...] = ()
+
+    def __init__(self, parameter: nn.Parameter, forms: list[Form], batch: int, workspace: Workspace) -> None:
+        super().__init__(parameter, forms, batch)
+        self.workspace = workspace
+
+    @classmethod
+    def join(cls, parts: tuple[nn.Parameter, ...], forms: tuple[Dense, ...]) -> Formed:
+        """The gradient of several small parameters (biases, scales) as of one column: fewer and larger operations."""
+        bound = torch.linalg.vector_norm(torch.stack([form.bound() for form in forms]).double(), dim=0)
+        dense = Dense(torch.cat([form.gradient.flatten(1) for form in forms], dim=1)[..., None], bound)
+        whole = nn.Parameter(dense.gradient.new_zeros(dense.gradient.shape[1]))
+        joined = cls(whole, [dense], len(bound), Workspace())
+        joined.parts = parts
+        return joined
+
+    def squared(self) -> Tensor:
+        """`|G_i|^2` `[B]`, float64."""
+        one = self.forms[0] if len(self.forms) == 1 else None
+        if isinstance(one, Dense):
+            return one.squared_norms()
         R, C = self.shape
-        replace = self.replaces
-        chunk = self.batch if replace else min(self.batch, max(1, FORMED_ELEMENTS // (R * C)))
-        buffer = self.parameter.new_empty(chunk, R, C, requires_grad=False)
+        few = self.batch * R * C <= FORMED_ELEMENTS // 4
+        keep = not isinstance(one, Outer) and (few or is_compact(self.parameter, self.forms))
+        chunk = self.batch if keep else min(self.batch, max(1, FORMED_ELEMENTS // (R * C)))
+        like = self.parameter.detach()
+        buffer = like.new_empty(chunk, R * C) if keep else self.workspace.take("formed", chunk, R * C, like)
+        buffer = buffer.view(chunk, R, C)
         squares = []
         for start in range(0, self.batch, chunk):
-            stop = min(start + chunk, self.batch)
-            part = buffer[: stop - start]
-            if len(self.forms) == 1 and isinstance(form := self.forms[0], Outer):
-                form.form(part, slice(start, stop))
+            samples = slice(start, min(start + chunk, self.batch))
+            part = buffer[: samples.stop - start]
+            if isinstance(one, Outer):
+                one.form(part, samples)
             else:
                 part.zero_()
                 for form in self.forms:
-                    form.form_into(part, slice(start, stop))
+                    form.form_into(part, samples)
             squares.append(squared_norms(part))
-        if replace:
-            self.forms = [Dense(buffer, bound)]
+        if keep:
+            self.forms = [Dense(buffer, self.bound())]
         return torch.cat(squares)
 
-
-@dataclass(frozen=True)
-class Formed:
-    """The gradients of a linear use themselves, `[B, R C]`, the norms of their pieces `[B, pieces]`, and `Outer.factors`."""
-
-    gradients: Tensor
-    norms: Tensor
-    sizes: tuple[Tensor, Tensor]
-
-    @classmethod
-    def of(cls, form: Outer) -> Formed:
-        """From the factors, which are no longer needed then."""
-        gradients = torch.bmm(form.rows.transpose(1, 2), form.cols).flatten(1)
-        return cls(gradients, norms_of_pieces(gradients), form.factors())
+    def add(self, weights: Tensor) -> None:
+        if not self.parts:
+            return super().add(weights)
+        self.parameter.grad = torch.zeros_like(self.parameter)
+        super().add(weights)
+        sums = [p.grad.view(-1) for p in self.parts if p.grad is not None]
+        torch._foreach_add_(sums, self.parameter.grad.split([p.numel() for p in self.parts]))
 
 
-class FormedGradients:
-    """The gradients of several parameters with a linear use each that are no larger than the factors they are made of."""
-
-    def __init__(self, formed: list[tuple[nn.Parameter, Formed]]) -> None:
-        self.formed = formed
-
-    def measure(self) -> tuple[Tensor, Tensor]:
-        """As `ParameterGradient.measure`."""
-        norms = torch.cat([one.norms for _, one in self.formed], 1)
-        return norms.double().square().sum(1), _bound([one.sizes for _, one in self.formed])
-
-    def add_weighted_sum(self, weights: Tensor) -> None:
-        """As `ParameterGradient.add_weighted_sum`."""
-        weights = weights.to(self.formed[0][1].gradients.dtype)
-        for p, one in self.formed:
-            assert p.grad is not None
-            add_weighted_rows(p.grad.view(-1), one.gradients, weights)
-
-    def forget(self, samples: Tensor) -> None:
-        """As `ParameterGradient.forget`."""
-        for _, one in self.formed:
-            one.gradients.masked_fill_(samples[:, None], 0)
+def gradient_of(
+    parameter: nn.Parameter, forms: list[Form], batch: int, route: Route | None, workspace: Workspace
+) -> Pairs:
+    """The gradient of a parameter from its forms, at most one of each kind (`merge`), by the cheaper way or by `route`."""
+    if any(isinstance(form, Dense) and form.norms is not None for form in forms):
+        route = "formed"  # it is
+    if (route or cheaper_route(parameter, forms)) == "gram":
+        return Pairs(parameter, forms, batch)
+    return Formed(parameter, forms, batch, workspace)
 
 
-class OuterGradients:
-    """The gradients of several parameters of one shape with a linear use each that are larger than the factors they are made of:
-    formed one after the other in the same memory, and added up from the factors.
-    """
-
-    def __init__(self, parameters: list[ParameterGradient], workspace: Workspace) -> None:
-        self.parameters = [found.parameter for found in parameters]
-        self.forms = [form for found in parameters for form in found.forms if isinstance(form, Outer)]
-        self.shape = R, C = parameters[0].shape
-        self.place = workspace.take(f"formed {R} {C}", parameters[0].batch, R * C, self.forms[0].rows).view(-1, R, C)
-
-    def measure(self) -> tuple[Tensor, Tensor]:
-        """As `ParameterGradient.measure`."""
-        norms = []
-        for form in self.forms:
-            form.form(self.place)
-            norms.append(norms_of_pieces(self.place))
-        return torch.stack(norms).double().square().sum((0, 2)), _bound([form.factors() for form in self.forms])
-
-    def add_weighted_sum(self, weights: Tensor) -> None:
-        """As `ParameterGradient.add_weighted_sum`."""
-        weights = weights.to(self.place.dtype)
-        for p, form in zip(self.parameters, self.forms, strict=True):
-            assert p.grad is not None
-            form.add_weighted(weights, p.grad.view(self.shape))
-
-    def forget(self, samples: Tensor) -> None:
-        """As `ParameterGradient.forget`."""
-        for form in self.forms:
-            form.forget(samples)
+def cheaper_route(parameter: nn.Parameter, forms: list[Form]) -> Route:
+    """The way that takes less time, by counted operations."""
+    R, C = matrix_shape(parameter.shape)
+    gram = formed = 0
+    T = max((form.rows.shape[1] for form in forms if isinstance(form, Outer)), default=0)
+    for form in forms:
+        match form:
+            case Outer():
+                gram += 2 * START + SLOWER * 2 * T * T * (R + C)
+                formed += START + 2 * T * R * C + 2 * R * C
+            case Sparse():
+                t = form.index.shape[1]
+                gram += 2 * t * C + 2 * t * T * C
+                formed += 2 * t * C + R * C
+            case Dense():
+                gram += 2 * R * C + 2 * T * R * C
+                formed += 2 * R * C
+    return "gram" if gram <= formed else "formed"
 
 
-def _bound(factors: list[tuple[Tensor, Tensor]]) -> Tensor:
-    """The sum of the squared bounds of linear uses `[B]`, from `Outer.factors` of each."""
-    return torch.stack([(rows.double() * cols).sum(1) for rows, cols in factors]).square().sum(0)
+def shorten(parameter: nn.Parameter, form: Form, route: Route | None) -> Form:
+    """A parameter's only form; of a linear use, the gradients themselves where they are to be formed and are no larger."""
+    if not isinstance(form, Outer) or not is_compact(parameter, [form]):
+        return form
+    if (route or cheaper_route(parameter, [form])) == "gram":
+        return form
+    gradient = torch.bmm(form.rows.transpose(1, 2), form.cols)
+    return Dense(gradient, form.bound(), norms_of_pieces(gradient))  # measured while it is in the processor's cache
 
 
-class DenseGradients:
-    """The gradients of several parameters that are small (biases, scales) and known per sample: joined, as if they were one."""
-
-    def __init__(self, parameters: list[nn.Parameter], forms: list[Dense]) -> None:
-        self.parameters = parameters
-        self.gradient = torch.cat([form.gradient.flatten(1) for form in forms], dim=1)
-        self.bound = torch.stack([form.bound() for form in forms]).double()
-
-    def measure(self) -> tuple[Tensor, Tensor]:
-        """As `ParameterGradient.measure`."""
-        return squared_norms(self.gradient), self.bound.square().sum(0)
-
-    def add_weighted_sum(self, weights: Tensor) -> None:
-        """As `ParameterGradient.add_weighted_sum`."""
-        total = self.gradient.new_zeros(self.gradient.shape[1])
-        add_weighted_rows(total, self.gradient, weights.to(self.gradient.dtype))
-        assert all(p.grad is not None for p in self.parameters)
-        sums = [p.grad.view(-1) for p in self.parameters if p.grad is not None]
-        torch._foreach_add_(sums, total.split([p.numel() for p in self.parameters]))
-
-    def forget(self, samples: Tensor) -> None:
-        """As `ParameterGradient.forget`."""
-        self.gradient = self.gradient.masked_fill(samples[:, None], 0)
+def is_compact(parameter: nn.Parameter, forms: list[Form]) -> bool:
+    """Whether the gradients are no larger than the factors they are made of."""
+    outers = [form for form in forms if isinstance(form, Outer)]
+    factors = sum(form.rows.numel() + form.cols.numel() for form in outers)
+    return bool(outers) and len(outers[0].rows) * parameter.numel() <= factors

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
@@ -13,28 +12,16 @@ import torch
 from torch import Tensor, nn
 
 from dpformer.clipping import rules  # noqa: F401  (fills the registry)
-from dpformer.clipping.algebra import Dense, Form, Outer, merge
+from dpformer.clipping.algebra import Dense, Form, merge
 from dpformer.clipping.clip import Clip, Rule
-from dpformer.clipping.gradient import (
-    DenseGradients,
-    Formed,
-    FormedGradients,
-    OuterGradients,
-    ParameterGradient,
-    Route,
-)
-from dpformer.clipping.recorder import Tape, Use
-from dpformer.clipping.tied import Head, StreamedGradient, Weigh
-from dpformer.clipping.views import View
+from dpformer.clipping.gradient import Formed, Gradient, Route, gradient_of, shorten
+from dpformer.clipping.guard import check_apart, check_first, check_graph, is_unclear, structure_of
+from dpformer.clipping.recorder import Recorder, Use
+from dpformer.clipping.tied import Head, TiedGradient, Weigh
 from dpformer.clipping.workspace import Workspace
 from dpformer.errors import ClippingError
 
 Losses = Callable[[], Tensor]
-Gradient = ParameterGradient | FormedGradients | OuterGradients | DenseGradients | StreamedGradient
-# How often a batch of a known structure is checked for mixed samples all the same: one in so many.
-CHECK_EVERY = 100
-# How many different weights that check uses; two samples with the same one are not told apart.
-POWERS = 24
 
 
 class PhantomClipping:
@@ -83,7 +70,7 @@ class PhantomClipping:
 
     @property
     def sensitivity(self) -> float:
-        """How much one sample can change the sum, in L2 norm: the scale that noise is calibrated to."""
+        """How much one sample can change the sum, in L2 norm: noise is calibrated to it."""
         return self.clip.max_norm
 
     def backward(self, compute_losses: Losses) -> Tensor:
@@ -115,23 +102,23 @@ class PhantomClipping:
         return self._run(checked, weigh)
 
     def _run(self, compute_losses: Losses, weigh: Weigh | None) -> Tensor:
-        tape = Tape(self.module, self.route)
-        trainable = tape.trainable
+        recorder = Recorder(self.module, self.route)
+        trainable = recorder.trainable
         self._eps = _check_parameters(trainable)
         held = {name: (p.grad, p.grad._version if p.grad is not None else 0) for name, p in trainable}
-        with torch.enable_grad(), tape:
+        with torch.enable_grad(), recorder:
             losses = compute_losses()
         _check_losses(losses)
         batch = len(losses)
         if batch:
-            if unused := tape.unused():
+            if unused := recorder.unused():
                 raise ClippingError(
                     f"parameter {unused[0]!r} requires a gradient and is not used in the forward pass"
                     + (f" (and {len(unused) - 1} more)" if len(unused) > 1 else "")
                     + ": freeze it with requires_grad_(False), or use it"
                 )
             with _precise(losses):
-                self._differentiate(tape, losses)
+                self._differentiate(recorder, losses)
         for name, p in trainable:
             grad, version = held[name]
             if p.grad is not grad or (grad is not None and grad._version != version):
@@ -144,173 +131,90 @@ class PhantomClipping:
         if batch == 0:
             return torch.zeros(0, dtype=torch.float64)
         with torch.no_grad(), _precise(losses):
-            return self._sum(tape, losses.detach(), weigh)
+            return self._sum(recorder, losses.detach(), weigh)
 
-    def _differentiate(self, tape: Tape, losses: Tensor) -> None:
+    def _differentiate(self, recorder: Recorder, losses: Tensor) -> None:
         """Fill in the gradient at the output of every use, and keep the uses that have one."""
-        tape.check_graph(losses)
+        check_graph(recorder, losses)
         batch = len(losses)
-        modes = tuple(module.training for module in self.module.modules())
-        structure = (modes, *((use.called, use.names, len(use.shape)) for use in tape.uses))
-        evident = all(use.superseded or batch in (*use.shape[:1], use.merged) for use in tape.uses)
-        suspect = structure not in self._seen or not evident or tape.samples.reordered
-        # Now and then in any case: what the notes on the forward pass do not tell would be found out.
-        suspect = batch > 1 and (suspect or secrets.randbelow(CHECK_EVERY) == 0)
-        for use in tape.uses:
+        structure = structure_of(self.module, recorder.uses)
+        suspect = batch > 1 and (structure not in self._seen or is_unclear(recorder, batch))
+        for use in recorder.uses:
             use.gradient = None  # a backward pass inside the model may have left one
         # What is sure to be a parameter's only use is derived where its gradient comes up: in the processor's cache, and in
         # memory that is free again for the next.
-        times = Counter(id(view.parameter) for use in tape.uses for view in use.views)
+        times = Counter(id(view.parameter) for use in recorder.uses for view in use.views)
         once = {key for key, count in times.items() if count == 1}
-        early = [] if suspect else [u for u in tape.uses if all(id(view.parameter) in once for view in u.views)]
+        early = [] if suspect else [u for u in recorder.uses if all(id(view.parameter) in once for view in u.views)]
         for use in early:
-            use.take = partial(use.settle, batch, self._shorten)
+            use.take = partial(use.settle, batch, self.route)
         try:
-            torch.autograd.grad(losses.sum(), tape.anchor, allow_unused=True, retain_graph=suspect)
+            torch.autograd.grad(losses.sum(), recorder.anchor, allow_unused=True, retain_graph=suspect)
         finally:
             for use in early:
                 use.take = None  # it knows the use: a circle would keep the memory of a pass until the collector comes
-        tape.uses = [use for use in tape.uses if use.reached]
-        for use in tape.uses:
-            if not use.shape or use.shape[0] % batch:
-                raise ClippingError(
-                    f"{use.called} uses {use.names} in a result of shape {tuple(use.shape)} whose first dimension does not "
-                    f"hold the {batch} samples: keep samples first, and padded rather than packed by a mask"
-                )
-        if suspect and _check_apart(tape, losses):
+        recorder.uses = [use for use in recorder.uses if use.reached]
+        check_first(recorder.uses, batch)
+        if suspect and check_apart(recorder, losses):
             self._seen.add(structure)
 
-    def _sum(self, tape: Tape, losses: Tensor, weigh: Weigh | None) -> Tensor:
+    def _sum(self, recorder: Recorder, losses: Tensor, weigh: Weigh | None) -> Tensor:
         batch = len(losses)
-        gradients = self._gradients(tape.uses, batch)
-        everyone = torch.arange(batch, device=losses.device)
+        gradients = self._gradients(recorder.uses, batch)
         squared = torch.where(losses.isfinite(), 0.0, torch.nan).double()
         bound = torch.zeros_like(squared)
-        # The last of the streamed gradients is measured and added in one pass, when all other norms are known.
-        streamed = [g for g in gradients if isinstance(g, StreamedGradient)][-1:]
-        others = [g for g in gradients if g not in streamed]
+        # The last tied table is measured and added in one pass, after all other norms.
+        tied = [g for g in gradients if isinstance(g, TiedGradient)][-1:]
+        others = [g for g in gradients if g not in tied]
         for gradient in others:
             s, b = gradient.measure()
-            squared += s
-            bound += b
-        if streamed:
-            s, b = streamed[0].clip(weigh, rest=(squared, bound))
-            squared += s
-            bound += b
+            squared, bound = squared + s, bound + b
+        if tied:
+            s, b = tied[0].clip(weigh, rest=(squared, bound))
+            squared, bound = squared + s, bound + b
         if weigh is not None:
-            lost = ~(squared.isfinite() & bound.isfinite())
-            if lost.any():
-                self.nonfinite += int(lost.sum())
+            dropped = ~(squared.isfinite() & bound.isfinite())
+            if dropped.any():
+                self.nonfinite += int(dropped.sum())
                 for gradient in others:
-                    gradient.forget(lost)
-            weights = weigh(everyone, squared, bound)
+                    gradient.drop(dropped)
+            weights = weigh(torch.arange(batch, device=losses.device), squared, bound)
             for gradient in others:
-                gradient.add_weighted_sum(weights)
+                gradient.add(weights)
         return squared.clamp_min(0).sqrt()
 
-    def _shorten(self, view: View, form: Form, batch: int) -> Form | Formed:
-        """The gradients of a parameter's only form themselves, where they are to be formed and are no larger."""
-        if not isinstance(form, Outer):
-            return form
-        return ParameterGradient(view.parameter, [form], batch, self.route).shortened() or form
-
     def _gradients(self, uses: list[Use], batch: int) -> list[Gradient]:
-        forms: dict[int, tuple[nn.Parameter, list[Form], list[Head]]] = {}
-        formed: dict[int, tuple[nn.Parameter, Formed]] = {}
+        """One for each parameter used; small parameters share one."""
+        by_parameter: dict[int, tuple[nn.Parameter, list[Form], list[Head]]] = {}
         for use in uses:
             for view, form in use.forms(batch):
-                if id(view.parameter) in formed or (isinstance(form, Formed) and id(view.parameter) in forms):
-                    raise ClippingError(f"{view.name!r} has another form than the one that was to be its only one")
-                if isinstance(form, Formed):
-                    formed[id(view.parameter)] = view.parameter, form
-                    continue
-                _, plain, heads = forms.setdefault(id(view.parameter), (view.parameter, [], []))
-                heads.append(form) if isinstance(form, Head) else plain.append(form)
+                _, forms, heads = by_parameter.setdefault(id(view.parameter), (view.parameter, [], []))
+                heads.append(form) if isinstance(form, Head) else forms.append(form)
                 if len(heads) > 1:
                     raise ClippingError(
                         f"TiedCrossEntropy is called twice with {use.names}: call it once, with hidden states joined along time"
                     )
             use.gradient = None
-        found: list[Gradient] = []
+        gradients: list[Gradient] = []
         small: dict[torch.dtype, list[tuple[nn.Parameter, Dense]]] = {}
-        large: dict[tuple[Any, ...], list[ParameterGradient]] = {}
-        for p, plain, heads in forms.values():
+        for p, forms, heads in by_parameter.values():
             if heads:
-                found.append(StreamedGradient(p, heads[0], plain, batch, self.route))
-            elif all(isinstance(form, Dense) for form in plain):
-                (form,) = merge(plain)
-                assert isinstance(form, Dense)
+                gradients.append(TiedGradient(p, heads[0], forms, batch, self.route))
+                continue
+            forms = merge(forms)
+            if len(forms) == 1:
+                forms = [shorten(p, forms[0], self.route)]
+            if len(forms) == 1 and isinstance(form := forms[0], Dense) and form.norms is None:
                 small.setdefault(p.dtype, []).append((p, form))
             else:
-                one = ParameterGradient(p, plain, batch, self.route)
-                if (gradients := one.shortened()) is not None:
-                    formed[id(p)] = p, gradients
-                elif len(one.forms) > 1 or not isinstance(one.forms[0], Outer) or not one.replaces:
-                    found.append(one)
-                else:
-                    large.setdefault((one.shape, p.dtype, p.device), []).append(one)
-        for dtype in dict.fromkeys(
-            p.dtype for p, _ in formed.values()
-        ):  # in order: the sums are the same bits every time
-            found.append(FormedGradients([pair for pair in formed.values() if pair[0].dtype == dtype]))
-        found += [OuterGradients(alike, self._workspace) for alike in large.values()]
-        found += [DenseGradients([p for p, _ in pairs], [form for _, form in pairs]) for pairs in small.values()]
-        return found
+                gradients.append(gradient_of(p, forms, batch, self.route, self._workspace))
+        return gradients + [Formed.join(*zip(*parts, strict=True)) for parts in small.values()]
 
 
 def _precise(losses: Tensor) -> AbstractContextManager[object]:
-    """Whoever runs all of this under autocast wants it for the forward pass: norms and sums are in the parameters' type."""
+    """No autocast: it is meant for the forward pass; norms and sums are in the parameters' type."""
     kind = losses.device.type
     return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
-
-
-def _check_apart(tape: Tape, losses: Tensor) -> bool:
-    """Raise if the gradient at sample i's part of a use comes from another sample's loss; True if that is now sure.
-
-    Backward is linear, so with random weights w on the losses the gradient at sample i's part must be w_i times the one without.
-    A batch norm, in-batch negatives or a batch dimension in another place make it a mixture. The weights are powers of two:
-    multiplying by them commutes with rounding, so that the comparison can be sharp.
-    """
-    generator = torch.Generator()  # of its own, so that the model's random numbers are those of an unchecked pass
-    generator.seed()
-    powers = torch.randperm(len(losses), generator=generator) % POWERS  # all different in a small batch
-    weights = torch.pow(2.0, powers).to(losses)
-    sure: list[bool] = []
-    for use in tape.uses:
-        # Compared where it comes up, so that no second gradient of all uses is in memory.
-        use.take = partial(_compare, use, weights, sure)
-    try:
-        torch.autograd.grad((losses * weights).sum(), tape.anchor, allow_unused=True)
-    finally:
-        for use in tape.uses:
-            use.take = None
-    if len(sure) != len(tape.uses):
-        raise ClippingError("a weighted backward pass reached other uses of parameters than the one before it")
-    return all(sure)
-
-
-def _compare(use: Use, weights: Tensor, sure: list[bool], mixed: Tensor) -> None:
-    """Note whether a use shows that its samples are apart; raise if they are not.
-
-    A use that had no gradient in two samples of different weight (a gate that starts at zero, say) shows nothing, and is looked
-    at again next time.
-    """
-    assert use.gradient is not None
-    if not mixed.numel():
-        sure.append(True)
-        return
-    plain, mixed = use.gradient.reshape(len(weights), -1), mixed.reshape(len(weights), -1)
-    w = weights[:, None].to(plain)
-    off = torch.nan_to_num(mixed - plain * w, 0.0, 0.0, 0.0).abs().amax(1)
-    size = torch.nan_to_num(plain * w, 0.0, 0.0, 0.0).abs().amax(1)
-    # Below `tiny` numbers have fewer bits, and multiplying by a power of two does round: saturated attention gets there.
-    limits = torch.finfo(plain.dtype)
-    if bool((off > 100 * limits.eps * size + limits.tiny * w[:, 0]).any()):
-        raise ClippingError(
-            f"the loss of one sample depends on another at {use.called} with {use.names}: samples must be the first "
-            "dimension everywhere, and nothing (batch norm, in-batch negatives) may mix them"
-        )
-    sure.append(len(weights[size > 0].unique()) > 1)
 
 
 def _check_parameters(trainable: Iterable[tuple[str, nn.Parameter]]) -> float:

@@ -1,15 +1,15 @@
-"""The record of every use of every trainable parameter while a forward pass runs, and the guard.
+"""Record every use of every trainable parameter in a forward pass, and refuse what cannot be recorded.
 
-While a `Tape` is active, every torch function that receives a trainable parameter, or a view of one, comes here first:
+While a `Recorder` is active, every torch function that receives a trainable parameter, or a view of one, comes here first:
 
-- a function with a *rule* runs with the parameter detached. Its output is remembered together with how the gradient at
-  that output becomes the parameter's gradient, sample by sample: that is a *use*;
+- a function with a *rule* runs with the parameter detached, and is recorded as a *use*: its output, and how the gradient at that
+  output becomes the parameter's gradient, sample by sample;
 - a function that only moves elements (transpose, slice, rows at positions) makes a *view*;
 - a function whose result carries no gradient (a size, a detached copy) runs as it is;
 - anything else raises.
 
-Parameters are always detached, so autograd itself never reaches one through a torch function; what is no torch function (a custom
-autograd.Function) shows in the graph, where `Tape.check_graph` looks for it.
+Parameters are always detached, so autograd never reaches one through a torch function. What is not a torch function (a custom
+autograd.Function) is in the graph: `guard.check_graph` finds it there.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, resolve_name
 
 from dpformer.clipping.algebra import Dense, Form, sizes
-from dpformer.clipping.gradient import Formed, Route
+from dpformer.clipping.gradient import Route, shorten
 from dpformer.clipping.guard import Samples
 from dpformer.clipping.views import View
 from dpformer.errors import ClippingError
@@ -37,10 +37,10 @@ Derive = Callable[[Tensor, int], Iterable[tuple[View, Form]]]
 
 @dataclass
 class Use:
-    """One call of `function` with one or more parameters; `gradient` is the one at its output, after the backward.
+    """One call of `function` with one or more parameters; `gradient` is the one at its output, after the backward pass.
 
-    merged: see `Samples`; saved: the tensors that `derive` reads, with their versions; superseded: see `Tape.note_broadcast`;
-    take: while set, a gradient that comes is given to it, and not kept; found: the forms, once they are derived.
+    merged: see `Samples`; saved: the tensors that `derive` reads, with their versions; superseded: see `Recorder.note_broadcast`;
+    take: while set, it receives the gradient, which is then not kept; derived: the forms, once `settle` has derived them.
     """
 
     function: Any
@@ -52,32 +52,35 @@ class Use:
     superseded: bool = False
     gradient: Tensor | None = field(default=None, repr=False)
     take: Callable[[Tensor], None] | None = field(default=None, repr=False)
-    found: list[tuple[View, Any]] | None = field(default=None, repr=False)
+    derived: list[tuple[View, Any]] | None = field(default=None, repr=False)
 
     @property
     def reached(self) -> bool:
         """Whether a gradient came."""
-        return self.gradient is not None or self.found is not None
+        return self.gradient is not None or self.derived is not None
 
-    def settle(self, batch: int, shorten: Callable[[View, Form, int], Form | Formed], gradient: Tensor) -> None:
-        """Derive and shorten the forms while the gradient is at hand, and let go of it and of what else they were made from."""
+    def settle(self, batch: int, route: Route | None, gradient: Tensor) -> None:
+        """Derive and shorten the forms while the gradient is in the cache, and free it and what else they were made from."""
         self.gradient = gradient
         forms = list(self.forms(batch))
-        # Of a parameter with several forms, theirs have terms with one another too.
+        # Several forms of one parameter have terms with one another too.
         times = Counter(id(view.parameter) for view, _ in forms)
-        self.found = [(v, shorten(v, form, batch) if times[id(v.parameter)] == 1 else form) for v, form in forms]
-        self.gradient, self.derive = None, _spent
-        if all(isinstance(form, (Formed, Dense)) for _, form in self.found):
+        self.derived = [(v, shorten(v.parameter, f, route) if times[id(v.parameter)] == 1 else f) for v, f in forms]
+        self.gradient = None
+        del self.derive  # and what it refers to
+        if all(isinstance(form, Dense) for _, form in self.derived):
             self.saved = ()  # else they are read once more
 
     def forms(self, batch: int) -> Iterable[tuple[View, Any]]:
         """What this use adds to each view's parameter."""
+        if 0 in self.shape:
+            return []  # an output without elements
         if any(tensor._version != version for tensor, version in self.saved):
             raise ClippingError(
                 f"what went into {self.called} with {self.names} was changed in place afterwards; make the change on a copy"
             )
-        if self.found is not None:
-            return self.found
+        if self.derived is not None:
+            return self.derived
         assert self.gradient is not None
         return self.derive(self.gradient, batch)
 
@@ -92,34 +95,30 @@ class Use:
         return ", ".join(repr(view.name) for view in self.views)
 
 
-class Tape(TorchFunctionMode):
+class Recorder(TorchFunctionMode):
     """Records the uses of the trainable parameters of `module`; a context manager around the forward pass."""
 
     def __init__(self, module: nn.Module, route: Route | None = None) -> None:
         super().__init__()
-        # How whoever clips wants samples measured: a head forms their gradients, or not, while it has what they are made of.
-        self.route = route
+        self.route = route  # how samples will be measured: see `tiles.Kept`
         self.uses: list[Use] = []
         parameters = list(module.named_parameters())
         self.trainable = [(name, p) for name, p in parameters if p.requires_grad]
         self.samples = Samples([*module.buffers(), *(p for _, p in parameters if not p.requires_grad)])
         self._views = {id(p): View(p, name, p) for name, p in self.trainable}
         self._broadcasts: dict[int, tuple[Tensor, View, Use]] = {}
-        # Norms of inputs by sample and identity, found once for what several uses share; all inputs are there when the backward
-        # pass begins. It holds neither the tape nor an input: a circle of references would keep the memory of a pass until the
-        # collector comes.
+        # Norms of inputs by identity, computed once for an input of several uses. It refers to no input and not to the recorder:
+        # a circle of references would keep the memory of a pass until the garbage collector runs.
         self.sizes: dict[int, Tensor] = {}
-        # Every recorded output hangs on this, so one backward to it passes all of them and nothing else.
+        # Every recorded output depends on this, so one backward pass to it reaches all of them and nothing else.
         self.anchor = torch.zeros((), requires_grad=True)
-
-    # -- for rules ---------------------------------------------------------------------------------------------
 
     def view(self, value: Any) -> View | None:
         """The view that `value` is, or None for anything that is not a trainable parameter or a part of one."""
         return self._views.get(id(value)) if isinstance(value, Tensor) else None
 
     def value(self, value: Any) -> Any:
-        """`value` cut off from the parameter it is or comes from; everything else as it is."""
+        """`value` detached, if it is a parameter or comes from one; everything else as it is."""
         return value.detach() if self.view(value) is not None else value
 
     def add_view(self, view: View) -> Tensor:
@@ -176,8 +175,6 @@ class Tape(TorchFunctionMode):
             "indexing, + and *), add a rule with dpformer.clipping.register_rule, or freeze the parameter"
         )
 
-    # -- the mode ----------------------------------------------------------------------------------------------
-
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func in PLAIN:
@@ -207,45 +204,22 @@ class Tape(TorchFunctionMode):
             return rule(self, func, *args, **kwargs)
         # A size or a comparison has no gradient to lose. Values are leaves, so everything else shows itself.
         out = func(*args, **kwargs)
-        found: list[Tensor] = []
-        _collect((out,), found)
-        if any(t.requires_grad for t in found):
+        results: list[Tensor] = []
+        _collect((out,), results)
+        if any(t.requires_grad for t in results):
             raise self.refuse(func, views[0])
         return out
 
     def _broadcast(self, args: Any) -> Any:
         """Put the view of a `[1, ...]` look-up in its place where it meets a tensor with more samples."""
-        found = [a for a in args if isinstance(a, Tensor) and id(a) in self._broadcasts]
-        others = [
-            a for a in args if isinstance(a, Tensor) and id(a) not in self._broadcasts and a.dim() and a.shape[0] > 1
-        ]
-        if not any(a.dim() >= f.dim() for a in others for f in found):
+        tensors = [a for a in args if isinstance(a, Tensor)]
+        looked_up = [a for a in tensors if id(a) in self._broadcasts]
+        others = [a for a in tensors if id(a) not in self._broadcasts and a.dim() and a.shape[0] > 1]
+        if not any(a.dim() >= one.dim() for a in others for one in looked_up):
             return args
-        for f in found:
-            self._broadcasts[id(f)][2].superseded = True
-        return _swap(args, {id(f): self.add_view(self._broadcasts[id(f)][1]) for f in found})
-
-    # -- after the forward pass --------------------------------------------------------------------------------
-
-    def check_graph(self, losses: Tensor) -> None:
-        """Raise if any leaf other than the anchor can receive a gradient from `losses`."""
-        seen: set[Any] = set()
-        stack = [(losses.grad_fn, "the loss")]
-        while stack:
-            node, user = stack.pop()
-            if node is None or node in seen:
-                continue
-            seen.add(node)
-            leaf = getattr(node, "variable", None)
-            if leaf is not None and leaf is not self.anchor:
-                view = self._views.get(id(leaf))
-                if view is not None:
-                    raise self.refuse(user, view, "was not seen by the recorder")
-                raise ClippingError(
-                    f"a tensor of shape {tuple(leaf.shape)} that requires a gradient reaches the loss through {user} and is "
-                    "no parameter of the module: give PhantomClipping the module that holds it, or detach it"
-                )
-            stack.extend((following, node.name()) for following, _ in node.next_functions)
+        for one in looked_up:
+            self._broadcasts[id(one)][2].superseded = True
+        return _swap(args, {id(one): self.add_view(self._broadcasts[id(one)][1]) for one in looked_up})
 
     def unused(self) -> list[str]:
         """Names of trainable parameters without a use."""
@@ -253,7 +227,7 @@ class Tape(TorchFunctionMode):
         return [name for name, p in self.trainable if id(p) not in used]
 
 
-# What is asked of a tensor, a hundred times in a forward pass, and is no tensor itself.
+# Properties of a tensor that are not tensors: they are read hundreds of times in a forward pass.
 PLAIN: set[Any] = {
     *(getattr(Tensor, name).__get__ for name in ("shape", "dtype", "device", "ndim", "requires_grad", "is_leaf")),
     *(Tensor.dim, Tensor.size, Tensor.numel, Tensor.__len__, torch._C._set_grad_enabled),
@@ -266,11 +240,11 @@ LAZY: set[Rule | None] = set()
 
 
 def register_rule(*functions: Any, lazy: bool = False) -> Callable[[Rule], Rule]:
-    """Decorator: `rule(tape, function, *args, **kwargs)` takes the place of `functions` while a tape is active.
+    """Decorator: `rule(recorder, function, *args, **kwargs)` takes the place of `functions` while a recorder is active.
 
-    The rule computes the output with `tape.value(...)` of its arguments (never with a parameter itself) and returns
-    `tape.record(function, output, views, derive, like=input, saved=[input])`, where `derive(gradient, batch)` turns the gradient
-    at the output into one form (`Outer`, `Sparse` or `Dense`) for each view, and `saved` are the tensors it reads for that.
+    The rule computes the output from `recorder.value(...)` of its arguments, never from a parameter itself. It returns
+    `recorder.record(function, output, views, derive, like=input, saved=[input])`. `derive(gradient, batch)` turns the gradient at
+    the output into one form (`Outer`, `Sparse` or `Dense`) for each view; `saved` are the tensors that `derive` reads.
     """
 
     def add(rule: Rule) -> Rule:
@@ -281,10 +255,6 @@ def register_rule(*functions: Any, lazy: bool = False) -> Callable[[Rule], Rule]
         return rule
 
     return add
-
-
-def _spent(gradient: Tensor, batch: int) -> Iterable[tuple[View, Form]]:
-    raise AssertionError("the forms of a use are derived once")
 
 
 class _Record(torch.autograd.Function):
@@ -299,9 +269,8 @@ class _Record(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None]:
         if torch.is_grad_enabled():
-            raise ClippingError(
-                f"a gradient of a gradient passes {ctx.use.called}: second derivatives have no clipping rule"
-            )
+            name = ctx.use.called
+            raise ClippingError(f"a gradient of a gradient passes {name}: second derivatives have no clipping rule")
         gradient = gradient.contiguous()  # once, where each look at it as a matrix would make a copy
         if ctx.use.take is not None:
             ctx.use.take(gradient)
@@ -310,15 +279,15 @@ class _Record(torch.autograd.Function):
         return (gradient if ctx.needs_input_grad[0] else None), None, None
 
 
-def _collect(values: Iterable[Any], found: list[Tensor]) -> None:
-    """Add all tensors among values to `found`. No generator: this runs for every operation of a forward pass."""
+def _collect(values: Iterable[Any], tensors: list[Tensor]) -> None:
+    """Add all tensors among values to `tensors`. Not a generator: this runs for every operation of a forward pass."""
     for value in values:
         if isinstance(value, Tensor):
-            found.append(value)
+            tensors.append(value)
         elif isinstance(value, (list, tuple)):
-            _collect(value, found)
+            _collect(value, tensors)
         elif isinstance(value, dict):
-            _collect(value.values(), found)
+            _collect(value.values(), tensors)
 
 
 def _swap(values: Any, swapped: dict[int, Tensor]) -> Any:

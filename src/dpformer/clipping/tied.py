@@ -1,13 +1,10 @@
-"""The gradient of a table that is a catalogue's output layer, and perhaps its input layer too: Phantom Clipping proper.
+"""Phantom Clipping proper: the gradient of a table that is input and output layer at once.
 
-With s: tokens looked up, x: gradient at what was looked up, D: gradient at the logits, H: input of the head, for one sample
-
-    |G|^2 = sum_{t,u} [s_t = s_u] <x_t, x_u>  +  <H H', D D'>  +  2 sum_{t,u} D[u, s_t] <x_t, H_u>
-
-(the paper's claim, with its first term unsquared). Nothing of size M x M or B x M x d is built. Where a sample has about
-as many tokens as the table has columns, or more, the products of D with itself cost more than `G = D'H + onehot(s)'x`,
-which is then formed for a few samples at a time in memory that is used again, and added to the sum straight away. Gradients are
-formed and summed transposed, `[d, M]`: H'D runs over D in the order it lies in memory, and is up to twice as fast as D'H.
+`tied_squared_norms` is the paper's claim as it stands there, for reading and for tests. `TiedGradient` computes the same over
+tiles of tokens: nothing of size M x M or B x M x d is built. Where a sample has about as many tokens as the table has columns,
+or more, D D' costs more than the gradient `G = D'H + onehot(s)'x` itself, which is then formed for a few samples at a time in
+reused memory, and added to the sum straight away. Gradients are formed and summed transposed, `[d, M]`: H'D runs over D in the
+order it lies in memory, and is up to twice as fast as D'H.
 """
 
 from __future__ import annotations
@@ -19,9 +16,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from dpformer.clipping.algebra import BLOCK, Form, Outer, Sparse, inner, squared_norms
-from dpformer.clipping.gradient import ParameterGradient, Route
-from dpformer.clipping.tied_head import Group, HeadPass, Tile, by_pairs
+from dpformer.clipping.algebra import BLOCK, Form, Outer, Sparse, inner, merge, squared_norms
+from dpformer.clipping.gradient import Route, gradient_of
+from dpformer.clipping.tied_head import HeadPass
+from dpformer.clipping.tiles import Group, Tile, by_pairs
 
 # From samples, their squared norms and squared bounds, each [b], to their weights in the sum, [b].
 Weigh = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -33,6 +31,24 @@ FORMED_ELEMENTS = 2**21
 PIECE = 8
 
 
+def tied_squared_norms(s: Tensor, x: Tensor, D: Tensor, H: Tensor) -> Tensor:
+    """`|G_i|^2` `[B]` of a table that is input and output layer: the claim Phantom Clipping, eq:phantom, proof apdx:pfphan.
+
+        |G|^2 = sum_{t,u} [s_t = s_u] <x_t, x_u>  +  <H H', D D'>  +  2 sum_{t,u} D[u, s_t] <x_t, H_u>
+
+    s `[B, T]`: tokens looked up. x `[B, T, d]`: gradient at what was looked up, the paper's grad e_s. D `[B, U, M]`: gradient at
+    the logits. H `[B, U, d]`: input of the output layer. The paper's grad e_c is D'H, which is not built here:
+    `|D'H|^2 = <H H', D D'>`. The first term is printed squared, a misprint from eq:phantom_p_1, whose left-hand side lacks the
+    square (tests/clipping/test_tied.py); and `a_s' grad e_c` in the third has to be `a_s grad e_c`, rows s_t of D'H.
+    """
+    same_token = s[:, :, None] == s[:, None, :]
+    input_side = (x @ x.mT * same_token).sum((1, 2))
+    output_side = ((H @ H.mT) * (D @ D.mT)).sum((1, 2))
+    D_at_tokens = D.gather(2, s[:, None, :].expand(-1, D.shape[1], -1))  # [B, U, T]
+    cross = (D_at_tokens * (H @ x.mT)).sum((1, 2))
+    return input_side + output_side + 2 * cross
+
+
 @dataclass
 class Head:
     """The form of a table's use as output layer; `upstream` `[B]` is the gradient at the losses."""
@@ -41,106 +57,105 @@ class Head:
     upstream: Tensor
 
 
-class StreamedGradient:
-    """Per-sample gradients of a table with one use as output layer and any other uses."""
+class TiedGradient:
+    """Per-sample gradients of a table with one use as output layer and any other uses. See `Gradient`."""
 
     def __init__(
         self, parameter: nn.Parameter, head: Head, others: list[Form], batch: int, route: Route | None = None
     ) -> None:
-        self.parameter = parameter
+        self.parameter, self.route = parameter, route
         self.head, self.upstream = head.head, head.upstream.to(parameter.dtype)
-        self.others = ParameterGradient(parameter, others, batch, route)
-        self.route = route
+        self.others = gradient_of(parameter, merge(others), batch, route, self.head.workspace)
 
     def measure(self) -> tuple[Tensor, Tensor]:
-        """As `ParameterGradient.measure`."""
         return self.clip(None)
 
-    def add_weighted_sum(self, weights: Tensor) -> None:
-        """As `ParameterGradient.add_weighted_sum`."""
+    def add(self, weights: Tensor) -> None:
         self.clip(lambda samples, squared, bound: weights[samples])
 
-    def forget(self, samples: Tensor) -> None:
-        """As `ParameterGradient.forget`."""
+    def drop(self, samples: Tensor) -> None:
         self.upstream = self.upstream.masked_fill(samples, 0)
-        self.others.forget(samples)
+        self.others.drop(samples)
 
     def clip(self, weigh: Weigh | None, rest: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, Tensor]:
         """Squared norms and squared bounds `[B]`; and, if `weigh` is given, the weighted sum in the same pass over D.
 
-        rest: the same of the samples' other gradients, to be added for `weigh`.
+        rest: squared norms and bounds of the samples' other gradients, to be added for `weigh`.
         """
-        others = self.others.bound()
+        others, tiling = self.others.bound(), self.head.tiling
         bound = (others + self.head.bound.double() * self.upstream.abs().double()).square()
-        # Of the other uses alone, for samples that are not formed: theirs come with the head's.
-        all_formed = not len(self.head.empty) and not any(self._by_gram(group) for group in self.head.groups)
-        squared = torch.zeros_like(bound) if all_formed else self.others.squared(others)
-        known = (torch.zeros_like(bound), bound) if rest is None else (rest[0], rest[1] + bound)
-        # What is looked up for each tile lies in its order, so that a tile takes a slice.
-        order = self.head.order
-        pass_ = _Pass(self, weigh, order, squared[order], known[0][order], known[1][order])
+        # Squared norms of the other uses alone, for samples that are not formed: of formed ones they are in the gradient.
+        all_formed = not len(tiling.empty) and not any(self._by_pairs(group) for group in tiling.groups)
+        squared = torch.zeros_like(bound) if all_formed else self.others.squared()
+        norms = _Norms(squared, *((torch.zeros_like(bound), bound) if rest is None else (rest[0], rest[1] + bound)))
+        # By sample in the order of the tiles, so that a tile takes a slice.
+        order = tiling.order
+        pass_ = _Pass(self, weigh, norms.of(order))
         H: Tensor | None = None
-        for group in self.head.groups:
-            if (G := self.head.kept(group)) is not None:
+        for group in tiling.groups:
+            if (G := self.head.kept.gradients(group)) is not None:
                 pass_.kept(group, G)
                 continue
             if H is None:
-                H = self.head.scaled * self.upstream[self.head.owners, None]
-            for tile in self.head.tiles_of(group, H):
-                pass_.gram(tile) if self._by_gram(group) else pass_.formed(tile)
-        squared[order] = pass_.squared
+                H = self.head.scaled(self.upstream)
+            for tile in self.head.tiles(group, H):
+                pass_.by_pairs(tile) if self._by_pairs(group) else pass_.formed(tile)
+        squared[order] = pass_.norms.squared
         if weigh is not None and pass_.total is not None:
             whole = pass_.close_block()
-            self.head.release()
+            self.head.kept.release()
             assert self.parameter.grad is not None
             self.parameter.grad.add_(whole.T)
-            if all_formed:
-                return squared, bound
-            # The other uses' forms are added here, but for those that went into a formed gradient.
-            pending = torch.zeros_like(squared)
-            pending[order] = pass_.pending
-            empty = self.head.empty
-            pending[empty] = weigh(empty, known[0][empty] + squared[empty], known[1][empty]).double()
-            if (lost := ~squared.isfinite()).any():
-                self.others.forget(lost)
-            self.others.add_weighted_sum(pending)
+            if not all_formed:
+                # The other uses are added here, but for those that went into a formed gradient.
+                pending = torch.zeros_like(squared)
+                pending[order] = pass_.pending
+                at = norms.of(tiling.empty)
+                pending[tiling.empty] = weigh(tiling.empty, at.rest + at.squared, at.bound).double()
+                if (dropped := ~squared.isfinite()).any():
+                    self.others.drop(dropped)
+                self.others.add(pending)
         return squared, bound
 
-    def _by_gram(self, group: Group) -> bool:
+    def _by_pairs(self, group: Group) -> bool:
         """Whether a group's samples are measured by pairs of tokens."""
         forms = self.others.forms
         simple = not forms or (len(forms) == 1 and isinstance(forms[0], Sparse))
-        whole = len(group.samples) > 1 or self.head.group >= group.T
+        whole = group.size > 1 or self.head.tiling.most >= group.T
         return simple and whole and not group.kept and by_pairs(group.T, self.parameter.shape[1], self.route)
 
 
-class _Pass:
-    """One pass over D. Everything by sample is in the order of the tiles: `squared` is first of the other uses, then of all."""
+@dataclass
+class _Norms:
+    """By sample: squared norms of this gradient (first of the other uses, then of all), and of all other gradients; bounds."""
 
-    def __init__(
-        self,
-        gradient: StreamedGradient,
-        weigh: Weigh | None,
-        order: Tensor,
-        squared: Tensor,
-        known: Tensor,
-        bound: Tensor,
-    ) -> None:
-        self.head, self.weigh, self.order = gradient.head, weigh, order
-        self.upstream = gradient.upstream
-        self.shape = gradient.parameter.shape
-        self.squared, self.known, self.bound = squared, known, bound
-        self.pending = torch.zeros_like(squared)
+    squared: Tensor
+    rest: Tensor
+    bound: Tensor
+
+    def of(self, samples: Tensor) -> _Norms:
+        return _Norms(self.squared[samples], self.rest[samples], self.bound[samples])
+
+
+class _Pass:
+    """One pass over D. Everything by sample is in the order of the tiles."""
+
+    def __init__(self, gradient: TiedGradient, weigh: Weigh | None, norms: _Norms) -> None:
+        self.head, self.upstream, self.shape = gradient.head, gradient.upstream, gradient.parameter.shape
+        self.weigh, self.norms, self.order = weigh, norms, self.head.tiling.order
+        self.pending = torch.zeros_like(norms.squared)
         self.forms = gradient.others.forms
         self.sparse: Sparse | None = None
         if len(self.forms) == 1 and isinstance(form := self.forms[0], Sparse):
-            self.sparse = form if self.head.ordered else Sparse(form.index[order], form.values[order])
+            ordered = self.head.tiling.ordered
+            self.sparse = form if ordered else Sparse(form.index[self.order], form.values[self.order])
+        # The sum of a block of samples, and of all blocks in float64: rounding in a long float32 sum grows with its length.
         self.total = self._take("sum", 1)[0].zero_() if weigh is not None else None
         self._whole: Tensor | None = None
         self._added = 0
 
     def close_block(self) -> Tensor:
-        """Add what is in `total` to the sum of all blocks, float64, and begin another; returns that sum, `[d, M]`."""
+        """Add `total` to the sum of all blocks, and begin another; returns that sum, `[d, M]`, float64."""
         assert self.total is not None
         if self._whole is None:
             M, d = self.shape
@@ -157,17 +172,17 @@ class _Pass:
         if self._added >= BLOCK:
             self.close_block()
 
-    def gram(self, tile: Tile) -> None:
+    def by_pairs(self, tile: Tile) -> None:
         """Samples by their pairs of tokens."""
-        part = slice(tile.at, tile.at + len(tile.samples))
+        part = slice(tile.at, tile.at + len(tile.H))
         own = Outer(tile.D, tile.H)
-        squared = self.squared[part] + _products(tile.D, tile.H)
+        squared = self.norms.squared[part] + _products(tile.D, tile.H)
         if self.sparse is not None:
             squared += 2 * inner(own, Sparse(self.sparse.index[part], self.sparse.values[part]))
         weights, finite = self._settle(part, squared)
         if weights is not None and self.total is not None:
             if not finite:
-                own.forget(~squared.isfinite())
+                own.drop(~squared.isfinite())
             H = own.cols * weights.to(own.cols.dtype)[:, None, None]
             self.total.addmm_(H.flatten(0, 1).T, own.rows.flatten(0, 1))
             self.pending[part] = weights
@@ -176,7 +191,7 @@ class _Pass:
     def formed(self, tile: Tile) -> None:
         """Samples by their gradients themselves, a few at a time."""
         M, d = self.shape
-        b = len(tile.samples)
+        b = len(tile.H)
         for k, n in _parts(b, FORMED_ELEMENTS // (M * d)):
             part = slice(tile.at + k, tile.at + k + n)
             # A sample in several tiles is alone in them; its gradient stays in memory from the first to the last.
@@ -221,10 +236,10 @@ class _Pass:
 
     def _settle(self, part: slice, squared: Tensor) -> tuple[Tensor | None, bool]:
         """Note squared norms `[b]`; returns the weights in the sum, `[b]`, 0 for what is not finite, and whether all are."""
-        self.squared[part] = squared
+        self.norms.squared[part] = squared
         if self.weigh is None:
             return None, True
-        weights = self.weigh(self.order[part], self.known[part] + squared, self.bound[part])
+        weights = self.weigh(self.order[part], self.norms.rest[part] + squared, self.norms.bound[part])
         # Of numbers that are not negative: one infinity or NaN makes the sum one.
         finite = math.isfinite(float(squared.sum()))
         return (weights if finite else torch.where(squared.isfinite(), weights, 0.0)), finite

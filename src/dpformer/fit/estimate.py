@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from dpformer.clipping import PhantomClipping
-from dpformer.clipping.tied_head import row_budget
+from dpformer.clipping.tiles import row_budget
 from dpformer.data import MicroBatch
 from dpformer.errors import DPFormerError
 from dpformer.fit.dpsgd import TOKEN_BUDGET

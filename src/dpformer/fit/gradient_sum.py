@@ -25,7 +25,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from dpformer.clipping.tied_head import row_budget
+from dpformer.clipping.tiles import row_budget
 from dpformer.data import MicroBatch, Sequences, micro_batches
 from dpformer.errors import PrivacyError
 from dpformer.fit.workers import Team

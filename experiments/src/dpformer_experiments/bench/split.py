@@ -20,9 +20,9 @@ from unittest.mock import patch
 import torch
 
 from dpformer.clipping import phantom
-from dpformer.clipping.gradient import DenseGradients, FormedGradients, OuterGradients, ParameterGradient
+from dpformer.clipping.gradient import Formed, Pairs
 from dpformer.clipping.recorder import Use
-from dpformer.clipping.tied import StreamedGradient
+from dpformer.clipping.tied import TiedGradient
 from dpformer.clipping.tied_head import HeadPass
 from dpformer.fit import gradient_sum, workers
 from dpformer.fit.dpsgd import Trainer
@@ -46,20 +46,15 @@ OTHER, WAITING = "other", "waiting for workers"
 # What is timed: the owner, the name in it, the part. A name that is gone makes this fail, as it should.
 PLACES: list[tuple[Any, str, str]] = [
     (HeadPass, "__init__", HEAD),
-    (StreamedGradient, "clip", NORM_SUM),
-    (ParameterGradient, "measure", NORMS),
-    (ParameterGradient, "add_weighted_sum", NORMS),
+    (TiedGradient, "clip", NORM_SUM),
+    (Pairs, "measure", NORMS),
+    (Pairs, "add", NORMS),
+    (Formed, "add", NORMS),
     (Use, "settle", NORMS),
-    (FormedGradients, "measure", NORMS),
-    (FormedGradients, "add_weighted_sum", NORMS),
-    (OuterGradients, "measure", NORMS),
-    (OuterGradients, "add_weighted_sum", NORMS),
-    (DenseGradients, "measure", NORMS),
-    (DenseGradients, "add_weighted_sum", NORMS),
     (phantom.PhantomClipping, "_gradients", NORMS),
     (Transformer, "forward", BLOCKS),
     (phantom.PhantomClipping, "_differentiate", BLOCKS),
-    (phantom, "_check_apart", GUARD),
+    (phantom, "check_apart", GUARD),
     (Worker, "add", OTHER),
     (Worker, "sum", GRID),
     (workers, "add_rounded", GRID),

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from dpformer.clipping.algebra import Form
-from dpformer.clipping.recorder import Tape, register_rule
+from dpformer.clipping.recorder import Recorder, register_rule
 from dpformer.clipping.rules.shapes import from_broadcast
 from dpformer.clipping.views import View
 
@@ -30,26 +30,26 @@ T = torch.Tensor
 
 
 @register_rule(torch.add, T.add, T.__add__, T.__radd__, T.add_, T.__iadd__, lazy=True)
-def add(tape: Tape, function: Any, input: Tensor, other: Tensor, *, alpha: float = 1) -> Tensor:
+def add(recorder: Recorder, function: Any, input: Tensor, other: Tensor, *, alpha: float = 1) -> Tensor:
     """`x + p` or `p + x`."""
-    return _combine(tape, function, input, other, torch.add, lambda g, x: g, alpha)
+    return _combine(recorder, function, input, other, torch.add, lambda g, x: g, alpha)
 
 
 @register_rule(torch.sub, T.sub, T.__sub__, T.sub_, T.__isub__, lazy=True)
-def subtract(tape: Tape, function: Any, input: Tensor, other: Tensor, *, alpha: float = 1) -> Tensor:
+def subtract(recorder: Recorder, function: Any, input: Tensor, other: Tensor, *, alpha: float = 1) -> Tensor:
     """`x - p` or `p - x`."""
-    sign = -1 if tape.view(other) is not None else 1
-    return _combine(tape, function, input, other, torch.sub, lambda g, x: sign * g, alpha)
+    sign = -1 if recorder.view(other) is not None else 1
+    return _combine(recorder, function, input, other, torch.sub, lambda g, x: sign * g, alpha)
 
 
 @register_rule(torch.mul, T.mul, T.__mul__, T.__rmul__, T.mul_, T.__imul__, lazy=True)
-def multiply(tape: Tape, function: Any, input: Tensor, other: Tensor) -> Tensor:
+def multiply(recorder: Recorder, function: Any, input: Tensor, other: Tensor) -> Tensor:
     """`x * p` or `p * x`."""
-    return _combine(tape, function, input, other, torch.mul, lambda g, x: g * x.detach(), 1)
+    return _combine(recorder, function, input, other, torch.mul, lambda g, x: g * x.detach(), 1)
 
 
 def _combine(
-    tape: Tape,
+    recorder: Recorder,
     function: Any,
     input: Tensor,
     other: Tensor,
@@ -57,27 +57,28 @@ def _combine(
     terms: Callable[[Tensor, Tensor], Tensor],
     alpha: float,
 ) -> Tensor:
-    a, b = tape.view(input), tape.view(other)
+    a, b = recorder.view(input), recorder.view(other)
     view, x = (a, other) if a is not None else (b, input)
     assert view is not None
     if a is not None and b is not None:
-        raise tape.refuse(function, view, "combines it with another parameter before the batch is there")
+        raise recorder.refuse(function, view, "combines it with another parameter before the batch is there")
     if not isinstance(x, Tensor) or alpha != 1:
         if not view.has_batch:
-            raise tape.refuse(function, view, "combines it with a number; scale what it is added to or multiplied with")
-        recorded = tape.record_rows(function, view)
+            raise recorder.refuse(
+                function, view, "combines it with a number; scale what it is added to or multiplied with"
+            )
+        recorded = recorder.record_rows(function, view)
         left, right = (recorded, other) if a is not None else (input, recorded)
         return compute(left, right, alpha=alpha) if alpha != 1 else compute(left, right)
-    in_place = (
-        function.__name__.endswith("_") and not function.__name__.endswith("__")
-    ) or function.__name__.startswith("__i")
+    name = function.__name__
+    in_place = name.startswith("__i") or (name.endswith("_") and not name.endswith("__"))
     if in_place and (a is not None or x._is_view()):
-        raise tape.refuse(function, view, "writes into a part of another tensor; write it without the underscore")
+        raise recorder.refuse(function, view, "writes into a part of another tensor; write it without the underscore")
     given = x.detach().clone() if in_place else x
-    output = function(x, tape.value(other)) if in_place else compute(tape.value(input), tape.value(other))
+    output = function(x, recorder.value(other)) if in_place else compute(recorder.value(input), recorder.value(other))
 
     def derive(gradient: Tensor, batch: int) -> Iterator[tuple[View, Form]]:
         yield view, from_broadcast(view, terms(gradient, given), batch)
 
     like = x if x.dim() >= view.value.dim() else output
-    return tape.record(function, output, [view], derive, like=like, saved=[given])
+    return recorder.record(function, output, [view], derive, like=like, saved=[given])

@@ -20,14 +20,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dpformer.clipping.algebra import Form, Sparse
-from dpformer.clipping.recorder import Tape, register_rule
+from dpformer.clipping.recorder import Recorder, register_rule
 from dpformer.clipping.rules.shapes import per_sample
 from dpformer.clipping.views import View
 
 
 @register_rule(F.embedding)
 def embedding(
-    tape: Tape,
+    recorder: Recorder,
     function: Any,
     input: Tensor,
     weight: Tensor,
@@ -38,22 +38,22 @@ def embedding(
     sparse: bool = False,
 ) -> Tensor:
     """F.embedding; the row `padding_idx` gets no gradient, as in torch."""
-    view = tape.view(weight)
+    view = recorder.view(weight)
     assert view is not None
     if max_norm is not None or scale_grad_by_freq or sparse:
-        raise tape.refuse(function, view, "has no rule for max_norm, scale_grad_by_freq or sparse")
+        raise recorder.refuse(function, view, "has no rule for max_norm, scale_grad_by_freq or sparse")
     if padding_idx is not None and padding_idx < 0:
         padding_idx += weight.shape[0]
-    return rows(tape, function, view, input, padding_idx)
+    return rows(recorder, function, view, input, padding_idx)
 
 
-def rows(tape: Tape, function: Any, view: View, ids: Tensor, padding: int | None = None) -> Tensor:
+def rows(recorder: Recorder, function: Any, view: View, ids: Tensor, padding: int | None = None) -> Tensor:
     """Rows `ids` of a whole parameter: a use where the ids belong to samples, else (positions, say) a view."""
     if view.layout != "whole" or view.transposed or view.parameter.dim() != 2:
-        raise tape.refuse(function, view, "looks rows up in a part of it; look them up in the whole table")
+        raise recorder.refuse(function, view, "looks rows up in a part of it; look them up in the whole table")
     one = ids.dim() > 1 and ids.shape[0] == 1
-    if tape.samples.is_shared(ids) and not one:
-        return tape.add_view(view.take(ids, padding, has_batch=ids.dim() > 1))
+    if recorder.samples.is_shared(ids) and not one:
+        return recorder.add_view(view.take(ids, padding, has_batch=ids.dim() > 1))
     ids = torch.where(ids < 0, ids + len(view.value), ids)
     output = F.embedding(ids, view.value.detach())
 
@@ -64,17 +64,17 @@ def rows(tape: Tape, function: Any, view: View, ids: Tensor, padding: int | None
             values = values.masked_fill((index == padding)[..., None], 0)
         yield view, Sparse(index, values)
 
-    output = tape.record(function, output, [view], derive, like=ids)
+    output = recorder.record(function, output, [view], derive, like=ids)
     if one:
         # A batch of one, or ids made to be broadcast: the latter shows when it meets a batch.
-        tape.note_broadcast(output, view.take(ids, padding, has_batch=False))
+        recorder.note_broadcast(output, view.take(ids, padding, has_batch=False))
     return output
 
 
 @register_rule(torch.index_select, torch.Tensor.index_select)
-def index_select(tape: Tape, function: Any, input: Tensor, dim: int, index: Tensor) -> Tensor:
+def index_select(recorder: Recorder, function: Any, input: Tensor, dim: int, index: Tensor) -> Tensor:
     """Rows of a table by a list of ids."""
-    view = tape.view(input)
+    view = recorder.view(input)
     if view is None or dim not in (0, -input.dim()):
-        raise tape.refuse(function, view or tape.view(index), "selects along a dimension without a rule")  # type: ignore[arg-type]
-    return rows(tape, function, view, index)
+        raise recorder.refuse(function, view or recorder.view(index), "selects along a dimension without a rule")  # type: ignore[arg-type]
+    return rows(recorder, function, view, index)

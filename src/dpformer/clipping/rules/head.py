@@ -16,19 +16,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from dpformer.clipping.recorder import Tape, register_rule
+from dpformer.clipping.recorder import Recorder, register_rule
 from dpformer.clipping.tied import Head
-from dpformer.clipping.tied_head import HeadPass, tied_cross_entropy
+from dpformer.clipping.tied_head import HeadPass, Plain, tied_cross_entropy
 from dpformer.clipping.views import View
 from dpformer.clipping.workspace import Workspace
 
 
 @register_rule(tied_cross_entropy)
 def tied(
-    tape: Tape,
+    recorder: Recorder,
     function: Any,
     hidden: Tensor,
     table: Tensor,
@@ -38,32 +37,16 @@ def tied(
     workspace: Workspace,
 ) -> Tensor:
     """The head with a trainable table, which must be a whole parameter."""
-    view = tape.view(table)
-    if (fixed := tape.view(hidden)) is not None:
-        raise tape.refuse(function, fixed, "takes it as hidden states")
+    view = recorder.view(table)
+    if (fixed := recorder.view(hidden)) is not None:
+        raise recorder.refuse(function, fixed, "takes it as hidden states")
     assert view is not None
     if view.value is not view.parameter:
-        raise tape.refuse(function, view, "needs the whole table; use a bias of -inf to leave items out")
-    head = HeadPass(hidden.detach(), view.parameter.detach(), targets, weights, bias, workspace, tape.route)
+        raise recorder.refuse(function, view, "needs the whole table; use a bias of -inf to leave items out")
+    head = HeadPass(hidden.detach(), view.parameter.detach(), targets, weights, bias, workspace, recorder.route)
 
     def derive(gradient: Tensor, batch: int) -> Iterator[tuple[View, Any]]:
         yield view, Head(head, gradient)
 
-    return tape.record(
-        function, _AtHidden.apply(hidden, head), [view], derive, like=hidden, saved=[hidden, targets, weights]
-    )
-
-
-class _AtHidden(torch.autograd.Function):
-    """The losses of a head as a function of its hidden states."""
-
-    @staticmethod
-    def forward(ctx: Any, hidden: Tensor, head: HeadPass) -> Tensor:
-        ctx.gradient = head.gradient
-        return head.losses.clone()
-
-    @staticmethod
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None]:
-        if bool((upstream == 1).all()):
-            return ctx.gradient, None  # of a plain sum, as it usually is: no copy
-        return ctx.gradient * upstream[:, None, None], None
+    losses = Plain.apply(hidden, view.parameter.detach(), head, targets, weights)
+    return recorder.record(function, losses, [view], derive, like=hidden, saved=[hidden, targets, weights])

@@ -20,23 +20,23 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dpformer.clipping.algebra import Form
-from dpformer.clipping.recorder import Tape, register_rule
+from dpformer.clipping.recorder import Recorder, register_rule
 from dpformer.clipping.rules.shapes import from_broadcast, per_sample, sizes_of
 from dpformer.clipping.views import View
 
 
 @register_rule(F.linear)
-def linear(tape: Tape, function: Any, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def linear(recorder: Recorder, function: Any, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """F.linear with a trainable weight, bias or both; any leading dimensions."""
-    if (fixed := tape.view(input)) is not None:
-        raise tape.refuse(function, fixed, "takes it as its input rather than its weight")
+    if (fixed := recorder.view(input)) is not None:
+        raise recorder.refuse(function, fixed, "takes it as its input rather than its weight")
     # With two dimensions the output is no view of another tensor, which would have to be copied to be recorded.
     shape = torch.Size((*input.shape[:-1], weight.shape[0])) if input.dim() > 2 and weight.dim() == 2 else None
     flat = input if shape is None else input.flatten(0, -2)
-    output = F.linear(flat, tape.value(weight), tape.value(bias))
-    w, b, sizes = tape.view(weight), tape.view(bias), tape.sizes
+    output = F.linear(flat, recorder.value(weight), recorder.value(bias))
+    w, b, sizes = recorder.view(weight), recorder.view(bias), recorder.sizes
     if w is not None and w.value.dim() != 2:
-        raise tape.refuse(function, w, "takes it as a vector; give the weight two dimensions")
+        raise recorder.refuse(function, w, "takes it as a vector; give the weight two dimensions")
 
     def derive(gradient: Tensor, batch: int) -> Iterator[tuple[View, Form]]:
         size = sizes_of(gradient, batch)
@@ -48,5 +48,5 @@ def linear(tape: Tape, function: Any, input: Tensor, weight: Tensor, bias: Tenso
         if b is not None:
             yield b, from_broadcast(b, gradient, batch, size)
 
-    recorded = tape.record(function, output, [w, b], derive, like=input, saved=[input], shape=shape)
+    recorded = recorder.record(function, output, [w, b], derive, like=input, saved=[input], shape=shape)
     return recorded if shape is None else recorded.view(shape)

@@ -22,27 +22,29 @@ import torch
 from torch import Tensor
 
 from dpformer.clipping.algebra import Form
-from dpformer.clipping.recorder import Tape, register_rule
+from dpformer.clipping.recorder import Recorder, register_rule
 from dpformer.clipping.rules.shapes import from_broadcast, per_sample
 from dpformer.clipping.views import View
 
 
 @register_rule(torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__, torch.mm, torch.Tensor.mm)
 def matmul(
-    tape: Tape, function: Any, input: Tensor, other: Tensor | None = None, *, mat2: Tensor | None = None
+    recorder: Recorder, function: Any, input: Tensor, other: Tensor | None = None, *, mat2: Tensor | None = None
 ) -> Tensor:
     """A product with a parameter on one side."""
     left, right = input, other if mat2 is None else mat2
     assert right is not None
-    p, r = tape.view(left), tape.view(right)
+    p, r = recorder.view(left), recorder.view(right)
     if r is None:
         assert p is not None
-        return _from_left(tape, function, p, right)
+        return _from_left(recorder, function, p, right)
     if p is not None:
-        raise tape.refuse(function, p, "multiplies it with another parameter")
+        raise recorder.refuse(function, p, "multiplies it with another parameter")
     output = torch.matmul(left, r.value.detach())
     if r.value.dim() > 2 or left.dim() < 2:
-        raise tape.refuse(function, r, "multiplies it in a shape without a rule (wanted [B, ..., p] @ [p, q] or [p])")
+        raise recorder.refuse(
+            function, r, "multiplies it in a shape without a rule (wanted [B, ..., p] @ [p, q] or [p])"
+        )
 
     def derive(gradient: Tensor, batch: int) -> Iterator[tuple[View, Form]]:
         if r.value.dim() == 1:
@@ -51,13 +53,13 @@ def matmul(
             dtype = r.parameter.dtype
             yield r, r.from_outer(per_sample(left, batch, dtype), per_sample(gradient, batch, dtype))
 
-    return tape.record(function, output, [r], derive, like=left, saved=[left])
+    return recorder.record(function, output, [r], derive, like=left, saved=[left])
 
 
-def _from_left(tape: Tape, function: Any, p: View, right: Tensor) -> Tensor:
+def _from_left(recorder: Recorder, function: Any, p: View, right: Tensor) -> Tensor:
     """`P @ x` with x `[B, p, T]`: the gradient is `sum_t g[:, t] (x) x[:, t]`."""
     if p.value.dim() != 2 or right.dim() != 3:
-        raise tape.refuse(function, p, "multiplies it in a shape without a rule (wanted [q, p] @ [B, p, T])")
+        raise recorder.refuse(function, p, "multiplies it in a shape without a rule (wanted [q, p] @ [B, p, T])")
     output = torch.matmul(p.value.detach(), right)
 
     def derive(gradient: Tensor, batch: int) -> Iterator[tuple[View, Form]]:
@@ -65,26 +67,26 @@ def _from_left(tape: Tape, function: Any, p: View, right: Tensor) -> Tensor:
         rows = per_sample(gradient.transpose(1, 2), batch, dtype)
         yield p, p.from_outer(rows, per_sample(right.transpose(1, 2), batch, dtype))
 
-    return tape.record(function, output, [p], derive, like=right, saved=[right])
+    return recorder.record(function, output, [p], derive, like=right, saved=[right])
 
 
 @register_rule(torch.Tensor.__rmatmul__)
-def reflected(tape: Tape, function: Any, right: Tensor, left: Tensor) -> Tensor:
+def reflected(recorder: Recorder, function: Any, right: Tensor, left: Tensor) -> Tensor:
     """`left @ right`, called from the right."""
-    return matmul(tape, function, left, right)
+    return matmul(recorder, function, left, right)
 
 
 @register_rule(torch.addmm, torch.Tensor.addmm)
 def addmm(
-    tape: Tape, function: Any, input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1
+    recorder: Recorder, function: Any, input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1
 ) -> Tensor:
     """`input + mat1 @ mat2`: a bias and a linear map whose weight lies the other way round."""
-    views = [tape.view(t) for t in (input, mat1, mat2)]
+    views = [recorder.view(t) for t in (input, mat1, mat2)]
     if views[1] is not None:
-        raise tape.refuse(function, views[1], "takes it as its second argument rather than its third")
+        raise recorder.refuse(function, views[1], "takes it as its second argument rather than its third")
     if beta != 1 or alpha != 1:
-        raise tape.refuse(function, next(v for v in views if v is not None), "has no rule for beta or alpha")
-    output = torch.addmm(tape.value(input), mat1, tape.value(mat2))
+        raise recorder.refuse(function, next(v for v in views if v is not None), "has no rule for beta or alpha")
+    output = torch.addmm(recorder.value(input), mat1, recorder.value(mat2))
     b, _, w = views
 
     def derive(gradient: Tensor, batch: int) -> Iterator[tuple[View, Form]]:
@@ -94,4 +96,4 @@ def addmm(
         if b is not None:
             yield b, from_broadcast(b, gradient, batch)
 
-    return tape.record(function, output, [w, b], derive, like=mat1, saved=[mat1])
+    return recorder.record(function, output, [w, b], derive, like=mat1, saved=[mat1])

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dpformer.clipping.recorder import Tape, register_rule
+from dpformer.clipping.recorder import Recorder, register_rule
 from dpformer.clipping.rules.embedding import rows
 
 T = torch.Tensor
@@ -32,38 +32,40 @@ T = torch.Tensor
     *(T.unsqueeze, torch.unsqueeze, T.expand, T.expand_as, T.narrow, torch.narrow),
     lazy=True,
 )
-def move(tape: Tape, function: Any, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+def move(recorder: Recorder, function: Any, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """A view of a view."""
-    view = tape.view(input)
+    view = recorder.view(input)
     if view is None:
         # x.view_as(p), x.expand_as(p): the parameter gives its shape only
-        return function(input, *(tape.value(a) for a in args), **kwargs)
-    return tape.add_view(view.derive(function, args, kwargs))
+        return function(input, *(recorder.value(a) for a in args), **kwargs)
+    return recorder.add_view(view.derive(function, args, kwargs))
 
 
 @register_rule(T.to, T.type_as, T.float, T.double, T.half, T.bfloat16, T.contiguous, T.clone, torch.clone, lazy=True)
-def copy(tape: Tape, function: Any, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+def copy(recorder: Recorder, function: Any, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """The same elements in another type or place."""
-    view = tape.view(input)
+    view = recorder.view(input)
     if view is None:
-        return function(input, *(tape.value(a) for a in args), **kwargs)
-    return tape.add_view(view.copied(function(view.value.detach(), *args, **kwargs)))
+        return function(input, *(recorder.value(a) for a in args), **kwargs)
+    return recorder.add_view(view.copied(function(view.value.detach(), *args, **kwargs)))
 
 
 @register_rule(T.__getitem__, lazy=True)
-def getitem(tape: Tape, function: Any, input: Tensor, key: Any) -> Tensor:
+def getitem(recorder: Recorder, function: Any, input: Tensor, key: Any) -> Tensor:
     """Rows by ids, or any slice."""
-    view = tape.view(input)
+    view = recorder.view(input)
     if view is None:
-        raise tape.refuse(function, tape.view(key), "uses it as an index")  # type: ignore[arg-type]
+        raise recorder.refuse(function, recorder.view(key), "uses it as an index")  # type: ignore[arg-type]
     if (
         isinstance(key, Tensor)
         and key.dtype in (torch.int64, torch.int32)
         and view.layout == "whole"
         and not view.transposed
     ):
-        return rows(tape, function, view, key)
+        return rows(recorder, function, view, key)
     keys = key if isinstance(key, tuple) else (key,)
-    if any(isinstance(k, Tensor) and not tape.samples.is_shared(k) for k in keys):
-        raise tape.refuse(function, view, "picks elements by an index without a rule (wanted one tensor of row ids)")
-    return tape.add_view(view.derive(function, (key,), {}))
+    if any(isinstance(k, Tensor) and not recorder.samples.is_shared(k) for k in keys):
+        raise recorder.refuse(
+            function, view, "picks elements by an index without a rule (wanted one tensor of row ids)"
+        )
+    return recorder.add_view(view.derive(function, (key,), {}))

@@ -20,14 +20,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dpformer.clipping.algebra import Form
-from dpformer.clipping.recorder import Tape, register_rule
+from dpformer.clipping.recorder import Recorder, register_rule
 from dpformer.clipping.rules.shapes import from_broadcast
 from dpformer.clipping.views import View
 
 
 @register_rule(F.layer_norm)
 def layer_norm(
-    tape: Tape,
+    recorder: Recorder,
     function: Any,
     input: Tensor,
     normalized_shape: Sequence[int],
@@ -37,16 +37,16 @@ def layer_norm(
 ) -> Tensor:
     """F.layer_norm with a trainable weight, bias or both."""
     output, mean, scale = torch.native_layer_norm(
-        input, list(normalized_shape), tape.value(weight), tape.value(bias), eps
+        input, list(normalized_shape), recorder.value(weight), recorder.value(bias), eps
     )
     mean, scale = mean.detach(), scale.detach()
     # xhat is computed again when it is needed: cheap, where keeping it would cost as much memory as the input.
-    return _record(tape, function, output, input, weight, bias, lambda x: (x - mean).mul_(scale))
+    return _record(recorder, function, output, input, weight, bias, lambda x: (x - mean).mul_(scale))
 
 
 @register_rule(F.rms_norm)
 def rms_norm(
-    tape: Tape,
+    recorder: Recorder,
     function: Any,
     input: Tensor,
     normalized_shape: Sequence[int],
@@ -54,12 +54,12 @@ def rms_norm(
     eps: float | None = None,
 ) -> Tensor:
     """F.rms_norm with a trainable weight."""
-    output = F.rms_norm(input, normalized_shape, tape.value(weight), eps)
-    return _record(tape, function, output, input, weight, None, lambda x: F.rms_norm(x, normalized_shape, eps=eps))
+    output = F.rms_norm(input, normalized_shape, recorder.value(weight), eps)
+    return _record(recorder, function, output, input, weight, None, lambda x: F.rms_norm(x, normalized_shape, eps=eps))
 
 
 def _record(
-    tape: Tape,
+    recorder: Recorder,
     function: Any,
     output: Tensor,
     input: Tensor,
@@ -67,9 +67,9 @@ def _record(
     bias: Tensor | None,
     normalise: Callable[[Tensor], Tensor],
 ) -> Tensor:
-    if (fixed := tape.view(input)) is not None:
-        raise tape.refuse(function, fixed, "takes it as its input rather than its weight")
-    w, b = tape.view(weight), tape.view(bias)
+    if (fixed := recorder.view(input)) is not None:
+        raise recorder.refuse(function, fixed, "takes it as its input rather than its weight")
+    w, b = recorder.view(weight), recorder.view(bias)
 
     def derive(gradient: Tensor, batch: int) -> Iterator[tuple[View, Form]]:
         if w is not None:
@@ -77,4 +77,4 @@ def _record(
         if b is not None:
             yield b, from_broadcast(b, gradient, batch)
 
-    return tape.record(function, output, [w, b], derive, like=input, saved=[input])
+    return recorder.record(function, output, [w, b], derive, like=input, saved=[input])

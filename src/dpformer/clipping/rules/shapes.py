@@ -18,7 +18,7 @@ def per_sample(x: Tensor, batch: int, dtype: torch.dtype) -> Tensor:
 
 
 def sizes_of(x: Tensor, batch: int) -> Tensor:
-    """The norms of the samples' parts of x at each time, `[B, T]`, or a little more; see `forms.sizes`."""
+    """The norms of the samples' parts of x at each time, `[B, T]`, or slightly more: see `algebra.sizes`."""
     if x.dtype not in (torch.float32, torch.float64):
         x = x.float()  # autocast may have used a narrow type
     return sizes(x.reshape(batch, -1, x.shape[-1]))

@@ -1,0 +1,199 @@
+"""How the tokens of a batch are cut into tiles for the head, and what is kept of the tiles between its two passes.
+
+D `[tokens, M]` is needed twice: for the gradient at H, and later, when that gradient has gone through the network, for the norm
+and the sum of the gradient at the table E. In between D is kept if the batch is small enough (`HOLD_ELEMENTS`), else it is
+computed again; no more than that is held, whatever batch and length. Of a long sample the gradient at E itself, `[d, M]`, is
+smaller than its D, `[T, M]`: under clipping, where its norm is needed, the gradient is formed while D is in the processor's
+cache, and kept in place of D.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from dpformer.clipping.gradient import Route
+from dpformer.clipping.workspace import Workspace
+
+# Tokens in a tile of logits. So many keep a tile of a few thousand items in a processor's own cache, and are enough for the
+# matrix products to run at full speed.
+TILE_TOKENS = 64
+# Elements of D that are clipped at a time, in whole samples.
+GROUP_ELEMENTS = 2**22
+# The most that is kept of D from the forward to the clipping pass: 200 MB of float32.
+HOLD_ELEMENTS = 3 * 2**24
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Some samples' tokens: H `[b, T, d]` and D `[b, T, M]`, of which `D'H` is the gradient at E.
+
+    A factor that belongs to a token, such as its weight, is in its row of H and not of D. A sample too long for one tile comes
+    in several: `first` to `last`. `at` is the place of the first of its samples in `Tiling.order`, where the others follow it.
+    """
+
+    H: Tensor
+    D: Tensor
+    first: bool
+    last: bool
+    at: int
+
+
+@dataclass(frozen=True)
+class Group:
+    """`size` samples of similar length, from place `at` in `Tiling.order`; their T tokens each follow each other from `start`.
+
+    kept: their gradients at E are kept, and not their D.
+    """
+
+    size: int
+    T: int
+    start: int
+    at: int
+    kept: bool
+
+
+def by_pairs(T: int, d: int, route: Route | None) -> bool:
+    """Whether samples of T tokens are measured by pairs of tokens, if they can be, or else by their gradients at E.
+
+    Both ways need D'H. Pairs also need D D', T products per element of D; formed gradients, a few passes over d / T elements for
+    it. Measured, these passes cost about as much as 18 such products.
+    """
+    return 18 * d > T**2 if route is None else route == "gram"
+
+
+def row_budget(items: int, token_budget: int) -> int:
+    """How many rows `[items]`, of D or of gradients at E, micro-batches of so many tokens may keep: what is held at the most,
+    and no more than three rows for eight tokens. More are slightly faster where users are long, in more memory.
+    """
+    return min(3 * token_budget // 8, max(TILE_TOKENS, HOLD_ELEMENTS // max(1, items)))
+
+
+class Tiling:
+    """Weighted tokens of a batch in the order of their groups; weights `[B, L]`, for a table `[M, d]`.
+
+    order, empty: samples in the order of the groups, and those without a weighted token. owners, padding `[tokens]`: each
+    token's sample, and whether the token fills up its sample to the length of its group.
+    """
+
+    def __init__(self, weights: Tensor, M: int, d: int, route: Route | None) -> None:
+        self.shape = weights.shape
+        # Tokens of a group: whole samples, or one long sample.
+        self.most = max(TILE_TOKENS, GROUP_ELEMENTS // M)
+        used = weights != 0
+        counts = used.sum(1)
+        lengths = counts.tolist()
+        # Samples often come by length: then nothing has to be put in order.
+        self.ordered = all(a >= b > 0 for a, b in pairwise((*lengths, *lengths[-1:])))
+        order = torch.arange(len(weights), device=counts.device)
+        if not self.ordered:
+            order = torch.argsort(counts, descending=True, stable=True)
+            lengths = counts[order].tolist()
+        self.groups = _groups(lengths, self.most, d, route)
+        ends = [(group.at + group.size, group.start + group.size * group.T) for group in self.groups]
+        last, tokens = ends[-1] if ends else (0, 0)
+        self.order, self.empty = order[:last], order[last:]
+        widths = [group.T for group in self.groups for _ in range(group.size)]
+        width = torch.tensor(widths, dtype=order.dtype, device=order.device)
+        self.owners = self.order.repeat_interleave(width, output_size=tokens)
+        # Each token's number in its sample: weighted ones are in front, what comes after them is padding.
+        first = (width.cumsum(0) - width).repeat_interleave(width, output_size=tokens)
+        column = torch.arange(tokens, device=order.device) - first
+        self.padding = column >= counts[self.owners]
+        # Where tokens are in the flattened [B * L]; None if all are, in order.
+        self.positions: Tensor | None = None
+        if not self.ordered or lengths[-1:] != [weights.shape[1]]:
+            # Padding stands for its sample's first token.
+            begin = counts.cumsum(0) - counts
+            column = begin[self.owners] + column.masked_fill(self.padding, 0)
+            self.positions = used.flatten().nonzero()[:, 0][column]
+
+    def take(self, x: Tensor) -> Tensor:
+        """Tokens `[tokens, ...]` of x `[B, L, ...]`; 0 at padding, whatever stands there."""
+        x = x.flatten(0, 1)
+        if self.positions is None:
+            return x
+        return x[self.positions].masked_fill_(self.padding.view(-1, *(1,) * (x.dim() - 1)), 0)
+
+    def put(self, x: Tensor) -> Tensor:
+        """The inverse of `take`: `[B, L, d]` of x `[tokens, d]`, 0 for tokens without weight."""
+        if self.positions is not None:
+            # Padding repeats a position, with value 0: so these are added, not written.
+            x = x.new_zeros(self.shape.numel(), x.shape[1]).index_add_(0, self.positions, x)
+        return x.view(*self.shape, x.shape[1])
+
+    def per_sample(self, *values: Tensor) -> tuple[Tensor, ...]:
+        """Sums of tokens' values, each `[tokens]`, over the tokens of each sample, each `[B]`."""
+        sums = values[0].new_zeros(self.shape[0], len(values))
+        sums.index_add_(0, self.owners, torch.stack(values, 1).masked_fill(self.padding[:, None], 0))
+        return tuple(part.clone() for part in sums.unbind(1))
+
+
+def _groups(lengths: list[int], most: int, d: int, route: Route | None) -> list[Group]:
+    """Cut samples, by descending length, into groups of at most so many tokens."""
+    groups: list[Group] = []
+    start, k = 0, 0
+    while k < len(lengths) and lengths[k] > 0:
+        T = lengths[k]
+        n = min(len(lengths) - k, max(1, most // T))
+        # Much shorter samples go to a group of their own rather than be padded.
+        while 2 * lengths[k + n - 1] < T:
+            n -= 1
+        groups.append(Group(n, T, start, k, kept=d <= T and not by_pairs(T, d, route)))
+        start += n * T
+        k += n
+    return groups
+
+
+class Kept:
+    """The memory of one pass: gradients at E of kept samples, which are the first, then D of all other tokens.
+
+    It belongs to the workspace, and is valid until another pass takes it or `release`.
+    """
+
+    def __init__(self, tiling: Tiling, table: Tensor, tokens: int, workspace: Workspace) -> None:
+        self.tiling, self.workspace = tiling, workspace
+        long = [group for group in tiling.groups if group.kept]
+        M, d = table.shape
+        # Tokens of kept samples.
+        self.long = sum(group.size * group.T for group in long)
+        rows = sum(group.size for group in long) * d
+        if (rows + tokens - self.long) * M <= HOLD_ELEMENTS:
+            memory = workspace.take("held", rows + tokens - self.long, M, table)
+            self._G, self._D = memory[:rows].view(-1, d, M), memory[rows:]
+            workspace.held_by = self
+
+    @property
+    def valid(self) -> bool:
+        """Whether there is memory, and no other pass has written over it."""
+        return self.workspace.held_by is self
+
+    def rows(self, places: slice) -> Tensor | None:
+        """D of some tokens `[tokens, M]`, if it is kept."""
+        at = places.start - self.long
+        return self._D[at : places.stop - self.long] if self.valid and at >= 0 else None
+
+    def gradients(self, group: Group) -> Tensor | None:
+        """Gradients at E of a group's samples, `[size, d, M]`, transposed, if they are kept."""
+        return self._G[group.at : group.at + group.size] if self.valid and group.kept else None
+
+    def release(self) -> None:
+        """From now on D is computed again: what was kept was written over."""
+        self.workspace.held_by = None
+
+    def cut(self, tokens: int) -> list[tuple[slice, Tensor | None, bool]]:
+        """The tokens of tiles, in order; for a kept sample, whose tokens have tiles of their own, the memory of its gradient at
+        E, and whether they are its first ones.
+        """
+        tiles: list[tuple[slice, Tensor | None, bool]] = []
+        most, kept = self.tiling.most, [group for group in self.tiling.groups if group.kept and self.valid]
+        for group in kept:
+            for k in range(group.size):
+                G, at = self._G[group.at + k], group.start + k * group.T
+                tiles += [(slice(at + t, at + min(t + most, group.T)), G, t == 0) for t in range(0, group.T, most)]
+        start = self.long if self.valid else 0
+        tiles += [(slice(t, min(t + TILE_TOKENS, tokens)), None, True) for t in range(start, tokens, TILE_TOKENS)]
+        return tiles
