@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpformer.data import Dataset, load, prepare, prepare_named, save, statistics
+from dpformer.data import Dataset, held_out, load, prepare, prepare_named, save, statistics
 from dpformer.errors import DataError
 
 LOG = pl.DataFrame(
@@ -201,7 +201,7 @@ def test_users_with_few_events_of_their_own_stay_without_events(tmp_path: Path):
     save(inside, tmp_path / "out")
     again = load(tmp_path / "out")
     assert sequences(again) == sequences(inside)
-    assert again.split().evaluated.tolist() == [0]
+    assert held_out(again.sequences).evaluated.tolist() == [0]
     assert stat.S_IMODE((tmp_path / "out").stat().st_mode) == 0o700
     for wrong, cure in ((5, "lower it"), (-1, "negative")):
         with pytest.raises(DataError, match=cure):

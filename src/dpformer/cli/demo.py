@@ -59,7 +59,7 @@ def demo(
         other = start_one_shot(output / kind, data, make_recipe("default", model=kind, epsilon=epsilon))
         other.train()
         contenders[f"{name}, epsilon {epsilon:g}"] = load_model(output / kind)
-    contenders["popularity, not private"] = Popularity().fit(dataset.split().train, items)
+    contenders["popularity, not private"] = Popularity().fit(dataset.train("validation"), items)
     found = {name: evaluate(it, held, items, max_length=model.recipe.window) for name, it in contenders.items()}
     write_json(folder / "metrics.json", {"not_private": True, "test": next(iter(found.values())).figures()}, 0o600)
     write_file(output / "report.html", make_report([folder]).html.encode(), 0o600)

@@ -10,7 +10,7 @@ from dpformer.data.filters import Filter
 from dpformer.data.read.columns import ITEM, TIME, TITLE, USER
 from dpformer.data.read.log import Log
 from dpformer.data.read.times import Unit
-from dpformer.data.split import SHORTEST_SPLIT
+from dpformer.data.sequences import SHORTEST_SPLIT
 from dpformer.errors import DataError
 
 MANIFEST_FORMAT, MANIFEST_VERSION = "dpformer-sequences", 1

@@ -13,10 +13,10 @@ from typing import Any
 
 import polars as pl
 
-from dpformer.data.dataset import Dataset
 from dpformer.data.demo import demo_frame, demo_items
 from dpformer.data.filters import Filter
 from dpformer.data.prepare import prepare
+from dpformer.data.sequences import Dataset
 from dpformer.errors import DataError
 from dpformer.files import sha256_of
 

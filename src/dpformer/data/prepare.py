@@ -6,7 +6,6 @@ from typing import Any
 import polars as pl
 
 from dpformer.data.catalogue import Catalogue, chosen_titles, make_catalogue, open_catalogue, title_votes
-from dpformer.data.dataset import Dataset
 from dpformer.data.events import Events
 from dpformer.data.filters import Filter
 from dpformer.data.manifest import (
@@ -25,6 +24,7 @@ from dpformer.data.read.columns import ITEM, TIME, TITLE, USER
 from dpformer.data.read.ids import check_ids, encode_items, encode_users, id_expression
 from dpformer.data.read.log import Log
 from dpformer.data.read.times import check_times, time_expression
+from dpformer.data.sequences import Dataset
 from dpformer.files import sha256_of
 
 

@@ -1,10 +1,16 @@
 """Everybody's items in time order, in two flat arrays: 50 million events take 200 MB and no Python object each."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import polars as pl
+
+# One item to test, one to validate, and at least one to go by.
+SHORTEST_SPLIT = 3
+# What may be held out of training, and how many items at the end of a sequence that takes.
+HELD_OUT = {"nothing": 0, "test": 1, "validation": 2}
 
 
 @dataclass(frozen=True)
@@ -46,6 +52,15 @@ class Sequences:
         before = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(kept)])
         return Sequences(self.users, items[kept].astype(np.int32), before[self.offsets])
 
+    def without_last(self, count: int) -> "Sequences":
+        """The sequences without the last `count` items of every user who has three."""
+        long = self.lengths >= SHORTEST_SPLIT
+        kept = np.ones(len(self.items), dtype=bool)
+        for place in range(1, count + 1):
+            kept[self.offsets[1:][long] - place] = False
+        offsets = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(self.lengths - count * long)])
+        return Sequences(self.users, self.items[kept], offsets)
+
     def frame(self) -> pl.DataFrame:
         """`user_id` and `items` (a list, which may be empty), one row a user."""
         people = pl.DataFrame({"user": np.arange(len(self), dtype=np.int32)})
@@ -82,3 +97,57 @@ class Sequences:
 def flat(lists: pl.Series) -> pl.Series:
     """The entries of all lists; an empty list gives none (`explode` alone would give a null)."""
     return lists.filter(lists.list.len() > 0).explode()
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Sequences ready to train on.
+
+    sequences: one a user; private. catalogue: `item` (1..M), `item_id` and, where known, `title`, in the order of the
+    ids, and further columns of a public catalogue: no counts, because it goes out with a model.
+    manifest: input, options, counts, notes; private.
+    """
+
+    sequences: Sequences
+    catalogue: pl.DataFrame
+    manifest: dict[str, Any]
+
+    @property
+    def catalogue_mode(self) -> str:
+        """How the set of items was decided: "public", "log" or "private"; see `catalogue`."""
+        return str(self.manifest.get("catalogue", {}).get("mode", "log"))
+
+    @property
+    def outside_guarantee(self) -> list[str]:
+        """What was done to the events that the guarantee does not cover, in sentences."""
+        if "outside_guarantee" not in self.manifest and self.manifest.get("options", {}).get("min_events", 0) > 1:
+            return ["users and items were filtered by --min-events, which counts over people"]  # by an older version
+        return list(self.manifest.get("outside_guarantee", []))
+
+    def train(self, hold_out: str) -> Sequences:
+        """What training sees: all but the last two items ("validation" and what follows), all but the last ("test"), or all
+        ("nothing").
+        """
+        return self.sequences.without_last(HELD_OUT[hold_out])
+
+    def numbers_in(self, catalogue: pl.DataFrame) -> np.ndarray:
+        """The number that each item 1..M has in another catalogue, by its id as text, int64 [M + 1]; 0 where it has none."""
+        other = {text: number for number, text in enumerate(catalogue["item_id"].cast(pl.String).to_list(), 1)}
+        own = self.catalogue["item_id"].cast(pl.String).to_list()
+        return np.array([0, *(other.get(text, 0) for text in own)], dtype=np.int64)
+
+    def with_items(self, ids: Collection[Any]) -> "Dataset":
+        """The same users with these items only, numbered anew; other events are dropped."""
+        kept = self.catalogue.filter(pl.col("item_id").is_in(list(ids)))
+        chosen = kept.with_columns(item=pl.int_range(1, len(kept) + 1, dtype=pl.Int32))
+        return self.in_catalogue(chosen)
+
+    def in_catalogue(self, catalogue: pl.DataFrame) -> "Dataset":
+        """The same users with the items of another catalogue; events of other items are dropped."""
+        return Dataset(self.sequences.renumbered(self.numbers_in(catalogue)), catalogue, self.manifest)
+
+    def names(self) -> list[str]:
+        """What to call the items 1..M: title, else id; place 0 is the padding."""
+        ids = self.catalogue["item_id"].cast(pl.String)
+        shown = self.catalogue["title"].fill_null(ids) if "title" in self.catalogue.columns else ids
+        return ["", *shown.to_list()]

@@ -1,48 +1,35 @@
-"""Leave-one-out: a user's last item is for the test, the second to last for validation, the rest for training."""
+"""The held-out item, and what is known when it is asked for."""
 
 from dataclasses import dataclass
 
 import numpy as np
 
-from dpformer.data.sequences import Sequences
-
-# One item to test, one to validate, and at least one to go by.
-SHORTEST_SPLIT = 3
+from dpformer.data.sequences import HELD_OUT, SHORTEST_SPLIT, Sequences
+from dpformer.errors import DataError
 
 
 @dataclass(frozen=True)
-class Split:
-    """train: all users; those with fewer than three events keep all of theirs and are not evaluated.
+class HeldOut:
+    """item: "test" or "validation". histories: of all users, everything before the item held out; a user too short to be
+    evaluated keeps all. evaluated: int64 [E], places of the users who are; targets: int32 [E], the item of each.
 
-    evaluated: int64 [E], places of the users who are; validation, test: int32 [E], the item held out of each.
-    What precedes the validation item is the user's training sequence, what precedes the test item is that and the
-    validation item.
+    Fit on `histories`, and the item to predict is not in it, nor anything after it.
     """
 
-    train: Sequences
+    item: str
+    histories: Sequences
     evaluated: np.ndarray
-    validation: np.ndarray
-    test: np.ndarray
+    targets: np.ndarray
+
+    def renumbered(self, numbers: np.ndarray) -> "HeldOut":
+        """The same in another catalogue: item i is `numbers[i]` there. A target without a number there is 0, and is missed."""
+        return HeldOut(self.item, self.histories.renumbered(numbers), self.evaluated, numbers[self.targets])
 
 
-def without_last(sequences: Sequences, count: int) -> Sequences:
-    """The sequences without the last `count` items of every user who has three."""
-    lengths, ends = sequences.lengths, sequences.offsets[1:]
-    long = lengths >= SHORTEST_SPLIT
-    kept = np.ones(len(sequences.items), dtype=bool)
-    for place in range(1, count + 1):
-        kept[ends[long] - place] = False
-    offsets = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths - count * long)])
-    return Sequences(sequences.users, sequences.items[kept], offsets)
-
-
-def split(sequences: Sequences) -> Split:
-    """Hold out the last two items of every user who has three."""
-    lengths, ends = sequences.lengths, sequences.offsets[1:]
-    long = lengths >= SHORTEST_SPLIT
-    return Split(
-        train=without_last(sequences, 2),
-        evaluated=np.flatnonzero(long),
-        validation=sequences.items[ends[long] - 2],
-        test=sequences.items[ends[long] - 1],
-    )
+def held_out(sequences: Sequences, item: str = "test") -> HeldOut:
+    """Hold out everybody's last item ("test"), or their second to last and the last with it ("validation")."""
+    if item not in HELD_OUT or item == "nothing":
+        raise DataError(f"no item {item!r} is held out; there are: test, validation")
+    long = sequences.lengths >= SHORTEST_SPLIT
+    targets = sequences.items[sequences.offsets[1:][long] - HELD_OUT[item]]
+    return HeldOut(item, sequences.without_last(HELD_OUT[item]), np.flatnonzero(long), targets)

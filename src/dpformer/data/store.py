@@ -11,10 +11,9 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from dpformer.data.dataset import Dataset
 from dpformer.data.manifest import MANIFEST_FORMAT, MANIFEST_VERSION
 from dpformer.data.read.log import READ_ERRORS, first_line
-from dpformer.data.sequences import Sequences, flat
+from dpformer.data.sequences import Dataset, Sequences, flat
 from dpformer.data.summary import item_counts
 from dpformer.errors import DataError
 from dpformer.files import sha256_of

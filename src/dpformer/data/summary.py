@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from dpformer.data.dataset import Dataset
+from dpformer.data.sequences import Dataset
 
 QUANTILES = (0, 10, 25, 50, 75, 90, 99, 100)
 # An item that few people touched is one that a private model hardly learns: noise does not shrink with the count.

@@ -18,8 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dpformer.data import Dataset, collate, load
-from dpformer.evaluation.held_out import held_out
+from dpformer.data import Dataset, collate, held_out, load
 from dpformer.files import read_json
 from dpformer.fit.recipe import STATISTICS, Recipe
 from dpformer.fit.run import Run

@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 
 from dpformer.data import Sequences, load
-from dpformer.data.split import without_last
 from dpformer.evaluation import held_out, rank
 from dpformer.evaluation.ranking import Scorer
 from dpformer.models.transitions import DPTransitions
@@ -87,7 +86,7 @@ class Earlier:
 
     def sum(self, people: Sequences, sample: Sample, grid: float) -> Mapping[str, np.ndarray]:
         """The query's sum over these events."""
-        return self._query.sum(without_last(people, 2), sample, grid)
+        return self._query.sum(people.without_last(2), sample, grid)
 
 
 class AskEarlier:
