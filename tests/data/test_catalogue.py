@@ -173,8 +173,6 @@ def test_what_a_private_catalogue_refuses():
     with pytest.raises(DataError, match="--min-user-events"):
         prepare(LOG, catalogue="private", min_events=2)
     assert "--catalogue FILE only" in prepare(LOG, catalogue="private").manifest["notes"][0]
-    with pytest.raises(DataError, match="beside a catalogue"):
-        prepare(LOG, catalogue=ITEMS, titles=ITEMS)
 
 
 def test_with_a_catalogue_titles_come_from_it_only():

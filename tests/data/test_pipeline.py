@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpformer.data import Dataset, Filter, Sequences, held_out, prepare, prepare_named, statistics
-from dpformer.data.filters import keep_frequent
+from dpformer.data import Dataset, Sequences, held_out, prepare, prepare_named, statistics
+from dpformer.data.events import keep_frequent
+from dpformer.data.options import ITERATIVE, SINGLE_PASS
 from dpformer.data.read.ids import encode_items, encode_users, sorted_ids
 
 PAIRS = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), min_size=1, max_size=60)
@@ -25,14 +26,14 @@ def counted(pairs: list[tuple[int, int]], minimum: int) -> list[tuple[int, int]]
 @given(pairs=PAIRS, minimum=st.integers(1, 5))
 def test_single_pass_counts_once(pairs: list[tuple[int, int]], minimum: int):
     users, items = np.array(pairs).T
-    kept = keep_frequent(users, items, minimum, Filter.SINGLE_PASS)
+    kept = keep_frequent(users, items, minimum, SINGLE_PASS)
     assert [pair for pair, keep in zip(pairs, kept, strict=True) if keep] == counted(pairs, minimum)
 
 
 @given(pairs=PAIRS, minimum=st.integers(1, 5))
 def test_iterative_is_the_largest_core(pairs: list[tuple[int, int]], minimum: int):
     users, items = np.array(pairs).T
-    kept = keep_frequent(users, items, minimum, Filter.ITERATIVE)
+    kept = keep_frequent(users, items, minimum, ITERATIVE)
     left = pairs
     while counted(left, minimum) != left:
         left = counted(left, minimum)

@@ -124,6 +124,6 @@ def test_an_interrupted_command_leaves_nothing(
     def interrupt(*arguments: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("dpformer.data.plot.draw_long_tail", interrupt)
+    monkeypatch.setattr("dpformer.data.store.draw_long_tail", interrupt)
     assert dpformer("prepare", log, "-o", tmp_path / "out").code == 130
     assert [path.name for path in tmp_path.iterdir()] == ["log.csv"]

@@ -54,60 +54,51 @@ def prepare(
 ) -> None:
     """Turn a log (who, what, when) into sequences, with statistics and a plot of the long tail."""
     from dpformer.cli.output import print_json, stderr, stdout
-    from dpformer.data import NAMED, statistics
     from dpformer.data import prepare as prepare_log
-    from dpformer.data.named import DEMO, prepare_named
-    from dpformer.data.store import PLOT, check_target, save
+    from dpformer.data import prepare_named, save, statistics
+    from dpformer.data.named import DEMO, NAMED
+    from dpformer.data.store import PLOT, check_target
     from dpformer.errors import DataError
 
     if engine not in ("polars", "spark"):
         raise DataError(f"--engine {engine} is unknown; give polars or spark")
     check_target(output, force)
+    given: dict[str, Any] = {
+        "catalogue": catalogue,
+        "user": user,
+        "item": item,
+        "time": time,
+        "title": title,
+        "min_events": min_events,
+        "filter": rule,
+        "min_user_events": min_user_events,
+        "dedupe": dedupe or None,
+    }
+    options = {name: value for name, value in given.items() if value is not None}
+    named = log in NAMED or log == DEMO
+    if named and options:
+        raise DataError(
+            f"{log} has its own columns and filter; to change them, prepare its file as a log of your own "
+            f"(for a file called {log}: ./{log})"
+        )
+    if named and engine == "spark":
+        raise DataError(f"{log} is small; leave out --engine spark")
+    if not named and source is not None:
+        raise DataError(f"--from is for named data sets ({', '.join(NAMED)}); give {source} itself as the log")
+    if rule is not None and min_events is None:
+        raise DataError(f"--filter {rule} needs to know how many events; add --min-events N")
     with stderr.status("") as status:
 
         def show(stage: str) -> None:
             status.update(f"{stage} ...")
 
-        if log in NAMED or log == DEMO:
-            if (
-                any(
-                    option is not None
-                    for option in (catalogue, user, item, time, title, min_events, rule, min_user_events)
-                )
-                or dedupe
-            ):
-                raise DataError(
-                    f"{log} has its own columns and filter; to change them, prepare its file as a log of your own "
-                    f"(for a file called {log}: ./{log})"
-                )
-            if engine == "spark":
-                raise DataError(f"{log} is small; leave out --engine spark")
-            dataset = prepare_named(log, source, on_stage=show)
-        else:
-            if source is not None:
-                raise DataError(f"--from is for named data sets ({', '.join(NAMED)}); give {source} itself as the log")
-            if rule is not None and min_events is None:
-                raise DataError(f"--filter {rule} needs to know how many events; add --min-events N")
-            options: dict[str, Any] = {
-                "catalogue": catalogue or "log",
-                "user": user,
-                "item": item,
-                "time": time,
-                "title": title,
-                "min_events": min_events or 0,
-                "filter": rule or "single-pass",
-                "min_user_events": min_user_events or 0,
-                "dedupe": dedupe,
-                "on_stage": show,
-            }
-            if engine == "spark":
-                from dpformer.data.spark import prepare_spark
+        if engine == "spark":
+            from dpformer.data.spark import prepare_spark
 
-                manifest = prepare_spark(log, output, force=force, **options)
-                figures = manifest.pop("statistics")
-            else:
-                dataset = prepare_log(log, **options)
-        if engine == "polars":
+            manifest = prepare_spark(log, output, force=force, on_stage=show, **options)
+            figures = manifest.pop("statistics")
+        else:
+            dataset = prepare_named(log, source, on_stage=show) if named else prepare_log(log, on_stage=show, **options)
             show("writing")
             save(dataset, output, force=force)
             manifest, figures = dataset.manifest, statistics(dataset)

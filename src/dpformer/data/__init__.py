@@ -2,7 +2,6 @@
 
 from dpformer.data.batches import MicroBatch, collate, cut, micro_batches
 from dpformer.data.demo import demo_frame
-from dpformer.data.filters import Filter
 from dpformer.data.named import NAMED, prepare_named
 from dpformer.data.prepare import prepare
 from dpformer.data.sequences import Dataset, Sequences
@@ -13,7 +12,6 @@ from dpformer.data.summary import item_counts, statistics
 __all__ = [
     "NAMED",
     "Dataset",
-    "Filter",
     "HeldOut",
     "MicroBatch",
     "Sequences",

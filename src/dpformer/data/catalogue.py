@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from dpformer.data.options import Options
 from dpformer.data.read import read_items
 from dpformer.data.read.columns import ITEM, TITLE, USER
 from dpformer.data.read.ids import id_expression, missing_id, sorted_ids
@@ -54,12 +55,9 @@ class Catalogue:
         }
 
 
-def open_catalogue(given: Any, *, item: str | None, title: str | None) -> Catalogue:
-    """Read a public catalogue, or take one of the words "log" and "private".
-
-    given: "log", "private", a path or a frame; a `Path` is always a file. item: the log's name for the item's column.
-    title: the column of the titles, in the file if there is one.
-    """
+def open_catalogue(options: Options) -> Catalogue:
+    """Read a public catalogue, or take one of the words "log" and "private"."""
+    given, title = options.catalogue, options.title
     if isinstance(given, str) and given == LOG:
         return Catalogue(LOG)
     if isinstance(given, str) and given == PRIVATE:
@@ -69,7 +67,7 @@ def open_catalogue(given: Any, *, item: str | None, title: str | None) -> Catalo
                 "give the titles in a public file: --catalogue FILE"
             )
         return Catalogue(PRIVATE)
-    log = read_items(given, item=item, title=title)
+    log = read_items(given, item=options.item, title=title)
     columns = ", ".join(f"{role.removesuffix('_id')} = {name}" for role, name in log.columns.items())
     items = _public_items(log)
     return Catalogue(

@@ -3,19 +3,77 @@
 A person who loses events, even all of them, keeps the place among the people: only `--min-events` removes people.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Protocol, TypeVar
 
 import numpy as np
 import polars as pl
 
-from dpformer.data.filters import Filter, keep_frequent
+from dpformer.data.catalogue import Catalogue
+from dpformer.data.manifest import Record
+from dpformer.data.options import SINGLE_PASS
+from dpformer.data.read.columns import ITEM
 from dpformer.data.read.ids import Coded, compact
 from dpformer.data.sequences import Sequences
+
+E = TypeVar("E", bound="Reducible")
+
+
+class Reducible(Protocol):
+    """Events of either engine. Its length is the number of events."""
+
+    def __len__(self) -> int: ...
+
+    def sizes(self) -> dict[str, int]:
+        """How many users, items and events there are."""
+
+    def active_users(self) -> int:
+        """How many people have events."""
+
+    def without_duplicates(self: E) -> E:
+        """The first of events that agree in user, item and time (in a log without time: in user and item)."""
+
+    def inside(self: E, catalogue: Catalogue) -> E:
+        """The events of items in a public catalogue."""
+
+    def of_busy_users(self: E, least: int) -> E:
+        """The events of people who have at least `least` of their own; the others keep their places without events."""
+
+    def frequent(self: E, least: int, rule: str) -> E:
+        """The events of frequent users and items; the other people are removed. This counts over people."""
+
+
+def reduce(events: E, record: Record, on_stage: Callable[[str], None]) -> E:
+    """The events that stay: without duplicates, in the catalogue, of people and items with enough of them."""
+    options, counts = record.options, record.counts
+    counts["read"] = events.sizes()
+    if options.dedupe:
+        on_stage("dropping duplicates")
+        before, events = events, events.without_duplicates()
+        counts["duplicates"] = len(before) - len(events)
+    if record.catalogue.items is not None:
+        on_stage("looking items up in the catalogue")
+        before, events = events, events.inside(record.catalogue)
+        record.count_outside(len(before), len(events))
+    if options.min_user_events > 1:
+        on_stage("filtering users by their own events")
+        before, events = events, events.of_busy_users(options.min_user_events)
+        users = before.active_users() - events.active_users()
+        counts["emptied"] = {"users": users, "events": len(before) - len(events)}
+    if options.min_events > 1:
+        on_stage("filtering")
+        before, events = events, events.frequent(options.min_events, options.filter)
+        left = events.sizes()
+        counts["removed"] = {key: size - left[key] for key, size in before.sizes().items()}
+    if not len(events):
+        raise record.nothing_left()
+    return events
 
 
 @dataclass(frozen=True)
 class Events:
-    """Events in the order of the file.
+    """Events in memory, in the order of the file; for the methods see `Reducible`.
 
     users: who, with the ids of all people, also of those without events. items: what. times: when, as numbers, or None.
     public: whether the ids of `items` are a public catalogue, which stays whole.
@@ -26,41 +84,39 @@ class Events:
     times: pl.Series | None
     public: bool = False
 
+    def __len__(self) -> int:
+        return len(self.users.codes)
+
     def sizes(self) -> dict[str, int]:
-        """How many users, items and events there are."""
-        return {"users": len(self.users.ids), "items": len(self.items.ids), "events": len(self.users.codes)}
+        return {"users": len(self.users.ids), "items": len(self.items.ids), "events": len(self)}
 
     def active_users(self) -> int:
-        """How many people have events."""
         return int((np.bincount(self.users.codes, minlength=1) > 0).sum())
 
-    def keep(self, kept: np.ndarray) -> "Events":
+    def without_duplicates(self) -> "Events":
+        frame = pl.DataFrame({"user": self.users.codes, "item": self.items.codes})
+        if self.times is not None:
+            frame = frame.with_columns(self.times.alias("time"))
+        return self._keep(frame.select(pl.struct(pl.all()).is_first_distinct()).to_series().to_numpy())
+
+    def inside(self, catalogue: Catalogue) -> "Events":
+        assert catalogue.items is not None
+        codes = catalogue.places(self.items.ids)[self.items.codes]
+        return replace(self, items=Coded(codes, catalogue.items[ITEM]), public=True)._keep(codes >= 0)
+
+    def of_busy_users(self, least: int) -> "Events":
+        own = np.bincount(self.users.codes, minlength=len(self.users.ids))
+        return self._keep((own >= least)[self.users.codes])
+
+    def frequent(self, least: int, rule: str) -> "Events":
+        kept = self._keep(keep_frequent(self.users.codes, self.items.codes, least, rule))
+        return replace(kept, users=compact(kept.users))
+
+    def _keep(self, kept: np.ndarray) -> "Events":
         """The events in `kept`, bool [events]. People keep their places."""
         users, items = (Coded(coded.codes[kept], coded.ids) for coded in (self.users, self.items))
         times = None if self.times is None else self.times.filter(pl.Series(kept))
         return replace(self, users=users, items=items if self.public else compact(items), times=times)
-
-    def without_duplicates(self) -> "Events":
-        """The first of events that agree in user, item and time (in a log without time: in user and item)."""
-        frame = pl.DataFrame({"user": self.users.codes, "item": self.items.codes})
-        if self.times is not None:
-            frame = frame.with_columns(self.times.alias("time"))
-        return self.keep(frame.select(pl.struct(pl.all()).is_first_distinct()).to_series().to_numpy())
-
-    def inside(self, places: np.ndarray, ids: pl.Series) -> "Events":
-        """The events of items in a public catalogue. places: of each id in `ids`, the catalogue's, or -1."""
-        codes = places.astype(np.int32)[self.items.codes]
-        return replace(self, items=Coded(codes, ids), public=True).keep(codes >= 0)
-
-    def of_busy_users(self, least: int) -> "Events":
-        """The events of people who have at least `least` of their own; the others keep their places without events."""
-        own = np.bincount(self.users.codes, minlength=len(self.users.ids))
-        return self.keep((own >= least)[self.users.codes])
-
-    def frequent(self, least: int, rule: Filter) -> "Events":
-        """The events of frequent users and items; the other people are removed. This counts over people."""
-        kept = self.keep(keep_frequent(self.users.codes, self.items.codes, least, rule))
-        return replace(kept, users=compact(kept.users))
 
     def sequences(self) -> Sequences:
         """Group by user, sort each group stably by time: ties keep the order of the file.
@@ -76,3 +132,15 @@ class Events:
         lengths = np.bincount(self.users.codes, minlength=len(self.users.ids))
         offsets = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths)])
         return Sequences(self.users.ids.alias("user_id"), lists["items"].to_numpy(), offsets)
+
+
+def keep_frequent(users: np.ndarray, items: np.ndarray, least: int, rule: str) -> np.ndarray:
+    """Which events stay by `Options.filter`. users, items: codes, int [events]; returns bool [events]."""
+    kept = np.ones(len(users), dtype=bool)
+    while True:
+        frequent_users = np.bincount(users[kept], minlength=int(users.max(initial=0)) + 1) >= least
+        frequent_items = np.bincount(items[kept], minlength=int(items.max(initial=0)) + 1) >= least
+        still = kept & frequent_users[users] & frequent_items[items]
+        if rule == SINGLE_PASS or still.sum() == kept.sum():
+            return still
+        kept = still

@@ -13,8 +13,8 @@ from typing import Any
 
 import polars as pl
 
+from dpformer.data.catalogue import make_catalogue
 from dpformer.data.demo import demo_frame, demo_items
-from dpformer.data.filters import Filter
 from dpformer.data.prepare import prepare
 from dpformer.data.sequences import Dataset
 from dpformer.errors import DataError
@@ -113,10 +113,10 @@ def prepare_set(named: NamedSet, path: Path | str | None, *, on_stage: Callable[
     dataset = prepare(
         file,
         min_events=0 if known and named.filtered else named.min_events,
-        filter=Filter.SINGLE_PASS,
-        titles=_titles(file, named),
         on_stage=on_stage,
     )
+    if (titles := _titles(file, named)) is not None:
+        dataset = replace(dataset, catalogue=make_catalogue(dataset.catalogue["item_id"], titles))
     found = (len(dataset.sequences), len(dataset.catalogue), len(dataset.sequences.items))
     if found != (named.users, named.items, named.events):
         raise DataError(

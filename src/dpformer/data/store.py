@@ -4,7 +4,8 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ import polars as pl
 
 from dpformer.data.manifest import MANIFEST_FORMAT, MANIFEST_VERSION
 from dpformer.data.read.log import READ_ERRORS, first_line
+from dpformer.data.read.parquet import scan
 from dpformer.data.sequences import Dataset, Sequences, flat
-from dpformer.data.summary import item_counts
+from dpformer.data.summary import draw_long_tail, item_counts
 from dpformer.errors import DataError
 from dpformer.files import sha256_of
 
@@ -41,19 +43,14 @@ def check_target(folder: Path, force: bool) -> None:
 
 def save(dataset: Dataset, folder: Path | str, *, force: bool = False) -> None:
     """Write sequences.parquet, items.parquet, manifest.json and long-tail.png."""
-
-    def write(aside: Path) -> None:
+    with whole_folder(Path(folder), force=force) as aside:
         dataset.sequences.frame().write_parquet(aside / SEQUENCES)
         dataset.catalogue.write_parquet(aside / ITEMS)
         finish(aside, len(dataset.sequences), item_counts(dataset), dataset.manifest, (SEQUENCES, ITEMS))
 
-    write_whole(Path(folder), write, force=force)
-
 
 def finish(aside: Path, users: int, counts: np.ndarray, manifest: dict[str, Any], names: Sequence[str]) -> None:
     """Write the plot and the manifest beside the files `names`. counts: events of each item, int [M]."""
-    from dpformer.data.plot import draw_long_tail
-
     draw_long_tail(users, counts, aside / PLOT)
     hashes = {name: sha256_of([aside / name]) for name in names}
     text = json.dumps({**manifest, "files": hashes}, indent=2, ensure_ascii=False)
@@ -72,7 +69,7 @@ def load(folder: Path | str) -> Dataset:
         if not isinstance(known, dict) or sha256_of([file]) != known.get(file.relative_to(folder).as_posix()):
             raise DataError(f"{file}: is not what the manifest says (sha256 differs); {_AGAIN}")
     try:
-        catalogue = pl.read_parquet(folder / ITEMS, glob=False, hive_partitioning=False)
+        catalogue = scan(folder / ITEMS).collect()
         _check_catalogue(catalogue)
         sequences = Sequences.from_frames(_checked(file, catalogue) for file in files)
     except (*READ_ERRORS, ValueError) as error:
@@ -112,7 +109,7 @@ def _check_catalogue(catalogue: pl.DataFrame) -> None:
 
 def _checked(file: Path, catalogue: pl.DataFrame) -> pl.DataFrame:
     """Sequences; a `ValueError` unless they hold numbers of the catalogue: a hash says that a file is whole, not whose it is."""
-    sequences = pl.read_parquet(file, glob=False, hive_partitioning=False)
+    sequences = scan(file).collect()
     if "user_id" not in sequences.columns or sequences.schema.get("items") != pl.List(pl.Int32) or not len(sequences):
         raise ValueError(f"{file.name} has no columns user_id and items")
     lists = sequences["items"]
@@ -132,16 +129,16 @@ def _manifest(folder: Path) -> dict[str, Any] | None:
     return manifest if isinstance(manifest, dict) and manifest.get("format") == MANIFEST_FORMAT else None
 
 
-def write_whole(folder: Path, write: Callable[[Path], None], *, force: bool) -> None:
-    """Write into a folder beside, then rename: a reader sees the old one, the new one, or none, never half of one."""
+@contextmanager
+def whole_folder(folder: Path, *, force: bool) -> Iterator[Path]:
+    """A folder beside to write into, then renamed: a reader sees the old one, the new one, or none, never half of one."""
     check_target(folder, force)
+    aside, old = (folder.parent / f".{folder.name}.{os.getpid()}.{end}" for end in ("partial", "old"))
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        aside = folder.parent / f".{folder.name}.{os.getpid()}.partial"
-        old = folder.parent / f".{folder.name}.{os.getpid()}.old"
         try:
             aside.mkdir(mode=0o700)  # it holds what people did: for its owner only
-            write(aside)
+            yield aside
             if folder.exists():
                 folder.rename(old)
             aside.rename(folder)

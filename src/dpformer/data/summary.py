@@ -1,10 +1,11 @@
 """What a data set looks like: sizes, lengths, and how long its tail is."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from dpformer.data.sequences import Dataset
+from dpformer.data.sequences import SHORTEST_SPLIT, Dataset
 
 QUANTILES = (0, 10, 25, 50, 75, 90, 99, 100)
 # An item that few people touched is one that a private model hardly learns: noise does not shrink with the count.
@@ -18,11 +19,11 @@ def item_counts(dataset: Dataset) -> np.ndarray:
 
 def statistics(dataset: Dataset) -> dict[str, Any]:
     """Figures for people and machines of a data set in memory."""
-    return figures(dataset.sequences.lengths, item_counts(dataset), dataset.manifest["counts"])
+    return figures(dataset.sequences.lengths, item_counts(dataset))
 
 
-def figures(lengths: np.ndarray, counts: np.ndarray, known: dict[str, Any]) -> dict[str, Any]:
-    """The figures from the lengths of the sequences, int [N], the events of each item, int [M], and the manifest's counts.
+def figures(lengths: np.ndarray, counts: np.ndarray) -> dict[str, Any]:
+    """The figures from the lengths of the sequences, int [N], and the events of each item, int [M].
 
     density: events / (users * items). tail: the share of events that the most frequent tenth of the items takes, the
     share of items that the least frequent fifth of the events is spread over, the share of items with at most
@@ -30,6 +31,7 @@ def figures(lengths: np.ndarray, counts: np.ndarray, known: dict[str, Any]) -> d
     """
     counts = np.sort(counts)[::-1]
     users, items, events = len(lengths), len(counts), int(counts.sum())
+    short = int((lengths < SHORTEST_SPLIT).sum())
     running = np.cumsum(counts) / events
     head = max(1, round(items / 10))
     ascending = counts[::-1]
@@ -39,8 +41,8 @@ def figures(lengths: np.ndarray, counts: np.ndarray, known: dict[str, Any]) -> d
         "items": items,
         "events": events,
         "density": events / (users * items),
-        "evaluated_users": known["evaluated_users"],
-        "short_users": known["short_users"],
+        "evaluated_users": users - short,
+        "short_users": short,
         "length": {
             "mean": float(lengths.mean()),
             **{_label(q): float(np.percentile(lengths, q)) for q in QUANTILES},
@@ -56,3 +58,28 @@ def figures(lengths: np.ndarray, counts: np.ndarray, known: dict[str, Any]) -> d
 
 def _label(quantile: int) -> str:
     return {0: "shortest", 50: "median", 100: "longest"}.get(quantile, f"p{quantile}")
+
+
+def draw_long_tail(users: int, counts: np.ndarray, path: Path) -> None:
+    """Write the plot as PNG: events of an item (counts: int [M]) against its rank, both on logarithmic axes."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    counts = np.sort(counts)[::-1]
+    ranks = np.arange(1, len(counts) + 1)
+    head = max(1, round(len(counts) / 10))
+    share = counts[:head].sum() / counts.sum()
+    # A figure of its own instead of pyplot's: no global state, no display needed.
+    figure = Figure(figsize=(6.4, 4.0), dpi=150, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    axes.fill_between(ranks[:head], counts[:head], color="#d95f02", alpha=0.25, linewidth=0)
+    axes.plot(ranks, counts, color="#1b4f72", linewidth=1.8)
+    axes.set(xscale="log", yscale="log", xlabel="item, by rank of frequency", ylabel="events")
+    axes.set_ylim(bottom=0.8)
+    axes.set_title(
+        f"{users:,} users, {len(counts):,} items, {counts.sum():,} events: a tenth of the items takes {share:.0%}",
+        fontsize=9,
+    )
+    axes.grid(True, which="major", alpha=0.25)
+    figure.savefig(path, format="png")

@@ -1,5 +1,6 @@
 """From what a user points at to a `Log`: tells the format by the content, never by the name alone."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from glob import glob, has_magic
 from pathlib import Path
@@ -15,21 +16,14 @@ from dpformer.data.read.text import first_line_of, sample
 from dpformer.errors import DataError
 
 
-def read_log(
-    log: Any,
-    *,
-    user: str | None = None,
-    item: str | None = None,
-    time: str | None = None,
-    title: str | None = None,
-) -> Log:
+def read_log(log: Any, asked: Mapping[str, str]) -> Log:
     """Find the columns of a log without reading its events yet.
 
     log: a path (file, folder or glob of Parquet files) or a pandas, polars or Arrow frame.
-    user, item, time, title: names of columns that the usual aliases do not find; a title is read only if named here.
+    asked: role to name, for columns that the usual aliases do not find; a title is read only if named here.
     """
-    found = _read(log, log_columns(user, item, time, title))
-    if title is not None or TITLE not in found.columns:
+    found = _read(log, log_columns(asked))
+    if TITLE in asked or TITLE not in found.columns:
         return found
     columns = dict(found.columns)
     return replace(found, unused_title=columns.pop(TITLE), columns=columns)

@@ -65,11 +65,9 @@ class Wanted:
         return frame.select(*(pl.col(name).alias(role) for role, name in used.items()), *further)
 
 
-def log_columns(user: str | None, item: str | None, time: str | None, title: str | None) -> Wanted:
+def log_columns(asked: Mapping[str, str]) -> Wanted:
     """The columns of a log, some of them by name. A title is read only if it is asked for."""
-    names = ((USER, user), (ITEM, item), (TIME, time), (TITLE, title))
-    asked = {role: name for role, name in names if name is not None}
-    return Wanted(asked, read=(USER, ITEM, TIME) if title is None else (USER, ITEM, TIME, TITLE))
+    return Wanted(asked, read=(USER, ITEM, TIME, TITLE) if TITLE in asked else (USER, ITEM, TIME))
 
 
 def item_columns(item: str | None, title: str | None) -> Wanted:

@@ -10,6 +10,11 @@ from dpformer.data.read.log import READ_ERRORS, Log, first_line
 from dpformer.errors import DataError
 
 
+def scan(file: Path | str) -> pl.LazyFrame:
+    """One file, by its name as it is: `[a]` is no pattern, and a folder may be called `user=7` without meaning a column."""
+    return pl.scan_parquet(file, glob=False, hive_partitioning=False)
+
+
 def read_parquet(name: str, files: Sequence[Path], wanted: Wanted) -> Log:
     """A log from Parquet files with one schema; their events follow one another in the order of `files`."""
     schema = _schema(files[0])
@@ -23,10 +28,9 @@ def read_parquet(name: str, files: Sequence[Path], wanted: Wanted) -> Log:
                     f"{file}: column {column!r} is {other.get(column, 'missing')} and {dtype} in {files[0]}; "
                     "write all files with one schema"
                 )
-    # Read one by one: what else the files hold may differ, and folders may be called `user=7` without meaning it.
-    frames = [pl.scan_parquet(file, glob=False, hive_partitioning=False) for file in files]
     return Log(
-        frame=pl.concat([wanted.select(frame, columns) for frame in frames]),
+        # Read one by one: what else the files hold may differ.
+        frame=pl.concat([wanted.select(scan(file), columns) for file in files]),
         name=name,
         files=tuple(files),
         format="Parquet" if len(files) == 1 else f"Parquet, {len(files)} files",
@@ -39,7 +43,7 @@ def read_parquet(name: str, files: Sequence[Path], wanted: Wanted) -> Log:
 
 def _schema(file: Path) -> dict[str, pl.DataType]:
     try:
-        return dict(pl.scan_parquet(file, glob=False, hive_partitioning=False).collect_schema())
+        return dict(scan(file).collect_schema())
     except READ_ERRORS as error:
         raise _broken(file, error) from None
 
@@ -49,7 +53,7 @@ def _place(files: Sequence[Path]) -> Callable[[int], str]:
 
     def place(row: int) -> str:
         for file in files:
-            rows = pl.scan_parquet(file, glob=False, hive_partitioning=False).select(pl.len()).collect().item()
+            rows = scan(file).select(pl.len()).collect().item()
             if row < rows:
                 break
             row -= rows
@@ -61,7 +65,7 @@ def _place(files: Sequence[Path]) -> Callable[[int], str]:
 def _fault(name: str, files: Sequence[Path], used: list[str], error: BaseException) -> DataError:
     for file in files:
         try:
-            pl.scan_parquet(file, glob=False, hive_partitioning=False).select(used).collect()
+            scan(file).select(used).collect()
         except READ_ERRORS as fault:
             return _broken(file, fault)
     return DataError(f"{name}: cannot be read ({first_line(error)}); write the files again with one schema")

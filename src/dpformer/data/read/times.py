@@ -34,6 +34,7 @@ class Unit:
 
 
 SECONDS, MILLISECONDS, NANOSECONDS = Unit("seconds", 1), Unit("milliseconds", 1000, SMALLEST_MS), Unit("dates", 10**9)
+UNITS = (SECONDS, MILLISECONDS, NANOSECONDS)
 
 
 def time_expression(log: Log) -> tuple[pl.Expr, bool]:
