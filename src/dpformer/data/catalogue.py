@@ -15,7 +15,7 @@ import polars as pl
 from dpformer.data.options import Options
 from dpformer.data.read import read_items
 from dpformer.data.read.columns import ITEM, TITLE, USER
-from dpformer.data.read.ids import id_expression, missing_id, sorted_ids
+from dpformer.data.read.ids import check_ids, id_expression, sorted_ids
 from dpformer.data.read.log import Log
 from dpformer.errors import DataError
 from dpformer.files import sha256_of
@@ -86,8 +86,7 @@ def _public_items(log: Log) -> pl.DataFrame:
         raise DataError(f"{log.name}: has no rows; give a catalogue with at least one item")
     frame = frame.with_columns(pl.col(ITEM).cast(pl.String) if frame.schema[ITEM] == pl.Categorical else pl.col(ITEM))
     ids = frame[ITEM]
-    if ids.null_count():
-        raise missing_id(log, ITEM, int(ids.is_null().arg_max() or 0), ids.null_count(), "item")
+    check_ids(log, ITEM, ids, "item")
     again = ~ids.is_first_distinct()
     if again.any():
         row = int(again.arg_max() or 0)

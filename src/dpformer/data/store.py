@@ -13,8 +13,7 @@ import numpy as np
 import polars as pl
 
 from dpformer.data.manifest import MANIFEST_FORMAT, MANIFEST_VERSION
-from dpformer.data.read.log import READ_ERRORS, first_line
-from dpformer.data.read.parquet import scan
+from dpformer.data.read.log import READ_ERRORS, first_line, scan
 from dpformer.data.sequences import Dataset, Sequences, flat
 from dpformer.data.summary import draw_long_tail, item_counts
 from dpformer.errors import DataError

@@ -31,23 +31,22 @@ def id_expression(log: Log, role: str) -> pl.Expr:
         return pl.when(text != "").then(text).cast(pl.Categorical)
     if dtype == pl.Binary:
         return column.bin.encode("hex").cast(pl.Categorical)
-    if dtype.is_float():
-        return column.fill_nan(None).cast(pl.String).cast(pl.Categorical)
     if dtype.is_numeric() or dtype.is_temporal() or dtype in (pl.Boolean, pl.Null):
+        column = column.fill_nan(None) if dtype.is_float() else column
         return column.cast(pl.String).cast(pl.Categorical)
     raise DataError(
         f"{log.name}: column {log.columns[role]!r} is of type {dtype}, which is no id; give whole numbers or text"
     )
 
 
-def check_ids(log: Log, role: str, column: pl.Series) -> None:
-    """A `DataError` names the first event without an id."""
+def check_ids(log: Log, role: str, column: pl.Series, what: str = "event") -> None:
+    """A `DataError` names the first row without an id; `what` is in a row."""
     if column.null_count():
-        raise missing_id(log, role, int(column.is_null().arg_max() or 0), column.null_count())
+        raise missing_id(log, role, int(column.is_null().arg_max() or 0), column.null_count(), what)
 
 
 def missing_id(log: Log, role: str, row: int, lacking: int, what: str = "event") -> DataError:
-    """The line about the first of `lacking` rows without an id; `what` is in a row."""
+    """The line about the first of `lacking` rows without an id."""
     cure = f"every {what} needs one: fill it in or drop that row ({lacking:,} in all)"
     return log.error(row, role, f"no {role.removesuffix('_id')}", cure)
 
@@ -85,10 +84,9 @@ def encode_users(column: pl.Series, untyped: bool) -> Coded:
         return _encode_numbers(column)
     ids = column.unique().cast(pl.String)
     numbers = whole_numbers(ids)
-    if untyped and not numbers.null_count():
-        coded = _encode_text(column, sorted_ids(ids, untyped=True))
-        return Coded(coded.codes, numbers.sort())
-    return _encode_text(column, ids.sort())
+    if not untyped or numbers.null_count():
+        return _encode_text(column, ids.sort())
+    return Coded(_encode_text(column, sorted_ids(ids, untyped=True)).codes, numbers.sort())
 
 
 def _encode_text(column: pl.Series, ids: pl.Series) -> Coded:
@@ -100,7 +98,7 @@ def _encode_text(column: pl.Series, ids: pl.Series) -> Coded:
 
 
 def _encode_numbers(column: pl.Series) -> Coded:
-    """Whole numbers: by a table over their range where that is not much larger than the log, else by a join."""
+    """Whole numbers: by a table over their range where that is not much larger than the log, else by a hash table."""
     numbers = column.to_numpy()
     low, high = int(numbers.min()), int(numbers.max())
     span = high - low + 1
@@ -110,15 +108,7 @@ def _encode_numbers(column: pl.Series) -> Coded:
         place = np.cumsum(present, dtype=np.int32) - np.int32(1)
         return Coded(place[numbers - low], pl.Series(np.flatnonzero(present) + low))
     ids = column.unique().sort()
-    codes = (
-        column.to_frame("id")
-        .lazy()
-        .join(ids.to_frame("id").with_row_index("code").lazy(), on="id", how="left", maintain_order="left")
-        .select(pl.col("code").cast(pl.Int32))
-        .collect(engine="streaming")
-        .to_series()
-    )
-    return Coded(codes.to_numpy(), ids)
+    return Coded(column.replace_strict(ids, np.arange(len(ids), dtype=np.int32)).to_numpy(), ids)
 
 
 def compact(coded: Coded) -> Coded:

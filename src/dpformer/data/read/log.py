@@ -17,21 +17,20 @@ class Log:
     """Events in file order, not yet read.
 
     frame: columns `user_id`, `item_id` and, where the log has one, `timestamp`; `title` if asked for; types as in the file.
-    name: how messages call the log. files: what it was read from (none for a frame in memory).
-    columns: role to the column's own name. untyped_ids: ids come from text that has no types (CSV and its kin).
+    name: how messages call the log. columns: role to the column's own name.
     explain: turns an exception of the reader into the line that a user can act on.
-    place: names the file and row of the event with a given index, from 0.
+    files: what it was read from (none for a frame in memory; several are Parquet).
+    untyped_ids: ids come from text that has no types (CSV and its kin).
     unused_title: the column that looks like titles and was not asked for.
     """
 
     frame: pl.LazyFrame
     name: str
-    files: tuple[Path, ...]
     format: str
     columns: dict[str, str]
-    untyped_ids: bool
     explain: Callable[[BaseException], DataError]
-    place: Callable[[int], str]
+    files: tuple[Path, ...] = ()
+    untyped_ids: bool = False
     unused_title: str | None = None
 
     def collect(self, frame: pl.LazyFrame) -> pl.DataFrame:
@@ -48,17 +47,26 @@ class Log:
         except READ_ERRORS as error:
             raise self.explain(error) from None
 
+    def place(self, row: int) -> str:
+        """The file and row (from 1, header not counted) of the event with this index; counts rows only when asked."""
+        file: Path | str = self.files[0] if self.files else self.name
+        for file in self.files if len(self.files) > 1 else ():
+            rows = scan(file).select(pl.len()).collect().item()
+            if row < rows:
+                break
+            row -= rows
+        return f"{file}: row {row + 1}"
+
     def error(self, row: int, role: str, wrong: str, cure: str) -> DataError:
-        """The one line about a bad value: file, row (from 1, header not counted), column, what is wrong, the cure."""
+        """The one line about a bad value: file, row, column, what is wrong, the cure."""
         return DataError(f"{self.place(row)}, column {self.columns[role]!r}: {wrong}; {cure}")
 
 
-def one_file(path: Path) -> Callable[[int], str]:
-    """`Log.place` for a log in one file."""
-    return lambda row: f"{path}: row {row + 1}"
+def scan(file: Path | str) -> pl.LazyFrame:
+    """A Parquet file by its name as it is: `[a]` is no pattern, and a folder may be called `user=7` without meaning a column."""
+    return pl.scan_parquet(file, glob=False, hive_partitioning=False)
 
 
 def first_line(error: BaseException) -> str:
     """The first line of an exception's message: polars adds stacks and advice that a user of ours cannot follow."""
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

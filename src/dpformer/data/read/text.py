@@ -1,18 +1,18 @@
-"""Text files, plain or gzipped: a sample to recognise them by, and what is wrong with one that cannot be read."""
+"""Text files, plain or gzipped: lines with their numbers, and a sample to recognise a format by."""
 
 import csv
 import gzip
 import io
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Literal, cast
 
-from dpformer.data.read.log import first_line
 from dpformer.errors import DataError
 
 SAMPLE_BYTES = 1 << 16
+_BAD_GZIP = (EOFError, zlib.error, gzip.BadGzipFile)
 
 
 def open_bytes(path: Path) -> IO[bytes]:
@@ -31,7 +31,7 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
                 yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
     except UnicodeDecodeError as error:
         raise _not_utf8(path, number, error) from None
-    except (EOFError, zlib.error, gzip.BadGzipFile):
+    except _BAD_GZIP:
         raise _broken_gzip(path, number) from None
 
 
@@ -40,7 +40,7 @@ def sample(path: Path) -> str:
     try:
         with open_bytes(path) as file:
             head = file.read(SAMPLE_BYTES)
-    except (EOFError, zlib.error, gzip.BadGzipFile):
+    except _BAD_GZIP:
         raise _broken_gzip(path, 0) from None
     if head.startswith(b"PK\x03\x04"):
         raise DataError(f"{path}: is a zip archive; unzip it and give the file inside")
@@ -64,38 +64,18 @@ def first_line_of(text: str) -> str:
     return next(line for line in text.split("\n") if line.strip()).removesuffix("\r")
 
 
-def delimited_fault(
-    path: Path, separator: str, quoted: bool, width: int, header: bool, error: BaseException
-) -> DataError:
-    """Why a delimited file could not be read: walks it row by row, which only an error needs."""
-    cure = 'put fields that hold the separator into "quotes"' if quoted else "mend or drop that row"
-    quotes = 'put the whole field into "quotes" and write each quote in it twice ("")'
-    lines = (line for _, line in numbered_lines(path))
-    number = 0 if header else 1
-    try:
-        for row in csv.reader(lines, delimiter=separator, quoting=_quoting(quoted), strict=True):
-            if len(row) > width:
-                return DataError(f"{path}: row {number} has {len(row)} fields where the first line has {width}; {cure}")
-            number += bool(row)
-        for line_number, line in numbered_lines(path):
-            if quoted and line.count('"') % 2:
-                return DataError(f"{path}: line {line_number} has a quote inside a field; {quotes}")
-    except DataError as fault:
-        return fault
-    except csv.Error:
-        return DataError(f"{path}: row {number} opens a quote and does not close it rightly; {quotes}")
-    return DataError(f"{path}: cannot be read ({first_line(error)}); write it again")
-
-
 def rows_of(text: str, separator: str, quoted: bool = True) -> list[list[str]]:
     """The non-empty rows of a sample, split at `separator`."""
     # Only a line feed ends a line, for polars too; the csv module gives up at a bare carriage return.
-    lines = io.StringIO(re.sub("\r(?!\n)", " ", text))
-    return [row for row in csv.reader(lines, delimiter=separator, quoting=_quoting(quoted)) if row]
+    return [row for row in csv_rows(io.StringIO(re.sub("\r(?!\n)", " ", text)), separator, quoted) if row]
 
 
-def _quoting(quoted: bool) -> Literal[0, 3]:
-    return csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE
+def csv_rows(lines: Iterable[str], separator: str, quoted: bool, strict: bool = False) -> Iterator[list[str]]:
+    """Rows of fields; `strict` raises `csv.Error` for a quote that is not closed rightly."""
+    if separator == "::":
+        return (line.rstrip("\r\n").split("::") for line in lines if line.strip("\r\n"))
+    quoting: Literal[0, 3] = csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE
+    return csv.reader(lines, delimiter=separator, quoting=quoting, strict=strict)
 
 
 def _not_utf8(path: Path, line: int, error: UnicodeDecodeError) -> DataError:

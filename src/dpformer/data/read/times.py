@@ -15,8 +15,6 @@ from dpformer.errors import DataError
 
 # 2100-01-01 in seconds: later than any log, and a number of milliseconds read as seconds always is.
 LATEST = 4_102_444_800
-# Milliseconds from here (1973-03-03) on; as seconds it would be the year 5138, so the units never overlap.
-SMALLEST_MS = 100_000_000_000
 _CURE = "write epoch seconds, milliseconds or ISO text (2020-05-17T12:00:00) from 1970 on, or drop that row"
 
 
@@ -33,8 +31,12 @@ class Unit:
         return datetime.fromtimestamp(int(value) // self.per_second, timezone.utc).strftime("%Y-%m-%d %H:%M:%S")
 
 
-SECONDS, MILLISECONDS, NANOSECONDS = Unit("seconds", 1), Unit("milliseconds", 1000, SMALLEST_MS), Unit("dates", 10**9)
-UNITS = (SECONDS, MILLISECONDS, NANOSECONDS)
+# Milliseconds from 1973-03-03 on; as seconds that number would be the year 5138, so the units never overlap.
+UNITS = SECONDS, MILLISECONDS, NANOSECONDS = (
+    Unit("seconds", 1),
+    Unit("milliseconds", 1000, 10**11),
+    Unit("dates", 10**9),
+)
 
 
 def time_expression(log: Log) -> tuple[pl.Expr, bool]:
@@ -49,9 +51,8 @@ def time_expression(log: Log) -> tuple[pl.Expr, bool]:
     if dtype.is_temporal() and dtype not in (pl.Time, pl.Duration):
         # Microseconds hold every year; the step to nanoseconds is taken only inside the range that is accepted.
         second = time.cast(pl.Datetime("us"), strict=False).to_physical() // 10**6
-        return pl.when(second.is_between(0, LATEST - 1)).then(
-            time.cast(pl.Datetime("ns"), strict=False).to_physical()
-        ), True
+        nanoseconds = time.cast(pl.Datetime("ns"), strict=False).to_physical()
+        return pl.when(second.is_between(0, LATEST - 1)).then(nanoseconds), True
     if dtype in (pl.String, pl.Categorical, pl.Enum):
         text = time.cast(pl.String).str.strip_chars()
         number = text.cast(pl.Float64, strict=False)
@@ -79,11 +80,8 @@ def _iso(text: pl.Expr) -> pl.Expr:
 
 
 def check_times(log: Log, times: pl.Series, nanoseconds: bool) -> Unit:
-    """The unit of the times; a `DataError` names the first event whose time is missing, unreadable or absurd.
-
-    Numbers are milliseconds if most of them are as large as milliseconds are.
-    """
-    unit = NANOSECONDS if nanoseconds else unit_of(int((times >= SMALLEST_MS).sum() or 0), len(times))
+    """The unit of the times; a `DataError` names the first event whose time is missing, unreadable or absurd."""
+    unit = NANOSECONDS if nanoseconds else unit_of(large_times(times), len(times))
     sound = sound_times(times, unit)
     if sound.all():
         return unit
@@ -91,8 +89,13 @@ def check_times(log: Log, times: pl.Series, nanoseconds: bool) -> Unit:
     raise bad_time(log, row, times[row] is None, unit)
 
 
+def large_times(times: pl.Series) -> int:
+    """How many of the numbers are as large as milliseconds are."""
+    return int((times >= MILLISECONDS.smallest).sum() or 0)
+
+
 def unit_of(large: int, events: int) -> Unit:
-    """The unit of numbers of which `large` are as large as milliseconds are."""
+    """The unit of numbers: milliseconds if most are as large as milliseconds are."""
     return MILLISECONDS if 2 * large > events else SECONDS
 
 

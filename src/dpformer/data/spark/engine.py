@@ -24,8 +24,7 @@ from dpformer.data.manifest import Record, open_log
 from dpformer.data.options import Options
 from dpformer.data.read.columns import ITEM, TIME, TITLE, USER
 from dpformer.data.read.ids import sorted_ids
-from dpformer.data.read.log import first_line
-from dpformer.data.read.parquet import scan
+from dpformer.data.read.log import first_line, scan
 from dpformer.data.sequences import flat
 from dpformer.data.spark.events import Disk, SparkEvents
 from dpformer.data.spark.session import session

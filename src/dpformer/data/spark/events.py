@@ -13,7 +13,7 @@ import polars as pl
 from dpformer.data.catalogue import Catalogue
 from dpformer.data.options import SINGLE_PASS
 from dpformer.data.read.columns import ITEM, USER
-from dpformer.data.read.parquet import scan
+from dpformer.data.read.log import scan
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

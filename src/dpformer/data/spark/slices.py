@@ -21,9 +21,8 @@ from dpformer.data.catalogue import title_votes
 from dpformer.data.manifest import Record
 from dpformer.data.read.columns import ITEM, TIME, TITLE, USER
 from dpformer.data.read.ids import id_expression, missing_id, whole_numbers
-from dpformer.data.read.log import READ_ERRORS, Log, first_line
-from dpformer.data.read.parquet import scan
-from dpformer.data.read.times import NANOSECONDS, SMALLEST_MS, UNITS, bad_time, sound_times, time_expression, unit_of
+from dpformer.data.read.log import READ_ERRORS, Log, first_line, scan
+from dpformer.data.read.times import NANOSECONDS, UNITS, bad_time, large_times, sound_times, time_expression, unit_of
 from dpformer.files import sha256_joined, sha256_of_file
 
 if TYPE_CHECKING:
@@ -84,7 +83,7 @@ class Slices:
             seen["text"] = whole_numbers(frame[USER].unique().drop_nulls()).null_count() > 0
         if TIME in frame.columns:
             times = frame[TIME]
-            seen |= {"large": int((times >= SMALLEST_MS).sum() or 0), "low": times.min(), "high": times.max()}
+            seen |= {"large": large_times(times), "low": times.min(), "high": times.max()}
             seen["bad"] = {unit.name: part.first(~sound_times(times, unit)) for unit in UNITS}
         return seen
 
