@@ -43,7 +43,7 @@ def server(tmp_path: Path) -> Iterator[str]:
 
 def small(url: str) -> NamedSet:
     digest = hashlib.sha256(RATINGS.encode()).hexdigest()
-    return replace(ML_1M, url=url, sha256=digest, users=6, items=6, events=36)
+    return replace(ML_1M, url=url, sha256=digest, sizes=(6, 6, 36))
 
 
 def archive() -> bytes:
@@ -98,7 +98,9 @@ def test_from_another_file_is_refused_with_a_cure(tmp_path: Path, dpformer: Call
     (tmp_path / "ratings.dat").write_text(RATINGS)
     done = dpformer("prepare", "ml-1m", "--from", tmp_path / "ratings.dat", "-o", tmp_path / "out")
     assert done.code == 2
-    assert "gives 6 users, 6 items and 36 events where ml-1m has 6,040, 3,416 and 999,611" in done.err
+    assert (
+        "gives 6 users, 6 items and 36 events where ml-1m has 6,040 users, 3,416 items and 999,611 events" in done.err
+    )
     assert f"dpformer prepare {tmp_path / 'ratings.dat'} --min-events 5" in done.err
     assert not (tmp_path / "out").exists()
     done = dpformer("prepare", "ml-1m", "--from", tmp_path / "nowhere", "-o", tmp_path / "out")

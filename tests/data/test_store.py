@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpformer.data import Dataset, Sequences, collate, cut, held_out, load, prepare, save, store
+from dpformer.data import Dataset, Sequences, collate, held_out, load, prepare, save, store
+from dpformer.data.batches import cut
 from dpformer.errors import DataError
 
 LOG = pl.DataFrame({"user": ["a", "a", "a", "b"], "item": [3, 1, 2, 1], "title": ["C", "A", "B", "A"]})

@@ -6,7 +6,6 @@ private  the items that occur in the log, of which `fit` selects some by noisy c
 """
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -37,46 +36,29 @@ class Catalogue:
     sha256: str | None = None
     note: str | None = None
 
-    def places(self, ids: pl.Series) -> np.ndarray:
-        """Place 0..M-1 of each id in the public items, matched by text; -1 for an id that is not there. int32 [ids]."""
-        assert self.items is not None
-        known = self.items.select(id=pl.col(ITEM).cast(pl.String), place=pl.col("item") - 1)
-        texts = pl.DataFrame({"id": ids.cast(pl.String)})
-        return texts.join(known, on="id", how="left", maintain_order="left")["place"].fill_null(-1).to_numpy()
-
     def entry(self, items: int, outside: int) -> dict[str, Any]:
         """What the manifest says of it. items: how many there are; outside: events of items that are not among them."""
-        return {
-            "mode": self.mode,
-            "source": self.source,
-            "sha256": self.sha256,
-            "items": items,
-            "outside_events": outside,
-        }
+        source = {"mode": self.mode, "source": self.source, "sha256": self.sha256}
+        return {**source, "items": items, "outside_events": outside}
 
 
 def open_catalogue(options: Options) -> Catalogue:
     """Read a public catalogue, or take one of the words "log" and "private"."""
     given, title = options.catalogue, options.title
-    if isinstance(given, str) and given == LOG:
-        return Catalogue(LOG)
-    if isinstance(given, str) and given == PRIVATE:
-        if title is not None:
-            raise DataError(
-                f"--title {title} cannot be used with --catalogue private: titles of a log may tell what one person did; "
-                "give the titles in a public file: --catalogue FILE"
-            )
-        return Catalogue(PRIVATE)
+    if isinstance(given, str) and given == PRIVATE and title is not None:
+        raise DataError(
+            f"--title {title} cannot be used with --catalogue private: titles of a log may tell what one person did; "
+            "give the titles in a public file: --catalogue FILE"
+        )
+    if isinstance(given, str) and given in (LOG, PRIVATE):
+        return Catalogue(given)
     log = read_items(given, item=options.item, title=title)
-    columns = ", ".join(f"{role.removesuffix('_id')} = {name}" for role, name in log.columns.items())
     items = _public_items(log)
-    return Catalogue(
-        PUBLIC,
-        items,
-        log.name if isinstance(given, str | Path) else "frame",
-        sha256_of(log.files) if log.files else None,
-        f"catalogue of {len(items):,} items from {log.name} ({log.format}): {columns}" if log.files else None,
-    )
+    if not log.files:
+        return Catalogue(PUBLIC, items, "frame")
+    columns = ", ".join(f"{role.removesuffix('_id')} = {name}" for role, name in log.columns.items())
+    note = f"catalogue of {len(items):,} items from {log.name} ({log.format}): {columns}"
+    return Catalogue(PUBLIC, items, log.name, sha256_of(log.files), note)
 
 
 def _public_items(log: Log) -> pl.DataFrame:
@@ -84,7 +66,8 @@ def _public_items(log: Log) -> pl.DataFrame:
     frame = log.collect(log.frame.with_columns(id_expression(log, ITEM).alias(ITEM)))
     if not len(frame):
         raise DataError(f"{log.name}: has no rows; give a catalogue with at least one item")
-    frame = frame.with_columns(pl.col(ITEM).cast(pl.String) if frame.schema[ITEM] == pl.Categorical else pl.col(ITEM))
+    if frame.schema[ITEM] == pl.Categorical:
+        frame = frame.with_columns(pl.col(ITEM).cast(pl.String))
     ids = frame[ITEM]
     check_ids(log, ITEM, ids, "item")
     again = ~ids.is_first_distinct()
@@ -97,9 +80,8 @@ def _public_items(log: Log) -> pl.DataFrame:
     if TITLE in ordered.columns:
         text = pl.col(TITLE).cast(pl.String)
         ordered = ordered.with_columns(pl.when(text != "").then(text).alias(TITLE))
-    numbers = pl.Series("item", np.arange(1, len(ordered) + 1, dtype=np.int32))
     first = [name for name in (ITEM, TITLE) if name in ordered.columns]
-    return ordered.insert_column(0, numbers).select("item", *first, pl.exclude("item", *first))
+    return _numbered(ordered.select(*first, pl.exclude(*first)))
 
 
 def title_votes(item: pl.Expr, user: pl.Expr, frame: pl.LazyFrame) -> pl.LazyFrame:
@@ -132,10 +114,13 @@ def title_notes(log: Log, mode: str) -> list[str]:
 
 def make_catalogue(ids: pl.Series, titles: pl.DataFrame | None) -> pl.DataFrame:
     """Items 1..M with their ids, in the order of `ids`, and their titles where these are known."""
-    catalogue = pl.DataFrame({"item": np.arange(1, len(ids) + 1, dtype=np.int32), ITEM: ids})
+    catalogue = _numbered(pl.DataFrame({ITEM: ids}))
     if titles is None:
         return catalogue
     named = titles.select(key=pl.col(ITEM).cast(pl.String), title=pl.col(TITLE)).unique("key", keep="first")
-    return catalogue.join(
-        named, left_on=pl.col(ITEM).cast(pl.String), right_on="key", how="left", maintain_order="left"
-    ).select("item", ITEM, TITLE)
+    keyed = catalogue.with_columns(key=pl.col(ITEM).cast(pl.String))
+    return keyed.join(named, on="key", how="left", maintain_order="left").drop("key")
+
+
+def _numbered(items: pl.DataFrame) -> pl.DataFrame:
+    return items.insert_column(0, pl.Series("item", np.arange(1, len(items) + 1, dtype=np.int32)))

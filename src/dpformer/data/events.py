@@ -5,7 +5,7 @@ A person who loses events, even all of them, keeps the place among the people: o
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import polars as pl
@@ -15,33 +15,92 @@ from dpformer.data.manifest import Record
 from dpformer.data.options import SINGLE_PASS
 from dpformer.data.read.columns import ITEM
 from dpformer.data.read.ids import Coded, compact
-from dpformer.data.sequences import Sequences
+from dpformer.data.sequences import Sequences, numbers_of, starts
 
-E = TypeVar("E", bound="Reducible")
+if TYPE_CHECKING:
+    from dpformer.data.spark.events import SparkEvents
+
+E = TypeVar("E", "Events", "SparkEvents")
 
 
-class Reducible(Protocol):
-    """Events of either engine. Its length is the number of events."""
+@dataclass(frozen=True)
+class Events:
+    """Events in memory, in the order of the file. Its length is the number of events.
 
-    def __len__(self) -> int: ...
+    users: who, with the ids of all people, also of those without events. items: what. times: when, as numbers, or None.
+    public: whether the ids of `items` are a public catalogue, which stays whole.
+    """
+
+    users: Coded
+    items: Coded
+    times: pl.Series | None
+    public: bool = False
+
+    def __len__(self) -> int:
+        return len(self.users.codes)
 
     def sizes(self) -> dict[str, int]:
         """How many users, items and events there are."""
+        return {"users": len(self.users.ids), "items": len(self.items.ids), "events": len(self)}
 
     def active_users(self) -> int:
         """How many people have events."""
+        return int((np.bincount(self.users.codes, minlength=1) > 0).sum())
 
-    def without_duplicates(self: E) -> E:
+    def without_duplicates(self) -> "Events":
         """The first of events that agree in user, item and time (in a log without time: in user and item)."""
+        frame = pl.DataFrame({"user": self.users.codes, "item": self.items.codes})
+        if self.times is not None:
+            frame = frame.with_columns(self.times.alias("time"))
+        return self._keep(frame.select(pl.struct(pl.all()).is_first_distinct()).to_series().to_numpy())
 
-    def inside(self: E, catalogue: Catalogue) -> E:
+    def inside(self, catalogue: Catalogue) -> "Events":
         """The events of items in a public catalogue."""
+        assert catalogue.items is not None
+        codes = (numbers_of(self.items.ids, catalogue.items[ITEM]) - 1).astype(np.int32)[self.items.codes]
+        return replace(self, items=Coded(codes, catalogue.items[ITEM]), public=True)._keep(codes >= 0)
 
-    def of_busy_users(self: E, least: int) -> E:
+    def of_busy_users(self, least: int) -> "Events":
         """The events of people who have at least `least` of their own; the others keep their places without events."""
+        own = np.bincount(self.users.codes, minlength=len(self.users.ids))
+        return self._keep((own >= least)[self.users.codes])
 
-    def frequent(self: E, least: int, rule: str) -> E:
+    def frequent(self, least: int, rule: str) -> "Events":
         """The events of frequent users and items; the other people are removed. This counts over people."""
+        kept = self._keep(keep_frequent(self.users.codes, self.items.codes, least, rule))
+        return replace(kept, users=compact(kept.users))
+
+    def _keep(self, kept: np.ndarray) -> "Events":
+        """The events in `kept`, bool [events]. People keep their places."""
+        users, items = (Coded(coded.codes[kept], coded.ids) for coded in (self.users, self.items))
+        times = None if self.times is None else self.times.filter(pl.Series(kept))
+        return replace(self, users=users, items=items if self.public else compact(items), times=times)
+
+    def sequences(self) -> Sequences:
+        """Group by user, sort each group stably by time: ties keep the order of the file.
+
+        Many small sorts take half the time of sorting all events (measured at 50 million).
+        """
+        frame = pl.DataFrame({"user": self.users.codes, "items": self.items.codes + np.int32(1)})
+        ordered = pl.col("items")
+        if self.times is not None:
+            frame = frame.with_columns(self.times.alias("time"))
+            ordered = ordered.sort_by("time", maintain_order=True)
+        lists = frame.lazy().group_by("user").agg(ordered).sort("user").select(pl.col("items").explode()).collect()
+        lengths = np.bincount(self.users.codes, minlength=len(self.users.ids))
+        return Sequences(self.users.ids.alias("user_id"), lists["items"].to_numpy(), starts(lengths))
+
+
+def keep_frequent(users: np.ndarray, items: np.ndarray, least: int, rule: str) -> np.ndarray:
+    """Which events stay by `Options.filter`. users, items: codes, int [events]; returns bool [events]."""
+    kept = np.ones(len(users), dtype=bool)
+    while True:
+        frequent_users = np.bincount(users[kept], minlength=int(users.max(initial=0)) + 1) >= least
+        frequent_items = np.bincount(items[kept], minlength=int(items.max(initial=0)) + 1) >= least
+        still = kept & frequent_users[users] & frequent_items[items]
+        if rule == SINGLE_PASS or still.sum() == kept.sum():
+            return still
+        kept = still
 
 
 def reduce(events: E, record: Record, on_stage: Callable[[str], None]) -> E:
@@ -69,78 +128,3 @@ def reduce(events: E, record: Record, on_stage: Callable[[str], None]) -> E:
     if not len(events):
         raise record.nothing_left()
     return events
-
-
-@dataclass(frozen=True)
-class Events:
-    """Events in memory, in the order of the file; for the methods see `Reducible`.
-
-    users: who, with the ids of all people, also of those without events. items: what. times: when, as numbers, or None.
-    public: whether the ids of `items` are a public catalogue, which stays whole.
-    """
-
-    users: Coded
-    items: Coded
-    times: pl.Series | None
-    public: bool = False
-
-    def __len__(self) -> int:
-        return len(self.users.codes)
-
-    def sizes(self) -> dict[str, int]:
-        return {"users": len(self.users.ids), "items": len(self.items.ids), "events": len(self)}
-
-    def active_users(self) -> int:
-        return int((np.bincount(self.users.codes, minlength=1) > 0).sum())
-
-    def without_duplicates(self) -> "Events":
-        frame = pl.DataFrame({"user": self.users.codes, "item": self.items.codes})
-        if self.times is not None:
-            frame = frame.with_columns(self.times.alias("time"))
-        return self._keep(frame.select(pl.struct(pl.all()).is_first_distinct()).to_series().to_numpy())
-
-    def inside(self, catalogue: Catalogue) -> "Events":
-        assert catalogue.items is not None
-        codes = catalogue.places(self.items.ids)[self.items.codes]
-        return replace(self, items=Coded(codes, catalogue.items[ITEM]), public=True)._keep(codes >= 0)
-
-    def of_busy_users(self, least: int) -> "Events":
-        own = np.bincount(self.users.codes, minlength=len(self.users.ids))
-        return self._keep((own >= least)[self.users.codes])
-
-    def frequent(self, least: int, rule: str) -> "Events":
-        kept = self._keep(keep_frequent(self.users.codes, self.items.codes, least, rule))
-        return replace(kept, users=compact(kept.users))
-
-    def _keep(self, kept: np.ndarray) -> "Events":
-        """The events in `kept`, bool [events]. People keep their places."""
-        users, items = (Coded(coded.codes[kept], coded.ids) for coded in (self.users, self.items))
-        times = None if self.times is None else self.times.filter(pl.Series(kept))
-        return replace(self, users=users, items=items if self.public else compact(items), times=times)
-
-    def sequences(self) -> Sequences:
-        """Group by user, sort each group stably by time: ties keep the order of the file.
-
-        Many small sorts take half the time of sorting all events (measured at 50 million).
-        """
-        frame = pl.DataFrame({"user": self.users.codes, "items": self.items.codes + np.int32(1)})
-        ordered = pl.col("items")
-        if self.times is not None:
-            frame = frame.with_columns(self.times.alias("time"))
-            ordered = ordered.sort_by("time", maintain_order=True)
-        lists = frame.lazy().group_by("user").agg(ordered).sort("user").select(pl.col("items").explode()).collect()
-        lengths = np.bincount(self.users.codes, minlength=len(self.users.ids))
-        offsets = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths)])
-        return Sequences(self.users.ids.alias("user_id"), lists["items"].to_numpy(), offsets)
-
-
-def keep_frequent(users: np.ndarray, items: np.ndarray, least: int, rule: str) -> np.ndarray:
-    """Which events stay by `Options.filter`. users, items: codes, int [events]; returns bool [events]."""
-    kept = np.ones(len(users), dtype=bool)
-    while True:
-        frequent_users = np.bincount(users[kept], minlength=int(users.max(initial=0)) + 1) >= least
-        frequent_items = np.bincount(items[kept], minlength=int(items.max(initial=0)) + 1) >= least
-        still = kept & frequent_users[users] & frequent_items[items]
-        if rule == SINGLE_PASS or still.sum() == kept.sum():
-            return still
-        kept = still

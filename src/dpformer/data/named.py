@@ -4,6 +4,7 @@ Nothing of them is in this package: a set is downloaded from its source into a c
 """
 
 import os
+import shutil
 import urllib.request
 import zipfile
 from collections.abc import Callable
@@ -18,7 +19,10 @@ from dpformer.data.demo import demo_frame, demo_items
 from dpformer.data.prepare import prepare
 from dpformer.data.sequences import Dataset
 from dpformer.errors import DataError
-from dpformer.files import sha256_of
+from dpformer.files import sha256_of, write_file
+
+# Least events of users and items in the paper's data, counted once.
+MIN_EVENTS = 5
 
 
 @dataclass(frozen=True)
@@ -26,19 +30,16 @@ class NamedSet:
     """A public data set.
 
     url: its source, the file itself or a zip archive that holds it; file: its name, and sha256 what it must be.
-    min_events: the single-pass filter of raw data; filtered: whether `file` has been through it already.
-    users, items, events: what must come out. titles: a file beside it with `id::title::...` lines.
+    filtered: whether `file` has been through the filter already. sizes: the users, items and events that must come out.
+    titles: a file beside it with `id::title::...` lines.
     """
 
     name: str
     url: str
     file: str
     sha256: str
-    min_events: int
     filtered: bool
-    users: int
-    items: int
-    events: int
+    sizes: tuple[int, int, int]
     licence: str
     titles: str | None = None
 
@@ -48,15 +49,10 @@ ML_1M = NamedSet(
     url="https://files.grouplens.org/datasets/movielens/ml-1m.zip",
     file="ratings.dat",
     sha256="506d64ca44484487c11dc2d9a28de5c54948213e6b96285e298afe28d6ea4e0f",
-    min_events=5,
     filtered=False,
-    users=6_040,
-    items=3_416,
-    events=999_611,
-    licence=(
-        "MovieLens 1M, GroupLens, University of Minnesota: for research, not to be redistributed, no commercial use "
-        "without permission; cite Harper and Konstan (2015), https://doi.org/10.1145/2827872"
-    ),
+    sizes=(6_040, 3_416, 999_611),
+    licence="MovieLens 1M, GroupLens, University of Minnesota: for research, not to be redistributed, no commercial use "
+    "without permission; cite Harper and Konstan (2015), https://doi.org/10.1145/2827872",
     titles="movies.dat",
 )
 AMAZON_GAMES = NamedSet(
@@ -64,15 +60,10 @@ AMAZON_GAMES = NamedSet(
     url="https://raw.githubusercontent.com/kang205/SASRec/master/data/Video.txt",
     file="Video.txt",
     sha256="b7376fe24430743f411dc7f567285657b2adb3f74361cc7ba0aee94f3024b651",
-    min_events=5,
     filtered=True,
-    users=31_013,
-    items=23_715,
-    events=287_107,
-    licence=(
-        "Amazon reviews (2014), Video Games, as filtered for SASRec by Kang and McAuley (2018): for research; cite "
-        "McAuley et al. (2015), https://cseweb.ucsd.edu/~jmcauley/datasets/amazon/links.html"
-    ),
+    sizes=(31_013, 23_715, 287_107),
+    licence="Amazon reviews (2014), Video Games, as filtered for SASRec by Kang and McAuley (2018): for research; cite "
+    "McAuley et al. (2015), https://cseweb.ucsd.edu/~jmcauley/datasets/amazon/links.html",
 )
 NAMED = {named.name: named for named in (ML_1M, AMAZON_GAMES)}
 DEMO = "demo"
@@ -109,32 +100,27 @@ def prepare_set(named: NamedSet, path: Path | str | None, *, on_stage: Callable[
             raise DataError(
                 f"{file}: there is no such file; --from takes {named.file} of {named.name}, from {named.url}"
             )
-    known = sha256_of([file]) == named.sha256
-    dataset = prepare(
-        file,
-        min_events=0 if known and named.filtered else named.min_events,
-        on_stage=on_stage,
-    )
+    filtered = named.filtered and sha256_of([file]) == named.sha256
+    dataset = prepare(file, min_events=0 if filtered else MIN_EVENTS, on_stage=on_stage)
     if (titles := _titles(file, named)) is not None:
         dataset = replace(dataset, catalogue=make_catalogue(dataset.catalogue["item_id"], titles))
-    found = (len(dataset.sequences), len(dataset.catalogue), len(dataset.sequences.items))
-    if found != (named.users, named.items, named.events):
+    sizes = (len(dataset.sequences), len(dataset.catalogue), len(dataset.sequences.items))
+    if sizes != named.sizes:
+        given, wanted = ("{:,} users, {:,} items and {:,} events".format(*counts) for counts in (sizes, named.sizes))
         raise DataError(
-            f"{file}: gives {found[0]:,} users, {found[1]:,} items and {found[2]:,} events where {named.name} has "
-            f"{named.users:,}, {named.items:,} and {named.events:,}, so it is another data set; prepare it as a log of "
-            f"your own: dpformer prepare {file} --min-events {named.min_events}"
+            f"{file}: gives {given} where {named.name} has {wanted}, so it is another data set; prepare it as a log of "
+            f"your own: dpformer prepare {file} --min-events {MIN_EVENTS}"
         )
-    filtered = (
-        f"{named.name} keeps users and items with at least {named.min_events} events; this counts over people, is part of "
+    outside = (
+        f"{named.name} keeps users and items with at least {MIN_EVENTS} events; this counts over people, is part of "
         "the published data set, and its outcome is taken as public"
     )
-    return _marked(dataset, named.name, named.licence, outside_guarantee=[filtered])
+    return _marked(dataset, named.name, named.licence, outside_guarantee=[outside])
 
 
 def cache_folder() -> Path:
     """`$DPFORMER_CACHE`, else `dpformer` in the user's cache folder."""
-    given = os.environ.get("DPFORMER_CACHE")
-    if given:
+    if given := os.environ.get("DPFORMER_CACHE"):
         return Path(given).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dpformer"
 
@@ -147,15 +133,17 @@ def fetch(named: NamedSet, cache: Path) -> Path:
         aside = folder / f".{os.getpid()}.partial"
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            _download(named.url, aside)
+            with urllib.request.urlopen(named.url, timeout=60) as answer, aside.open("wb") as partial:
+                shutil.copyfileobj(answer, partial)
             if zipfile.is_zipfile(aside):
                 _unpack(aside, named, folder)
             else:
                 aside.replace(file)
         except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
             reason = getattr(error, "reason", error)
+            wanted = named.file if named.titles is None else f"{named.file} (and {named.titles}, for the titles)"
             raise DataError(
-                f"{named.name} cannot be downloaded from {named.url} ({reason}); get {_wanted(named)} elsewhere and "
+                f"{named.name} cannot be downloaded from {named.url} ({reason}); get {wanted} elsewhere and "
                 f"put it into {folder}, or say where it is with --from PATH"
             ) from None
         finally:
@@ -167,24 +155,12 @@ def fetch(named: NamedSet, cache: Path) -> Path:
     return file
 
 
-def _wanted(named: NamedSet) -> str:
-    return named.file if named.titles is None else f"{named.file} (and {named.titles}, for the titles)"
-
-
-def _download(url: str, path: Path) -> None:
-    with urllib.request.urlopen(url, timeout=60) as answer, path.open("wb") as file:
-        while block := answer.read(1 << 20):
-            file.write(block)
-
-
 def _unpack(archive: Path, named: NamedSet, folder: Path) -> None:
     """Take out the files that are wanted, by their names alone: no path of the archive is followed."""
     with zipfile.ZipFile(archive) as opened:
         members = {Path(member).name: member for member in opened.namelist()}
         for wanted in filter(None, (named.titles, named.file)):
-            aside = folder / f".{wanted}.partial"
-            aside.write_bytes(opened.read(members[wanted]))
-            aside.replace(folder / wanted)
+            write_file(folder / wanted, opened.read(members[wanted]))
 
 
 def _titles(file: Path, named: NamedSet) -> pl.DataFrame | None:

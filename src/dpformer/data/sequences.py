@@ -49,8 +49,7 @@ class Sequences:
         """
         items = numbers[self.items]
         kept = items != 0
-        before = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(kept)])
-        return Sequences(self.users, items[kept].astype(np.int32), before[self.offsets])
+        return Sequences(self.users, items[kept].astype(np.int32), starts(kept)[self.offsets])
 
     def without_last(self, count: int) -> "Sequences":
         """The sequences without the last `count` items of every user who has three."""
@@ -58,22 +57,16 @@ class Sequences:
         kept = np.ones(len(self.items), dtype=bool)
         for place in range(1, count + 1):
             kept[self.offsets[1:][long] - place] = False
-        offsets = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(self.lengths - count * long)])
-        return Sequences(self.users, self.items[kept], offsets)
+        return Sequences(self.users, self.items[kept], starts(self.lengths - count * long))
 
     def frame(self) -> pl.DataFrame:
         """`user_id` and `items` (a list, which may be empty), one row a user."""
         people = pl.DataFrame({"user": np.arange(len(self), dtype=np.int32)})
-        events = pl.DataFrame(
-            {"user": np.repeat(np.arange(len(self), dtype=np.int32), self.lengths), "items": self.items}
-        )
+        events = pl.DataFrame({"user": np.repeat(people["user"].to_numpy(), self.lengths), "items": self.items})
         lists = events.with_columns(pl.col("user").set_sorted()).group_by("user", maintain_order=True).agg("items")
-        if len(lists) < len(people):
-            nothing = pl.lit([], dtype=lists.schema["items"])
-            lists = people.join(lists, on="user", how="left", maintain_order="left").with_columns(
-                pl.col("items").fill_null(nothing)
-            )
-        return pl.DataFrame([self.users.alias("user_id"), lists["items"]])
+        nothing = pl.lit([], dtype=lists.schema["items"])
+        everybody = people.join(lists, on="user", how="left", maintain_order="left")
+        return everybody.select(self.users.alias("user_id"), pl.col("items").fill_null(nothing))
 
     @classmethod
     def from_frames(cls, frames: Iterable[pl.DataFrame]) -> "Sequences":
@@ -90,8 +83,12 @@ class Sequences:
             part = flat(frame["items"]).to_numpy()
             items.resize(len(items) + len(part), refcheck=False)
             items[len(items) - len(part) :] = part
-        offsets = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(np.concatenate(lengths))])
-        return cls(pl.concat(users), items, offsets)
+        return cls(pl.concat(users), items, starts(np.concatenate(lengths)))
+
+
+def starts(lengths: np.ndarray) -> np.ndarray:
+    """Where parts of these lengths begin when they follow one another, and where the last ends; int64 [N + 1]."""
+    return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths)])
 
 
 def flat(lists: pl.Series) -> pl.Series:
@@ -132,9 +129,9 @@ class Dataset:
 
     def numbers_in(self, catalogue: pl.DataFrame) -> np.ndarray:
         """The number that each item 1..M has in another catalogue, by its id as text, int64 [M + 1]; 0 where it has none."""
-        other = {text: number for number, text in enumerate(catalogue["item_id"].cast(pl.String).to_list(), 1)}
-        own = self.catalogue["item_id"].cast(pl.String).to_list()
-        return np.array([0, *(other.get(text, 0) for text in own)], dtype=np.int64)
+        return np.concatenate(
+            [np.zeros(1, dtype=np.int64), numbers_of(self.catalogue["item_id"], catalogue["item_id"])]
+        )
 
     def with_items(self, ids: Collection[Any]) -> "Dataset":
         """The same users with these items only, numbered anew; other events are dropped."""
@@ -151,3 +148,11 @@ class Dataset:
         ids = self.catalogue["item_id"].cast(pl.String)
         shown = self.catalogue["title"].fill_null(ids) if "title" in self.catalogue.columns else ids
         return ["", *shown.to_list()]
+
+
+def numbers_of(ids: pl.Series, catalogue: pl.Series) -> np.ndarray:
+    """The number 1..M of each id in a catalogue's ids, matched by text; 0 for an id that is not there. int64 [ids]."""
+    numbers = pl.DataFrame({"id": catalogue.cast(pl.String), "number": np.arange(1, len(catalogue) + 1)})
+    texts = pl.DataFrame({"id": ids.cast(pl.String)})
+    found = texts.join(numbers.unique("id", keep="last"), on="id", how="left", maintain_order="left")
+    return found["number"].fill_null(0).to_numpy()

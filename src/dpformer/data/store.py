@@ -17,7 +17,7 @@ from dpformer.data.read.log import READ_ERRORS, first_line, scan
 from dpformer.data.sequences import Dataset, Sequences, flat
 from dpformer.data.summary import draw_long_tail, item_counts
 from dpformer.errors import DataError
-from dpformer.files import sha256_of
+from dpformer.files import sha256_of, to_json
 
 SEQUENCES, ITEMS, MANIFEST, PLOT = "sequences.parquet", "items.parquet", "manifest.json", "long-tail.png"
 # Sequences of many users are in several files, whose users follow one another: sequences/part-00000.parquet, ...
@@ -28,9 +28,7 @@ _AGAIN = "run dpformer prepare again"
 
 def check_target(folder: Path, force: bool) -> None:
     """Refuse to write over anything that `prepare` did not write, and over that unless forced to."""
-    if folder.is_dir() and not any(folder.iterdir()):
-        return
-    if not folder.exists():
+    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return
     if _manifest(folder) is None:
         raise DataError(f"{folder}: exists and was not written by prepare; choose another folder with -o")
@@ -52,8 +50,7 @@ def finish(aside: Path, users: int, counts: np.ndarray, manifest: dict[str, Any]
     """Write the plot and the manifest beside the files `names`. counts: events of each item, int [M]."""
     draw_long_tail(users, counts, aside / PLOT)
     hashes = {name: sha256_of([aside / name]) for name in names}
-    text = json.dumps({**manifest, "files": hashes}, indent=2, ensure_ascii=False)
-    (aside / MANIFEST).write_text(text + "\n", encoding="utf-8")
+    (aside / MANIFEST).write_bytes(to_json({**manifest, "files": hashes}))
 
 
 def load(folder: Path | str) -> Dataset:
@@ -93,9 +90,8 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
         raise DataError(
             f"{folder}: holds no prepared data (no sound {MANIFEST}); make a folder of it with: dpformer prepare LOG -o DIR"
         )
-    if manifest.get("version") != MANIFEST_VERSION:
-        found = manifest.get("version")
-        raise DataError(f"{folder}: is of version {found}, and this dpformer reads {MANIFEST_VERSION}; {_AGAIN}")
+    if (version := manifest.get("version")) != MANIFEST_VERSION:
+        raise DataError(f"{folder}: is of version {version}, and this dpformer reads {MANIFEST_VERSION}; {_AGAIN}")
     return manifest
 
 
@@ -145,6 +141,5 @@ def whole_folder(folder: Path, *, force: bool) -> Iterator[Path]:
             shutil.rmtree(aside, ignore_errors=True)
             shutil.rmtree(old, ignore_errors=True)
     except OSError as error:
-        raise DataError(
-            f"{folder}: cannot be written ({error.strerror or error}); choose another folder with -o"
-        ) from None
+        reason = error.strerror or error
+        raise DataError(f"{folder}: cannot be written ({reason}); choose another folder with -o") from None

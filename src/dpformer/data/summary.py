@@ -7,7 +7,7 @@ import numpy as np
 
 from dpformer.data.sequences import SHORTEST_SPLIT, Dataset
 
-QUANTILES = (0, 10, 25, 50, 75, 90, 99, 100)
+QUANTILES = {0: "shortest", 10: "p10", 25: "p25", 50: "median", 75: "p75", 90: "p90", 99: "p99", 100: "longest"}
 # An item that few people touched is one that a private model hardly learns: noise does not shrink with the count.
 RARE = 10
 
@@ -31,6 +31,7 @@ def figures(lengths: np.ndarray, counts: np.ndarray) -> dict[str, Any]:
     """
     counts = np.sort(counts)[::-1]
     users, items, events = len(lengths), len(counts), int(counts.sum())
+    quantiles = np.percentile(lengths, list(QUANTILES)).tolist()
     short = int((lengths < SHORTEST_SPLIT).sum())
     running = np.cumsum(counts) / events
     head = max(1, round(items / 10))
@@ -43,10 +44,7 @@ def figures(lengths: np.ndarray, counts: np.ndarray) -> dict[str, Any]:
         "density": events / (users * items),
         "evaluated_users": users - short,
         "short_users": short,
-        "length": {
-            "mean": float(lengths.mean()),
-            **{_label(q): float(np.percentile(lengths, q)) for q in QUANTILES},
-        },
+        "length": {"mean": float(lengths.mean()), **dict(zip(QUANTILES.values(), quantiles, strict=True))},
         "tail": {
             "events_of_top_tenth": float(running[head - 1]),
             "items_of_last_fifth_of_events": float((running > 0.8).mean()),
@@ -54,10 +52,6 @@ def figures(lengths: np.ndarray, counts: np.ndarray) -> dict[str, Any]:
             "gini": gini,
         },
     }
-
-
-def _label(quantile: int) -> str:
-    return {0: "shortest", 50: "median", 100: "longest"}.get(quantile, f"p{quantile}")
 
 
 def draw_long_tail(users: int, counts: np.ndarray, path: Path) -> None:

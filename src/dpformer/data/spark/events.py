@@ -64,7 +64,7 @@ def _pattern(path: Path) -> str:
 
 @dataclass(frozen=True)
 class SparkEvents:
-    """Events on disk; for the methods see `dpformer.data.events.Reducible`.
+    """Events on disk; with the methods of `dpformer.data.events.Events`.
 
     frame: `row` (place in the log), `user_id`, `item_id` and, if the log has times, `timestamp`. number: of events.
     people: everybody who has a place, with or without events; None: those with events. public: the public catalogue, once
