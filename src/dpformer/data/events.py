@@ -120,11 +120,13 @@ def reduce(events: E, record: Record, on_stage: Callable[[str], None]) -> E:
         before, events = events, events.of_busy_users(options.min_user_events)
         users = before.active_users() - events.active_users()
         counts["emptied"] = {"users": users, "events": len(before) - len(events)}
+        if not len(events):
+            raise record.nothing_left(len(before), f"--min-user-events {options.min_user_events}")
     if options.min_events > 1:
         on_stage("filtering")
         before, events = events, events.frequent(options.min_events, options.filter)
         left = events.sizes()
         counts["removed"] = {key: size - left[key] for key, size in before.sizes().items()}
-    if not len(events):
-        raise record.nothing_left()
+        if not len(events):
+            raise record.nothing_left(len(before), f"--min-events {options.min_events} ({options.filter})")
     return events

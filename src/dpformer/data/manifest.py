@@ -42,16 +42,9 @@ class Record:
         """The line about a log without events."""
         return DataError(f"{self.log.name}: has no rows; give a log with at least one event")
 
-    def nothing_left(self) -> DataError:
-        """The line about filters that remove all events."""
-        if self.counts.get("removed", {}).get("events"):
-            left, last = (
-                self.counts["removed"]["events"],
-                f"--min-events {self.options.min_events} ({self.options.filter})",
-            )
-        else:
-            left, last = self.counts["emptied"]["events"], f"--min-user-events {self.options.min_user_events}"
-        return DataError(f"{self.log.name}: no event is left of {left:,} after {last}; lower it")
+    def nothing_left(self, before: int, option: str) -> DataError:
+        """The line about a filter that removes all of the events `before`."""
+        return DataError(f"{self.log.name}: no event is left of {before:,} after {option}; lower it")
 
     def count_outside(self, before: int, after: int) -> None:
         """Events of items that are not in the catalogue; all of them outside is an error, most of them a warning."""

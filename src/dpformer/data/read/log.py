@@ -42,10 +42,7 @@ class Log:
 
     def schema(self) -> pl.Schema:
         """Names and types of the columns; the first look at a file may already fail."""
-        try:
-            return self.frame.collect_schema()
-        except READ_ERRORS as error:
-            raise self.explain(error) from None
+        return self.collect(self.frame.head(0)).schema
 
     def place(self, row: int) -> str:
         """The file and row (from 1, header not counted) of the event with this index; counts rows only when asked."""

@@ -9,11 +9,16 @@
 Events stay in Spark and on disk; only the catalogue, and one number a user and an item, come to the driver.
 """
 
+from __future__ import annotations
+
 import math
+import os
+import sys
 import tempfile
+import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import polars as pl
@@ -27,11 +32,13 @@ from dpformer.data.read.ids import sorted_ids
 from dpformer.data.read.log import first_line, scan
 from dpformer.data.sequences import flat
 from dpformer.data.spark.events import Disk, SparkEvents
-from dpformer.data.spark.session import session
 from dpformer.data.spark.slices import Slices, check, cut, digest, read_events, read_votes
 from dpformer.data.store import ITEMS, SHARDS, finish, whole_folder
 from dpformer.data.summary import figures
 from dpformer.errors import DataError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 # Events that one task reads at once: some tens of megabytes in a worker.
 SLICE = 1 << 20
@@ -71,6 +78,40 @@ def prepare_spark(
         ) from error
 
 
+def session() -> SparkSession:
+    """The session of this process or of `spark-submit`; otherwise a local one on all cores.
+
+    Workers run the Python of this process unless PYSPARK_PYTHON says otherwise, and polars in them takes one thread: Spark
+    already runs one worker a core.
+    """
+    try:
+        import pyarrow  # noqa: F401
+        from pyspark.errors import PySparkException
+        from pyspark.sql import SparkSession
+    except ImportError as error:
+        raise DataError(
+            f"--engine spark needs {error.name}, which is not installed; pip install 'dpformer[spark]'"
+        ) from None
+    active = SparkSession.getActiveSession()
+    if active is not None:
+        return active
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    settings: dict[str, bool | float | int | str | None] = {
+        "spark.app.name": "dpformer prepare",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.executorEnv.POLARS_MAX_THREADS": "1",
+        "spark.log.level": "ERROR",
+    }
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter(
+                "ignore", FutureWarning
+            )  # about a pandas newer than pyspark's, which is not used here
+            return SparkSession.builder.config(map=settings).getOrCreate()
+    except (PySparkException, OSError, RuntimeError) as error:
+        raise DataError(f"Spark does not start ({error}); it needs Java 17 or later: check JAVA_HOME") from None
+
+
 def _write(
     record: Record, slices: Slices, disk: Disk, aside: Path, shard_events: int, on_stage: Callable[[str], None]
 ) -> dict[str, Any]:
@@ -81,7 +122,8 @@ def _write(
     catalogue = record.catalogue.items
     if catalogue is None:
         ids = disk.collect(events.frame.select(ITEM).distinct()).to_series()
-        titles = _titles(disk, slices) if TITLE in record.log.columns else None
+        votes = read_votes(disk.spark, slices) if TITLE in record.log.columns else None
+        titles = None if votes is None else chosen_titles(disk.collect(votes))
         catalogue = make_catalogue(sorted_ids(ids, slices.untyped), titles)
     catalogue.write_parquet(aside / ITEMS)
     on_stage("sorting by time")
@@ -94,14 +136,6 @@ def _write(
     manifest = record.manifest(sizes, digest(disk.spark, record.log.files))
     finish(aside, len(lengths), item_events, manifest, [*(f"{SHARDS}/{shard.name}" for shard in shards), ITEMS])
     return {**manifest, "statistics": figures(lengths, item_events)}
-
-
-def _titles(disk: Disk, slices: Slices) -> pl.DataFrame:
-    """The title that most people have, for each item; see `chosen_titles`."""
-    from pyspark.sql import functions as f
-
-    votes = read_votes(disk.spark, slices)
-    return chosen_titles(disk.collect(votes.groupBy(ITEM, TITLE).agg(f.countDistinct(USER).alias("people"))))
 
 
 def _shards(events: SparkEvents, catalogue: pl.DataFrame, aside: Path, count: int) -> list[Path]:

@@ -171,8 +171,11 @@ def read_events(spark: SparkSession, slices: Slices, types: dict[str, Any]) -> D
 
 
 def read_votes(spark: SparkSession, slices: Slices) -> DataFrame:
-    """`item_id`, `title` and `user_id` as text, each combination once a slice."""
-    return each(spark, len(slices.parts), slices.votes, f"{ITEM} string, {TITLE} string, {USER} string")
+    """`item_id`, `title` and `people`: how many people have this title for this item."""
+    from pyspark.sql import functions as f
+
+    votes = each(spark, len(slices.parts), slices.votes, f"{ITEM} string, {TITLE} string, {USER} string")
+    return votes.groupBy(ITEM, TITLE).agg(f.countDistinct(USER).alias("people"))
 
 
 def digest(spark: SparkSession, files: tuple[Path, ...]) -> str | None:
