@@ -3,8 +3,8 @@
 Nothing of them is in this package: a set is downloaded from its source into a cache, or taken from where it lies.
 """
 
+import io
 import os
-import shutil
 import urllib.request
 import zipfile
 from collections.abc import Callable
@@ -130,15 +130,19 @@ def fetch(named: NamedSet, cache: Path) -> Path:
     folder = cache / named.name
     file = folder / named.file
     if not file.is_file():
-        aside = folder / f".{os.getpid()}.partial"
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            with urllib.request.urlopen(named.url, timeout=60) as answer, aside.open("wb") as partial:
-                shutil.copyfileobj(answer, partial)
-            if zipfile.is_zipfile(aside):
-                _unpack(aside, named, folder)
+            with urllib.request.urlopen(named.url, timeout=60) as answer:
+                downloaded = io.BytesIO(answer.read())
+            if zipfile.is_zipfile(downloaded):
+                with zipfile.ZipFile(downloaded) as archive:
+                    # By their names alone: no path of the archive is followed.
+                    members = {Path(member).name: member for member in archive.namelist()}
+                    files = {name: archive.read(members[name]) for name in (named.titles, named.file) if name}
             else:
-                aside.replace(file)
+                files = {named.file: downloaded.getvalue()}
+            for name, content in files.items():
+                write_file(folder / name, content)
         except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
             reason = getattr(error, "reason", error)
             wanted = named.file if named.titles is None else f"{named.file} (and {named.titles}, for the titles)"
@@ -146,21 +150,11 @@ def fetch(named: NamedSet, cache: Path) -> Path:
                 f"{named.name} cannot be downloaded from {named.url} ({reason}); get {wanted} elsewhere and "
                 f"put it into {folder}, or say where it is with --from PATH"
             ) from None
-        finally:
-            aside.unlink(missing_ok=True)
     if sha256_of([file]) != named.sha256:
         raise DataError(
             f"{file}: is not the file that {named.name} is made from (sha256 differs); delete it and try again"
         )
     return file
-
-
-def _unpack(archive: Path, named: NamedSet, folder: Path) -> None:
-    """Take out the files that are wanted, by their names alone: no path of the archive is followed."""
-    with zipfile.ZipFile(archive) as opened:
-        members = {Path(member).name: member for member in opened.namelist()}
-        for wanted in filter(None, (named.titles, named.file)):
-            write_file(folder / wanted, opened.read(members[wanted]))
 
 
 def _titles(file: Path, named: NamedSet) -> pl.DataFrame | None:
