@@ -97,9 +97,7 @@ def prepare_set(named: NamedSet, path: Path | str | None, *, on_stage: Callable[
         file = Path(path).expanduser()
         file = file / named.file if file.is_dir() else file
         if not file.is_file():
-            raise DataError(
-                f"{file}: there is no such file; --from takes {named.file} of {named.name}, from {named.url}"
-            )
+            raise DataError(f"{file}: no such file; --from takes {named.file} of {named.name}, from {named.url}")
     filtered = named.filtered and sha256_of([file]) == named.sha256
     dataset = prepare(file, min_events=0 if filtered else MIN_EVENTS, on_stage=on_stage)
     if (titles := _titles(file, named)) is not None:
@@ -151,9 +149,7 @@ def fetch(named: NamedSet, cache: Path) -> Path:
                 f"put it into {folder}, or say where it is with --from PATH"
             ) from None
     if sha256_of([file]) != named.sha256:
-        raise DataError(
-            f"{file}: is not the file that {named.name} is made from (sha256 differs); delete it and try again"
-        )
+        raise DataError(f"{file}: is not the file of {named.name} (sha256 differs); delete it and try again")
     return file
 
 

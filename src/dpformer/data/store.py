@@ -33,9 +33,7 @@ def check_target(folder: Path, force: bool) -> None:
     if _manifest(folder) is None:
         raise DataError(f"{folder}: exists and was not written by prepare; choose another folder with -o")
     if not force:
-        raise DataError(
-            f"{folder}: holds prepared data already; say --force to write it anew, or choose another with -o"
-        )
+        raise DataError(f"{folder}: holds prepared data already; add --force to replace it, or choose another with -o")
 
 
 def save(dataset: Dataset, folder: Path | str, *, force: bool = False) -> None:
@@ -87,9 +85,7 @@ def sequence_files(folder: Path, manifest: dict[str, Any] | None = None) -> list
 def _read_manifest(folder: Path) -> dict[str, Any]:
     manifest = _manifest(folder)
     if manifest is None:
-        raise DataError(
-            f"{folder}: holds no prepared data (no sound {MANIFEST}); make a folder of it with: dpformer prepare LOG -o DIR"
-        )
+        raise DataError(f"{folder}: holds no prepared data (no valid {MANIFEST}); run dpformer prepare LOG -o DIR")
     if (version := manifest.get("version")) != MANIFEST_VERSION:
         raise DataError(f"{folder}: is of version {version}, and this dpformer reads {MANIFEST_VERSION}; {_AGAIN}")
     return manifest

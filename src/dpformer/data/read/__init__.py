@@ -42,9 +42,8 @@ def _read(source: Any, wanted: Wanted) -> Log:
     try:
         return _read_path(str(source), wanted)
     except OSError as error:
-        raise DataError(
-            f"{source}: cannot be read ({error.strerror or error}); check the path and its permissions"
-        ) from None
+        reason = error.strerror or error
+        raise DataError(f"{source}: cannot be read ({reason}); check the path and its permissions") from None
 
 
 def _read_path(name: str, wanted: Wanted) -> Log:

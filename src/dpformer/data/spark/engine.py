@@ -61,11 +61,11 @@ def prepare_spark(
     options: the fields of `Options`. All machines of Spark must see the log and the folder under the same paths.
     Returns the manifest and, under "statistics", the figures of `statistics`.
     """
-    from pyspark.errors import PySparkException
-
     record = open_log(log, Options(**options))
     on_stage("starting Spark")
     spark = session()
+    from pyspark.errors import PySparkException
+
     try:
         with whole_folder(Path(folder), force=force) as aside, tempfile.TemporaryDirectory(dir=aside) as scratch:
             disk = Disk(spark, Path(scratch))
@@ -73,9 +73,8 @@ def prepare_spark(
             slices = cut(record, disk.folder, slice_events)
             return _write(record, slices, disk, aside, shard_events, on_stage)
     except PySparkException as error:
-        raise DataError(
-            f"{record.log.name}: Spark could not finish ({first_line(error)}); see what it logged"
-        ) from error
+        reason = first_line(error)
+        raise DataError(f"{record.log.name}: Spark could not finish ({reason}); see what it logged") from error
 
 
 def session() -> SparkSession:
@@ -89,11 +88,8 @@ def session() -> SparkSession:
         from pyspark.errors import PySparkException
         from pyspark.sql import SparkSession
     except ImportError as error:
-        raise DataError(
-            f"--engine spark needs {error.name}, which is not installed; pip install 'dpformer[spark]'"
-        ) from None
-    active = SparkSession.getActiveSession()
-    if active is not None:
+        raise DataError(f"--engine spark needs {error.name}; pip install 'dpformer[spark]'") from None
+    if (active := SparkSession.getActiveSession()) is not None:
         return active
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     settings: dict[str, bool | float | int | str | None] = {
@@ -104,9 +100,7 @@ def session() -> SparkSession:
     }
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore", FutureWarning
-            )  # about a pandas newer than pyspark's, which is not used here
+            warnings.simplefilter("ignore", FutureWarning)  # pandas is newer than pyspark's, and not used here
             return SparkSession.builder.config(map=settings).getOrCreate()
     except (PySparkException, OSError, RuntimeError) as error:
         raise DataError(f"Spark does not start ({error}); it needs Java 17 or later: check JAVA_HOME") from None
