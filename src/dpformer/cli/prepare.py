@@ -1,4 +1,4 @@
-"""`dpformer prepare`: any log to sequences, catalogue, statistics and the long-tail plot."""
+"""`dpformer prepare`: prepare a log, and print statistics."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -111,7 +111,7 @@ def prepare(
 
 
 def tell_story(manifest: dict[str, Any]) -> None:
-    """How the log was understood and what was removed, line by line on stderr."""
+    """Print to stderr how the log was read and what was removed."""
     from dpformer.cli.output import stderr
 
     source, counts, options = manifest["input"], manifest["counts"], manifest["options"]
@@ -149,7 +149,7 @@ def _amounts(sizes: dict[str, int]) -> str:
 
 
 def statistics_table(figures: dict[str, Any]) -> "Table":
-    """The statistics as a table for people."""
+    """Format the statistics as a table."""
     from rich.table import Table
 
     table = Table(show_header=False)

@@ -1,4 +1,4 @@
-"""From any log to sequences, and from sequences to batches. See docs/data.md."""
+"""Turn any log into sequences, and sequences into batches. See docs/data.md."""
 
 from dpformer.data.batches import MicroBatch, collate, micro_batches
 from dpformer.data.demo import demo_frame

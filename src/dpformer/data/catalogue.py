@@ -1,8 +1,8 @@
-"""Which items there are, and what they are called.
+"""Decide which items there are, and their titles.
 
-public   a file says it: events of other items are dropped, items that nobody touched stay in
-log      the items that occur in the log; that this set is public is an assumption
-private  the items that occur in the log, of which `fit` selects some by noisy counts; the prepared folder is private
+public   a file lists the items: events of other items are dropped, items without events stay
+log      the items of the log; that this set is public is an assumption
+private  the items of the log, of which `fit` selects some by noisy counts; the prepared folder is private
 """
 
 from dataclasses import dataclass
@@ -24,10 +24,10 @@ PUBLIC, LOG, PRIVATE = "public", "log", "private"
 
 @dataclass(frozen=True)
 class Catalogue:
-    """How the set of items is decided.
+    """Where the set of items comes from.
 
-    mode: public, log or private. items: the public items (`item`, `item_id`, `title` and what else the file has), else
-    None. source, sha256: the file's name and hash. note: how the file was read.
+    mode: public, log or private. items: the public items (`item`, `item_id`, `title`, further columns of the file), or None.
+    source, sha256: name and hash of the file. note: how the file was read.
     """
 
     mode: str
@@ -37,13 +37,13 @@ class Catalogue:
     note: str | None = None
 
     def entry(self, items: int, outside: int) -> dict[str, Any]:
-        """What the manifest says of it. items: how many there are; outside: events of items that are not among them."""
+        """Return the manifest's entry. items: number of items; outside: events of items that are not in it."""
         source = {"mode": self.mode, "source": self.source, "sha256": self.sha256}
         return {**source, "items": items, "outside_events": outside}
 
 
 def open_catalogue(options: Options) -> Catalogue:
-    """Read a public catalogue, or take one of the words "log" and "private"."""
+    """Read the public catalogue, or take the word "log" or "private"."""
     given, title = options.catalogue, options.title
     if isinstance(given, str) and given == PRIVATE and title is not None:
         raise DataError(
@@ -62,7 +62,7 @@ def open_catalogue(options: Options) -> Catalogue:
 
 
 def _public_items(log: Log) -> pl.DataFrame:
-    """The items of a file in the order of their ids, numbered from 1, with all its columns."""
+    """Read a file of items: sorted by id, numbered from 1, with all its columns."""
     frame = log.collect(log.frame.with_columns(id_expression(log, ITEM).alias(ITEM)))
     if not len(frame):
         raise DataError(f"{log.name}: has no rows; give a catalogue with at least one item")
@@ -85,7 +85,7 @@ def _public_items(log: Log) -> pl.DataFrame:
 
 
 def title_votes(item: pl.Expr, user: pl.Expr, frame: pl.LazyFrame) -> pl.LazyFrame:
-    """Who has which title for which item: `item_id`, `title` and `user_id` as text, each combination once.
+    """Collect which users have which title for which item, as text, each combination once.
 
     item, user: expressions that read the ids of events.
     """
@@ -95,16 +95,16 @@ def title_votes(item: pl.Expr, user: pl.Expr, frame: pl.LazyFrame) -> pl.LazyFra
 
 
 def chosen_titles(counted: pl.DataFrame) -> pl.DataFrame:
-    """`item_id` and `title`: for each item the title that most of its people have; of equals the smallest text.
+    """Choose for each item the title that most of its users have; of several, the smallest text.
 
-    counted: `item_id`, `title` and `people`, how many people have this title for this item.
+    counted: `item_id`, `title` and `people`, the number of users who have this title for this item.
     """
     ranked = counted.sort(ITEM, "people", TITLE, descending=[False, True, False])
     return ranked.unique(ITEM, keep="first", maintain_order=True).select(ITEM, TITLE)
 
 
 def title_notes(log: Log, mode: str) -> list[str]:
-    """The note about a column that looks like titles and was not asked for, if there is one."""
+    """Return the note about a column that looks like titles but was not requested, if there is one."""
     name = log.unused_title
     if name is None or mode == PUBLIC:
         return []
@@ -113,7 +113,7 @@ def title_notes(log: Log, mode: str) -> list[str]:
 
 
 def make_catalogue(ids: pl.Series, titles: pl.DataFrame | None) -> pl.DataFrame:
-    """Items 1..M with their ids, in the order of `ids`, and their titles where these are known."""
+    """Number items 1..M in the order of `ids`, with titles where there are any."""
     catalogue = _numbered(pl.DataFrame({ITEM: ids}))
     if titles is None:
         return catalogue

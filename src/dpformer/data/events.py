@@ -1,6 +1,6 @@
-"""Events as codes of users and items, and which of them stay.
+"""Events as codes of users and items, and the filters that drop events.
 
-A person who loses events, even all of them, keeps the place among the people: only `--min-events` removes people.
+A user whose events are dropped stays a user without events; only `min_events` removes users.
 """
 
 from collections.abc import Callable
@@ -25,10 +25,10 @@ E = TypeVar("E", "Events", "SparkEvents")
 
 @dataclass(frozen=True)
 class Events:
-    """Events in memory, in the order of the file. Its length is the number of events.
+    """Events in memory, in file order. Its length is the number of events.
 
-    users: who, with the ids of all people, also of those without events. items: what. times: when, as numbers, or None.
-    public: whether the ids of `items` are a public catalogue, which stays whole.
+    users: with the ids of all users, including users without events. times: numbers, or None for a log without times.
+    public: whether the ids of `items` are a public catalogue, which is kept whole.
     """
 
     users: Coded
@@ -40,46 +40,46 @@ class Events:
         return len(self.users.codes)
 
     def sizes(self) -> dict[str, int]:
-        """How many users, items and events there are."""
+        """Count users, items and events."""
         return {"users": len(self.users.ids), "items": len(self.items.ids), "events": len(self)}
 
     def active_users(self) -> int:
-        """How many people have events."""
+        """Count users who have events."""
         return int((np.bincount(self.users.codes, minlength=1) > 0).sum())
 
     def without_duplicates(self) -> "Events":
-        """The first of events that agree in user, item and time (in a log without time: in user and item)."""
+        """Keep the first of the events that agree in user, item and (if there are times) time."""
         frame = pl.DataFrame({"user": self.users.codes, "item": self.items.codes})
         if self.times is not None:
             frame = frame.with_columns(self.times.alias("time"))
         return self._keep(frame.select(pl.struct(pl.all()).is_first_distinct()).to_series().to_numpy())
 
     def inside(self, catalogue: Catalogue) -> "Events":
-        """The events of items in a public catalogue."""
+        """Keep the events of items in a public catalogue."""
         assert catalogue.items is not None
         codes = (numbers_of(self.items.ids, catalogue.items[ITEM]) - 1).astype(np.int32)[self.items.codes]
         return replace(self, items=Coded(codes, catalogue.items[ITEM]), public=True)._keep(codes >= 0)
 
     def of_busy_users(self, least: int) -> "Events":
-        """The events of people who have at least `least` of their own; the others keep their places without events."""
+        """Keep the events of users who have at least `least` events; other users stay, without events."""
         own = np.bincount(self.users.codes, minlength=len(self.users.ids))
         return self._keep((own >= least)[self.users.codes])
 
     def frequent(self, least: int, rule: str) -> "Events":
-        """The events of frequent users and items; the other people are removed. This counts over people."""
+        """Keep the events of frequent users and items, and remove other users. This counts over users."""
         kept = self._keep(keep_frequent(self.users.codes, self.items.codes, least, rule))
         return replace(kept, users=compact(kept.users))
 
     def _keep(self, kept: np.ndarray) -> "Events":
-        """The events in `kept`, bool [events]. People keep their places."""
+        """Keep the events where `kept`, bool [events], is true. Users stay."""
         users, items = (Coded(coded.codes[kept], coded.ids) for coded in (self.users, self.items))
         times = None if self.times is None else self.times.filter(pl.Series(kept))
         return replace(self, users=users, items=items if self.public else compact(items), times=times)
 
     def sequences(self) -> Sequences:
-        """Group by user, sort each group stably by time: ties keep the order of the file.
+        """Group events by user and sort each group by time; events with equal times stay in file order.
 
-        Many small sorts take half the time of sorting all events (measured at 50 million).
+        Many small sorts take half the time of one sort of all events (measured at 50 million).
         """
         frame = pl.DataFrame({"user": self.users.codes, "items": self.items.codes + np.int32(1)})
         ordered = pl.col("items")
@@ -92,7 +92,7 @@ class Events:
 
 
 def keep_frequent(users: np.ndarray, items: np.ndarray, least: int, rule: str) -> np.ndarray:
-    """Which events stay by `Options.filter`. users, items: codes, int [events]; returns bool [events]."""
+    """Apply `Options.filter`. users, items: codes, int [events]; returns bool [events]."""
     kept = np.ones(len(users), dtype=bool)
     while True:
         frequent_users = np.bincount(users[kept], minlength=int(users.max(initial=0)) + 1) >= least
@@ -104,7 +104,7 @@ def keep_frequent(users: np.ndarray, items: np.ndarray, least: int, rule: str) -
 
 
 def reduce(events: E, record: Record, on_stage: Callable[[str], None]) -> E:
-    """The events that stay: without duplicates, in the catalogue, of people and items with enough of them."""
+    """Drop duplicates, items outside the catalogue, and users and items with too few events; count each step."""
     options, counts = record.options, record.counts
     counts["read"] = events.sizes()
     if options.dedupe:

@@ -1,4 +1,4 @@
-"""What is written down about a log while it is prepared, by either engine: counts, notes, and the manifest of them."""
+"""Record what is done to a log: counts, notes for the user, and the manifest. Both engines use it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -21,9 +21,9 @@ MANIFEST_FORMAT, MANIFEST_VERSION = "dpformer-sequences", 1
 
 @dataclass
 class Record:
-    """What is known of a log that is being prepared.
+    """A log that is being prepared, and what the manifest will say about it.
 
-    counts: users, items and events, as they were read and as steps removed them. notes: sentences for the user.
+    counts: users, items and events as read, and what each step removed. notes: sentences for the user.
     times: unit and range of the times.
     """
 
@@ -35,19 +35,19 @@ class Record:
     times: dict[str, Any] = field(default_factory=lambda: {"time": None})
 
     def set_times(self, unit: Unit, first: float, last: float) -> None:
-        """Note the unit and the range of the times."""
+        """Record the unit and the range of the times."""
         self.times = {"time": unit.name, "from": unit.text(first), "to": unit.text(last)}
 
     def no_rows(self) -> DataError:
-        """The line about a log without events."""
+        """Return the error for a log without events."""
         return DataError(f"{self.log.name}: has no rows; give a log with at least one event")
 
     def nothing_left(self, before: int, option: str) -> DataError:
-        """The line about a filter that removes all of the events `before`."""
+        """Return the error for a filter that removes all `before` events."""
         return DataError(f"{self.log.name}: no event is left of {before:,} after {option}; lower it")
 
     def count_outside(self, before: int, after: int) -> None:
-        """Events of items that are not in the catalogue; all of them outside is an error, most of them a warning."""
+        """Count events of items outside the catalogue: all of them is an error, most of them a warning."""
         outside = self.counts["outside_catalogue"] = before - after
         if not after:
             raise DataError(
@@ -61,7 +61,7 @@ class Record:
             )
 
     def count_lengths(self, lengths: np.ndarray) -> None:
-        """Who can be evaluated; nobody with two events means that there is no sequence at all. lengths: int [N]."""
+        """Count users to evaluate. Fails if no user has two events. lengths: int [N]."""
         users, longest = len(lengths), int(lengths.max())
         if longest < 2 and any(self.counts.get(step) for step in ("removed", "emptied", "outside_catalogue")):
             raise DataError(
@@ -84,7 +84,7 @@ class Record:
             self.notes.append(f"{empty:,} of {users:,} users have no events left; they still count as users")
 
     def manifest(self, sizes: Mapping[str, int], sha256: str | None) -> dict[str, Any]:
-        """Where the sequences come from and what was done. sizes: users, items, events; sha256: of the log."""
+        """Return the manifest. sizes: users, items and events; sha256: hash of the log."""
         source = {
             "name": self.log.name,
             "format": self.log.format,
@@ -107,7 +107,7 @@ class Record:
 
 
 def open_log(source: Any, options: Options) -> Record:
-    """Find the columns of log and catalogue, refuse options that contradict them, and begin the record."""
+    """Open the log and its catalogue, refuse options that contradict the catalogue, and start the record."""
     catalogue = open_catalogue(options)
     if catalogue.mode == PRIVATE and options.min_events > 1:
         raise DataError(
@@ -116,7 +116,7 @@ def open_log(source: Any, options: Options) -> Record:
         )
     asked = options.columns()
     if catalogue.mode == PUBLIC:
-        asked.pop(TITLE, None)  # the title is a column of the catalogue
+        asked.pop(TITLE, None)  # it names a column of the catalogue
     log = read_log(source, asked)
     notes = [] if catalogue.note is None else [catalogue.note]
     return Record(log, options, catalogue, notes=notes + title_notes(log, catalogue.mode))

@@ -1,6 +1,6 @@
-"""Data sets by name: where they come from, what they must be, and the filters that the paper uses on them.
+"""Data sets by name: source, hash, expected sizes, and the paper's filter.
 
-Nothing of them is in this package: a set is downloaded from its source into a cache, or taken from where it lies.
+The package contains none of this data: it is downloaded into a cache, or read from a path that you give.
 """
 
 import io
@@ -21,7 +21,7 @@ from dpformer.data.sequences import Dataset
 from dpformer.errors import DataError
 from dpformer.files import sha256_of, write_file
 
-# Least events of users and items in the paper's data, counted once.
+# Smallest number of events per user and item in the paper's data, counted once.
 MIN_EVENTS = 5
 
 
@@ -29,9 +29,9 @@ MIN_EVENTS = 5
 class NamedSet:
     """A public data set.
 
-    url: its source, the file itself or a zip archive that holds it; file: its name, and sha256 what it must be.
-    filtered: whether `file` has been through the filter already. sizes: the users, items and events that must come out.
-    titles: a file beside it with `id::title::...` lines.
+    url: the file, or a zip archive that contains it. file, sha256: its name and hash.
+    filtered: whether `file` is already filtered. sizes: the expected numbers of users, items and events.
+    titles: a file in the same folder with lines `id::title::...`.
     """
 
     name: str
@@ -72,9 +72,15 @@ DEMO = "demo"
 def prepare_named(
     name: str, path: Path | str | None = None, *, on_stage: Callable[[str], None] = lambda stage: None
 ) -> Dataset:
-    """Prepare a data set by its name, from `path` (a file, or the folder that holds it) or from the cache.
+    """Prepare a data set by its name.
 
-    What is not in the cache is downloaded into it.
+    Args:
+        name: "ml-1m", "amazon-games" or "demo".
+        path: its file, or the folder that contains it. By default it comes from the cache, and is downloaded if needed.
+        on_stage: called with the name of each step.
+
+    Raises:
+        DataError: there is no such data set or file, or the file is a different data set.
     """
     if name == DEMO:
         if path is not None:
@@ -89,7 +95,7 @@ def prepare_named(
 
 
 def prepare_set(named: NamedSet, path: Path | str | None, *, on_stage: Callable[[str], None]) -> Dataset:
-    """Prepare a set from `path` or the cache. A file that is not the known one must still give the known counts."""
+    """Prepare a set from `path` or the cache. A file with a different hash must give the expected sizes."""
     if path is None:
         on_stage(f"fetching {named.file}")
         file = fetch(named, cache_folder())
@@ -117,14 +123,14 @@ def prepare_set(named: NamedSet, path: Path | str | None, *, on_stage: Callable[
 
 
 def cache_folder() -> Path:
-    """`$DPFORMER_CACHE`, else `dpformer` in the user's cache folder."""
+    """Return `$DPFORMER_CACHE`, or `dpformer` in the user's cache folder."""
     if given := os.environ.get("DPFORMER_CACHE"):
         return Path(given).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dpformer"
 
 
 def fetch(named: NamedSet, cache: Path) -> Path:
-    """The set's file in the cache, downloaded if it is not there, and checked in either case."""
+    """Return the set's file in the cache: download it if needed, and check its hash."""
     folder = cache / named.name
     file = folder / named.file
     if not file.is_file():
@@ -134,7 +140,7 @@ def fetch(named: NamedSet, cache: Path) -> Path:
                 downloaded = io.BytesIO(answer.read())
             if zipfile.is_zipfile(downloaded):
                 with zipfile.ZipFile(downloaded) as archive:
-                    # By their names alone: no path of the archive is followed.
+                    # Paths inside the archive are ignored, so it cannot write elsewhere.
                     members = {Path(member).name: member for member in archive.namelist()}
                     files = {name: archive.read(members[name]) for name in (named.titles, named.file) if name}
             else:
@@ -154,7 +160,7 @@ def fetch(named: NamedSet, cache: Path) -> Path:
 
 
 def _titles(file: Path, named: NamedSet) -> pl.DataFrame | None:
-    """`id::title::...` lines beside the log; GroupLens writes them in Latin-1."""
+    """Read lines `id::title::...` in Latin-1, the encoding that GroupLens uses."""
     if named.titles is None or not (file.parent / named.titles).is_file():
         return None
     lines = (file.parent / named.titles).read_text(encoding="latin-1").splitlines()

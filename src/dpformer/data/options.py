@@ -1,4 +1,4 @@
-"""What `prepare` is asked to do with a log."""
+"""The options of `prepare`."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -11,20 +11,23 @@ SINGLE_PASS, ITERATIVE = "single-pass", "iterative"
 
 @dataclass(frozen=True)
 class Options:
-    """The options of `prepare`.
+    """What `prepare` reads from a log, and which events it keeps.
 
-    catalogue: the public items, one a row (a path or a frame); "log": those of the log, assumed public; "private": those of
-        the log, of which `fit` selects some by noisy counts. A `Path` is always a file, also one called log or private.
-    user, item, time: column names that the usual aliases do not find.
-    title: the column of titles, of the catalogue's file if there is one, else of the log: an item gets the title that most
-        of its people have.
-    min_events: the least events of a user and of an item. This counts over people, so the manifest says that it is outside
-        of the guarantee.
-    filter: how `min_events` counts. "single-pass": once, on the log as it is; an event stays if both its user and its item
-        reach the minimum there (Kang & McAuley, 2018: the paper's data), and afterwards some have fewer. "iterative": again
-        until every user and item that is left has the minimum (the k-core).
-    min_user_events: a person with fewer events keeps the place among the people, without events.
-    dedupe: keep only the first of events that agree in user, item and time.
+    Args:
+        catalogue: a file or frame of public items, one per row; "log": the items of the log, assumed public; "private": the
+            items of the log, of which `fit` selects some by noisy counts. A `Path` always means a file.
+        user, item, time: names of columns, if automatic detection does not find them.
+        title: the column of titles, in the catalogue if it is a file, else in the log. In a log the title that most of an
+            item's users have is used. Titles are published with a model.
+        min_events: smallest number of events per user and per item. This filter counts over users, so it is outside the
+            guarantee, and the manifest says so.
+        filter: "single-pass" counts once, on the unfiltered log (Kang & McAuley, 2018), so some users and items end with
+            fewer. "iterative" repeats until all users and items have the minimum (the k-core).
+        min_user_events: users with fewer events stay as users without events.
+        dedupe: keep only the first of the events that agree in user, item and time.
+
+    Raises:
+        DataError: a number is negative, or the filter is unknown.
     """
 
     catalogue: Any = "log"
@@ -45,12 +48,12 @@ class Options:
             raise DataError(f"--filter {self.filter!r} is unknown; give {SINGLE_PASS} or {ITERATIVE}")
 
     def columns(self) -> dict[str, str]:
-        """Role to name, for the columns of the log that are asked for by name."""
+        """Map roles to names, for the log's columns that are requested by name."""
         names = {USER: self.user, ITEM: self.item, TIME: self.time, TITLE: self.title}
         return {role: name for role, name in names.items() if name is not None}
 
     def entry(self) -> dict[str, Any]:
-        """What the manifest says of them."""
+        """Return the manifest's entry."""
         return {
             "min_events": self.min_events,
             "filter": self.filter if self.min_events > 1 else None,
@@ -59,7 +62,7 @@ class Options:
         }
 
     def outside_guarantee(self) -> list[str]:
-        """What was done to the events that the guarantee for one person does not cover."""
+        """List, in sentences, the filters that the guarantee for one user does not cover."""
         if self.min_events <= 1:
             return []
         return [

@@ -1,4 +1,4 @@
-"""From any log to sequences: read, check, number, filter, sort by time within each user."""
+"""Prepare a log: read, check, number, filter, and sort by time within each user."""
 
 from collections.abc import Callable
 from typing import Any
@@ -19,9 +19,13 @@ from dpformer.files import sha256_of
 def prepare(log: Any, *, on_stage: Callable[[str], None] = lambda stage: None, **options: Any) -> Dataset:
     """Turn a log into sequences.
 
-    log: a path (any of the formats in docs/data.md) or a pandas, polars or Arrow frame.
-    on_stage: called with the name of each step as it begins.
-    options: the fields of `Options`, such as `min_events=5`.
+    Args:
+        log: a path (docs/data.md lists the formats) or a pandas, polars or Arrow frame.
+        on_stage: called with the name of each step.
+        options: the fields of `Options`, such as `min_events=5`.
+
+    Raises:
+        DataError: the log, the catalogue or an option is wrong; the message names file, row, column and cure.
     """
     on_stage("reading")
     record = open_log(log, Options(**options))
@@ -60,7 +64,7 @@ def _read(record: Record) -> pl.DataFrame:
 
 
 def _numbered(columns: pl.DataFrame, untyped: bool) -> Events:
-    """Number users and items. Takes the columns out of the frame, so that memory holds each only as long as needed."""
+    """Number users and items. Takes columns out of the frame, to free their memory early."""
     items = encode_items(columns.drop_in_place(ITEM), untyped)
     users = encode_users(columns.drop_in_place(USER), untyped)
     return Events(users, items, columns.drop_in_place(TIME) if TIME in columns.columns else None)

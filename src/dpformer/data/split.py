@@ -1,4 +1,4 @@
-"""The held-out item, and what is known when it is asked for."""
+"""The held-out item: leave-one-out evaluation."""
 
 from dataclasses import dataclass
 
@@ -10,10 +10,11 @@ from dpformer.errors import DataError
 
 @dataclass(frozen=True)
 class HeldOut:
-    """item: "test" or "validation". histories: of all users, everything before the item held out; a user too short to be
-    evaluated keeps all. evaluated: int64 [E], places of the users who are; targets: int32 [E], the item of each.
+    """Histories, and the item that follows each of them.
 
-    Fit on `histories`, and the item to predict is not in it, nor anything after it.
+    item: "test" or "validation". histories: all users' items before the held-out one; users with fewer than three items keep
+    all. evaluated: int64 [E], indices of the users to evaluate; targets: int32 [E], their held-out items.
+    A model fitted on `histories` has seen neither the held-out item nor anything after it.
     """
 
     item: str
@@ -22,12 +23,16 @@ class HeldOut:
     targets: np.ndarray
 
     def renumbered(self, numbers: np.ndarray) -> "HeldOut":
-        """The same in another catalogue: item i is `numbers[i]` there. A target without a number there is 0, and is missed."""
+        """Replace item i by `numbers[i]`, as in another catalogue. A missing target is 0 and counts as missed."""
         return HeldOut(self.item, self.histories.renumbered(numbers), self.evaluated, numbers[self.targets])
 
 
 def held_out(sequences: Sequences, item: str = "test") -> HeldOut:
-    """Hold out everybody's last item ("test"), or their second to last and the last with it ("validation")."""
+    """Hold out each user's last item ("test"), or the last two and ask for the first of them ("validation").
+
+    Raises:
+        DataError: `item` is neither.
+    """
     if item not in HELD_OUT or item == "nothing":
         raise DataError(f"no item {item!r} is held out; there are: test, validation")
     long = sequences.lengths >= SHORTEST_SPLIT

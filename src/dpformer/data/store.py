@@ -1,4 +1,4 @@
-"""The folder that `prepare` writes: all of it, or nothing."""
+"""Write and read the folder of `prepare`. A write is complete or leaves nothing."""
 
 import json
 import os
@@ -20,14 +20,14 @@ from dpformer.errors import DataError
 from dpformer.files import sha256_of, to_json
 
 SEQUENCES, ITEMS, MANIFEST, PLOT = "sequences.parquet", "items.parquet", "manifest.json", "long-tail.png"
-# Sequences of many users are in several files, whose users follow one another: sequences/part-00000.parquet, ...
+# The Spark engine writes several files with sequences: sequences/part-00000.parquet, ...
 SHARDS = "sequences"
 _SHARD = re.compile(rf"{SHARDS}/part-\d{{5}}\.parquet")
 _AGAIN = "run dpformer prepare again"
 
 
 def check_target(folder: Path, force: bool) -> None:
-    """Refuse to write over anything that `prepare` did not write, and over that unless forced to."""
+    """Refuse to overwrite a folder that `prepare` did not write, or any folder without `force`."""
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return
     if _manifest(folder) is None:
@@ -37,7 +37,11 @@ def check_target(folder: Path, force: bool) -> None:
 
 
 def save(dataset: Dataset, folder: Path | str, *, force: bool = False) -> None:
-    """Write sequences.parquet, items.parquet, manifest.json and long-tail.png."""
+    """Write sequences.parquet, items.parquet, manifest.json and long-tail.png, readable by their owner only.
+
+    Raises:
+        DataError: the folder exists (see `force`), is not prepared data, or cannot be written.
+    """
     with whole_folder(Path(folder), force=force) as aside:
         dataset.sequences.frame().write_parquet(aside / SEQUENCES)
         dataset.catalogue.write_parquet(aside / ITEMS)
@@ -45,14 +49,18 @@ def save(dataset: Dataset, folder: Path | str, *, force: bool = False) -> None:
 
 
 def finish(aside: Path, users: int, counts: np.ndarray, manifest: dict[str, Any], names: Sequence[str]) -> None:
-    """Write the plot and the manifest beside the files `names`. counts: events of each item, int [M]."""
+    """Write the plot and the manifest for the files `names`. counts: events per item, int [M]."""
     draw_long_tail(users, counts, aside / PLOT)
     hashes = {name: sha256_of([aside / name]) for name in names}
     (aside / MANIFEST).write_bytes(to_json({**manifest, "files": hashes}))
 
 
 def load(folder: Path | str) -> Dataset:
-    """Read what `prepare` wrote; a `DataError` tells what is missing, of another version, or changed since."""
+    """Read a folder that `prepare` wrote, and check the hashes of its files.
+
+    Raises:
+        DataError: a file is missing, changed, or of another version.
+    """
     folder = Path(folder)
     manifest = _read_manifest(folder)
     files = sequence_files(folder, manifest)
@@ -68,7 +76,7 @@ def load(folder: Path | str) -> Dataset:
         sequences = Sequences.from_frames(_checked(file, catalogue) for file in files)
     except (*READ_ERRORS, ValueError) as error:
         raise DataError(f"{folder}: was not written by dpformer prepare ({first_line(error)}); {_AGAIN}") from None
-    # Somebody who is there twice would be sampled and clipped as two, and the guarantee is for one.
+    # A user in two rows would be sampled and clipped as two users, and the guarantee is for one.
     if twice := len(sequences.users) - sequences.users.n_unique():
         raise DataError(f"{folder}: {twice} users are in it more than once; {_AGAIN}")
     del manifest["files"]
@@ -76,7 +84,7 @@ def load(folder: Path | str) -> Dataset:
 
 
 def sequence_files(folder: Path, manifest: dict[str, Any] | None = None) -> list[Path]:
-    """The file with the sequences of a prepared folder or, where there are several, all of them in their order."""
+    """Return the files that contain the sequences, in order."""
     known = (_read_manifest(folder) if manifest is None else manifest).get("files")
     parts = sorted(name for name in known if _SHARD.fullmatch(name)) if isinstance(known, dict) else []
     return [folder / name for name in parts or [SEQUENCES]]
@@ -99,7 +107,7 @@ def _check_catalogue(catalogue: pl.DataFrame) -> None:
 
 
 def _checked(file: Path, catalogue: pl.DataFrame) -> pl.DataFrame:
-    """Sequences; a `ValueError` unless they hold numbers of the catalogue: a hash says that a file is whole, not whose it is."""
+    """Read sequences; a `ValueError` unless all items are in the catalogue (a hash does not prove who wrote a file)."""
     sequences = scan(file).collect()
     if "user_id" not in sequences.columns or sequences.schema.get("items") != pl.List(pl.Int32) or not len(sequences):
         raise ValueError(f"{file.name} has no columns user_id and items")
@@ -122,13 +130,13 @@ def _manifest(folder: Path) -> dict[str, Any] | None:
 
 @contextmanager
 def whole_folder(folder: Path, *, force: bool) -> Iterator[Path]:
-    """A folder beside to write into, then renamed: a reader sees the old one, the new one, or none, never half of one."""
+    """Give a temporary folder to write into, then rename it: a reader never sees a partial folder."""
     check_target(folder, force)
     aside, old = (folder.parent / f".{folder.name}.{os.getpid()}.{end}" for end in ("partial", "old"))
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         try:
-            aside.mkdir(mode=0o700)  # it holds what people did: for its owner only
+            aside.mkdir(mode=0o700)  # private data: for the owner only
             yield aside
             if folder.exists():
                 folder.rename(old)

@@ -1,4 +1,4 @@
-"""What a data set looks like: sizes, lengths, and how long its tail is."""
+"""Statistics of a data set: sizes, lengths, and the long tail."""
 
 from pathlib import Path
 from typing import Any
@@ -8,26 +8,25 @@ import numpy as np
 from dpformer.data.sequences import SHORTEST_SPLIT, Dataset
 
 QUANTILES = {0: "shortest", 10: "p10", 25: "p25", 50: "median", 75: "p75", 90: "p90", 99: "p99", 100: "longest"}
-# An item that few people touched is one that a private model hardly learns: noise does not shrink with the count.
+# A private model learns little about items with so few events: the noise is the same for all items.
 RARE = 10
 
 
 def item_counts(dataset: Dataset) -> np.ndarray:
-    """Events of each item 1..M, int64 [M]."""
+    """Count events of items 1..M, int64 [M]."""
     return np.bincount(dataset.sequences.items, minlength=len(dataset.catalogue) + 1)[1:]
 
 
 def statistics(dataset: Dataset) -> dict[str, Any]:
-    """Figures for people and machines of a data set in memory."""
+    """Return sizes, density, quantiles of lengths, and measures of the long tail; see `figures`."""
     return figures(dataset.sequences.lengths, item_counts(dataset))
 
 
 def figures(lengths: np.ndarray, counts: np.ndarray) -> dict[str, Any]:
-    """The figures from the lengths of the sequences, int [N], and the events of each item, int [M].
+    """Compute statistics from lengths of sequences, int [N], and events per item, int [M].
 
-    density: events / (users * items). tail: the share of events that the most frequent tenth of the items takes, the
-    share of items that the least frequent fifth of the events is spread over, the share of items with at most
-    ten events, and the Gini coefficient of the items' counts.
+    density: events / (users * items). tail: share of events in the most frequent 10 % of items; share of items that make up
+    the last 20 % of events; share of items with at most 10 events; Gini coefficient of events per item.
     """
     counts = np.sort(counts)[::-1]
     users, items, events = len(lengths), len(counts), int(counts.sum())
@@ -55,7 +54,7 @@ def figures(lengths: np.ndarray, counts: np.ndarray) -> dict[str, Any]:
 
 
 def draw_long_tail(users: int, counts: np.ndarray, path: Path) -> None:
-    """Write the plot as PNG: events of an item (counts: int [M]) against its rank, both on logarithmic axes."""
+    """Plot events per item (counts: int [M]) against rank, on logarithmic axes, as a PNG file."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -63,7 +62,7 @@ def draw_long_tail(users: int, counts: np.ndarray, path: Path) -> None:
     ranks = np.arange(1, len(counts) + 1)
     head = max(1, round(len(counts) / 10))
     share = counts[:head].sum() / counts.sum()
-    # A figure of its own instead of pyplot's: no global state, no display needed.
+    # Without pyplot: no global state, no display.
     figure = Figure(figsize=(6.4, 4.0), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()

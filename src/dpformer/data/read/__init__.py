@@ -1,4 +1,4 @@
-"""From what a user points at to a `Log`: tells the format by the content, never by the name alone."""
+"""Open a log or a catalogue: its content decides the format, not its name alone."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -16,10 +16,10 @@ from dpformer.errors import DataError
 
 
 def read_log(log: Any, asked: Mapping[str, str]) -> Log:
-    """Find the columns of a log without reading its events yet.
+    """Find the columns of a log without reading its events.
 
-    log: a path (file, folder or glob of Parquet files) or a pandas, polars or Arrow frame.
-    asked: role to name, for columns that the usual aliases do not find; a title is read only if named here.
+    log: a path (file; folder or glob of Parquet files) or a pandas, polars or Arrow frame.
+    asked: role to name, for columns requested by name; titles are read only if requested.
     """
     found = _read(log, Wanted(asked))
     if TITLE in asked or TITLE not in found.columns:
@@ -29,9 +29,9 @@ def read_log(log: Any, asked: Mapping[str, str]) -> Log:
 
 
 def read_items(items: Any, *, item: str | None = None, title: str | None = None) -> Log:
-    """Find the columns of a table with one item a row, in any of the formats of a log.
+    """Find the columns of a catalogue, with one item per row, in any format of a log.
 
-    item: the name that the log has for the item's id; it need not be there. title: the column of the titles.
+    item: the log's name for the item column, which the catalogue may have too. title: the column of titles.
     """
     return _read(items, Wanted({} if title is None else {TITLE: title}, items=True, hint=item))
 
@@ -64,7 +64,7 @@ def _read_path(name: str, wanted: Wanted) -> Log:
 
 
 def _matching(name: str, path: Path) -> list[Path]:
-    """The Parquet files of a glob."""
+    """List the Parquet files that match a glob."""
     if not has_magic(name):
         raise DataError(f"{path}: there is no such file or folder; check the path")
     files = sorted(Path(match) for match in glob(str(path), recursive=True) if Path(match).is_file())

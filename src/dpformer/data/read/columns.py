@@ -1,4 +1,4 @@
-"""The columns of a log: their names here, and the names that other people give them."""
+"""Column roles, and the names that are recognised for each role."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -9,11 +9,11 @@ import polars as pl
 from dpformer.errors import DataError
 
 USER, ITEM, TIME, RATING, TITLE = "user_id", "item_id", "timestamp", "rating", "title"
-# Names that a catalogue, or a list of recommendations from it, gives to columns of its own.
+# Column names that catalogues and lists of recommendations use themselves.
 _RESERVED = ("item", USER, ITEM, TITLE)
 
-# Compared without case and punctuation (`userId`, `user_id` and `User ID` are one name); earlier ones win.
-# A session id is deliberately no user: one person has many sessions, and the guarantee is per person.
+# Compared without case and punctuation (`userId`, `user_id` and `User ID` are one name); the first match wins.
+# A session id is not a user: one person has many sessions, and the guarantee is per person.
 ALIASES: Mapping[str, tuple[str, ...]] = {
     USER: ("userid", "user", "uid", "reviewerid", "customerid", "memberid", "accountid", "visitorid", "profileid"),
     ITEM: (
@@ -32,11 +32,10 @@ OPTIONS = {USER: "--user", ITEM: "--item", TIME: "--time", TITLE: "--title"}
 
 @dataclass(frozen=True)
 class Wanted:
-    """The columns to look for in a table.
+    """The columns to find in a table.
 
-    asked: role to the name of a column that must be there. items: whether the table is a catalogue instead of a log; all its
-    other columns are then read too, under their own names. hint: the log's name for the item's id, which goes before the
-    aliases where a catalogue has it.
+    asked: role to the name of a column that must exist. items: whether the table is a catalogue, whose further columns are read
+    too, under their own names. hint: the log's name for the item column, preferred over aliases in a catalogue.
     """
 
     asked: Mapping[str, str]
@@ -45,7 +44,7 @@ class Wanted:
 
     @property
     def required(self) -> tuple[str, ...]:
-        """Roles without which the table is of no use."""
+        """Roles that the table must have."""
         return (ITEM,) if self.items else (USER, ITEM)
 
     def named(self, role: str, cells: Sequence[str]) -> bool:
@@ -55,20 +54,20 @@ class Wanted:
         return self.asked.get(role) in given or hinted or not {_plain(cell) for cell in cells}.isdisjoint(ALIASES[role])
 
     def used(self, columns: Mapping[str, str]) -> dict[str, str]:
-        """Those of `columns` (role to name) that are read under the name of their role; a log's title only if asked for."""
+        """Select the roles to read from `columns` (role to name); a log's title only if requested."""
         titled = self.items or TITLE in self.asked
         roles = (*self.required, TIME, TITLE) if titled else (*self.required, TIME)
         return {role: columns[role] for role in roles if role in columns}
 
     def select(self, frame: pl.LazyFrame, columns: Mapping[str, str]) -> pl.LazyFrame:
-        """The columns that are read. A column without a name (the index that pandas writes) is not one of them."""
+        """Read the columns, renamed to their roles; without columns that have no name (pandas' index)."""
         used = self.used(columns)
         further = [pl.exclude(*used.values(), "")] if self.items else []
         return frame.select(*(pl.col(name).alias(role) for role, name in used.items()), *further)
 
 
 def find_columns(names: Sequence[str], wanted: Wanted, where: str) -> dict[str, str]:
-    """Role to name, for the roles that the columns `names` play; `where` begins the message of an error."""
+    """Map roles to column names; `where` starts error messages."""
     found = dict(wanted.asked)
     for role, name in found.items():
         if name not in names:
@@ -77,7 +76,7 @@ def find_columns(names: Sequence[str], wanted: Wanted, where: str) -> dict[str, 
         found[ITEM] = str(wanted.hint)
     if len(set(found.values())) < len(found):
         raise DataError(f"{where}: a column is asked for twice ({_listed(list(found.values()))}); name different ones")
-    plain = {_plain(name): name for name in reversed(names) if name not in found.values()}  # of equals the first
+    plain = {_plain(name): name for name in reversed(names) if name not in found.values()}  # the first of equal names
     for role in (ITEM, TITLE) if wanted.items else ALIASES:
         hit = next((plain[alias] for alias in ALIASES[role] if alias in plain), None)
         if hit is not None:

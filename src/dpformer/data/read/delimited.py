@@ -1,7 +1,7 @@
-"""Rows of text: CSV, TSV, MovieLens' `::`, RecBole's `.inter`, SASRec's `user item`, Amazon's ratings without header.
+"""Delimited text: CSV, TSV, MovieLens' `::`, RecBole's `.inter`, SASRec's `user item`, Amazon's ratings without header.
 
-Fields are read as text. Text has no types, so `007` and `7` stay two ids. Ids of items stay text; ids of users that are
-all whole numbers become numbers later, where the distinct ids are known.
+All fields are read as text, so `007` and `7` are different ids. Item ids stay text; user ids become numbers later, if all
+of them are whole numbers.
 """
 
 import csv
@@ -20,13 +20,13 @@ from dpformer.errors import DataError
 SEPARATORS = (",", "\t", ";", "|", " ")
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 _DATE = re.compile(r"\d{4}-\d\d-\d\d")
-# The columns of a file without a header, by their number: MovieLens and Amazon have them in this order.
+# Columns of a file without a header, by their number, in the order of MovieLens and Amazon.
 _PLACES = {2: (USER, ITEM), 3: (USER, ITEM, TIME), 4: (USER, ITEM, RATING, TIME)}
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How the rows of a file are cut. first: the cells of row 1, which are the names if there is a header."""
+    """How rows are split. first: the cells of row 1, which are the column names if there is a header."""
 
     path: Path
     format: str
@@ -37,12 +37,12 @@ class Layout:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the columns: `column_1`, `column_2`, ... without a header."""
+        """Column names: `column_1`, `column_2`, ... without a header."""
         return self.first if self.header else tuple(f"column_{place + 1}" for place in range(len(self.first)))
 
 
 def read_delimited(path: Path, text: str, wanted: Wanted) -> Log:
-    """A log from rows of text; `text` is the sample that tells the layout."""
+    """Open delimited text; `text` is the start of the file, which shows the layout."""
     layout = _layout(path, text, wanted)
     columns = _columns(layout, wanted)
     twice = [name for name in set(layout.names) if name and layout.names.count(name) > 1]
@@ -71,7 +71,7 @@ def _layout(path: Path, text: str, wanted: Wanted) -> Layout:
         names = tuple(cell.rsplit(":", 1)[0] for cell in first.split("\t"))
         return Layout(path, "RecBole .inter", "\t", names, header=True)
     separator = _separator(path, text, wanted)
-    # Amazon's and SASRec's ids hold no quotes; a space-separated file has no rule for quoting.
+    # Files separated by spaces (SASRec) have no quoting rules.
     quoted = separator != " "
     cells = rows_of(text, separator, quoted)[0]
     names = tuple(cell.strip() for cell in cells)
@@ -82,9 +82,9 @@ def _layout(path: Path, text: str, wanted: Wanted) -> Layout:
 
 
 def _separator(path: Path, text: str, wanted: Wanted) -> str:
-    """The separator under which the first row names a user and an item, else the one that cuts rows most evenly."""
+    """Choose the separator with which row 1 names user and item, else the one that splits rows most evenly."""
     first = first_line_of(text)
-    # A file of items may have one column only, the id, whose name may hold a space.
+    # A catalogue may have only one column, the id, and its name may contain a space.
     if wanted.items and wanted.named(ITEM, [first.strip('" ')]) and not set(first) & set(",\t;|"):
         return ","
     widths = {}
@@ -105,7 +105,7 @@ def _separator(path: Path, text: str, wanted: Wanted) -> str:
 
 
 def _is_header(cells: tuple[str, ...], wanted: Wanted) -> bool:
-    """A row of names: it names the roles, or at least no cell is a number and nobody spoke of `column_1`."""
+    """Whether row 1 names the roles, or at least has no number and no option mentions `column_1`."""
     if all(wanted.named(role, cells) for role in wanted.required):
         return True
     by_place = any(re.fullmatch(r"column_\d+", name) for name in wanted.asked.values())
@@ -113,7 +113,7 @@ def _is_header(cells: tuple[str, ...], wanted: Wanted) -> bool:
 
 
 def _columns(layout: Layout, wanted: Wanted) -> dict[str, str]:
-    """Role to name; without a header places say it."""
+    """Map roles to names; without a header the order decides."""
     path, first = layout.path, layout.first
     if layout.header:
         try:
@@ -131,7 +131,7 @@ def _columns(layout: Layout, wanted: Wanted) -> dict[str, str]:
         if not {USER, ITEM} <= set(wanted.asked):
             raise DataError(f"{path}: has no header; give both --user column_N and --item column_N")
         return find_columns(layout.names, wanted, str(path))
-    # Some write a separator at the end of each line.
+    # Some files have a separator at the end of each line.
     width = len(first) - (first[-1] == "")
     if width not in _PLACES or (width > 2 and not _like_time(first[width - 1])):
         raise DataError(
@@ -142,12 +142,12 @@ def _columns(layout: Layout, wanted: Wanted) -> dict[str, str]:
 
 
 def _like_time(cell: str) -> bool:
-    """A date, or a number of seconds after 1973: no rating and no id of a small set is that large."""
+    """Whether a cell is a date or a number of seconds after 1973; ratings and small ids are smaller."""
     return bool(_DATE.match(cell)) or (bool(_NUMBER.fullmatch(cell)) and float(cell) >= 1e8)
 
 
 def _split_lines(layout: Layout) -> pl.LazyFrame:
-    """`::` is two characters, which no CSV reader cuts at; so lines are read and cut."""
+    """Split lines at `::`. CSV readers take only one character as separator."""
     lines, width = pl.scan_lines(layout.path).filter(pl.col("line") != ""), len(layout.names)
     uneven = lines.filter(pl.col("line").str.count_matches("::", literal=True) != width - 1).head(1)
     try:
@@ -161,7 +161,7 @@ def _split_lines(layout: Layout) -> pl.LazyFrame:
 
 
 def _fault(layout: Layout, error: BaseException) -> DataError:
-    """Why the file could not be read: walks it row by row, which only an error needs."""
+    """Find out why a file cannot be read, row by row. Only errors need this."""
     path, width, even = layout.path, len(layout.names), layout.separator == "::"
     cure = 'put fields that hold the separator into "quotes"' if layout.quoted else "mend or drop that row"
     quotes = 'put the whole field into "quotes" and write each quote in it twice ("")'

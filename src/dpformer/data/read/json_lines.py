@@ -1,4 +1,4 @@
-"""JSON lines, plain or gzipped: strict ones through polars, Amazon's Python-literal ones (2014) line by line."""
+"""JSON lines: strict JSON is read by polars, Amazon's Python literals (2014) line by line."""
 
 import ast
 import io
@@ -16,17 +16,17 @@ from dpformer.data.read.log import READ_ERRORS, Log, first_line
 from dpformer.data.read.text import numbered_lines
 from dpformer.errors import DataError
 
-# A review is some thousand characters; what is longer than this is no line of a log, and no work for a parser.
+# Reviews have some thousand characters; longer lines are refused, to protect the parser.
 LONGEST_LINE = 1 << 20
 _SAMPLE_LINES = 100
 _KINDS = {str: "text", bool: "true/false", int: "a number", float: "a number", list: "a list", dict: "an object"}
 
 
 def read_json_lines(path: Path, wanted: Wanted) -> Log:
-    """A log with one object a line, strict JSON or (told by the first line) Python literals."""
+    """Open a file with one object per line; its first line shows whether it is JSON or Python literals."""
     first_number, first = next((number, line) for number, line in numbered_lines(path) if line.strip())
     strict = _is_json(first)
-    # Of a log the first lines tell the columns, of a catalogue all lines do.
+    # The first lines show the columns of a log; a catalogue may have further columns in any line.
     sample = [record for _, record in islice(_records(path), None if wanted.items else _SAMPLE_LINES)]
     names = list(dict.fromkeys(name for record in sample for name in record))
     columns = find_columns(names, wanted, str(path))
@@ -43,7 +43,7 @@ def read_json_lines(path: Path, wanted: Wanted) -> Log:
 
 
 def looks_like_json(path: Path, first: str) -> bool:
-    """Whether the first line is an object, or begins like JSON in a file that no other reader would take."""
+    """Whether the first line is an object, or starts like JSON and no other format fits."""
     if first.lstrip()[0] not in "{[":
         return False
     try:
@@ -61,14 +61,14 @@ def _is_json(line: str) -> bool:
 
 
 def _records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Non-empty lines as objects, with their line numbers."""
+    """Parse lines that are not blank, with their line numbers."""
     for number, line in numbered_lines(path):
         if line.strip():
             yield number, _parse(path, number, line.strip())
 
 
 def _parse(path: Path, number: int, line: str) -> dict[str, Any]:
-    """One object. `ast.literal_eval` builds literals only: it runs nothing."""
+    """Parse one object. `ast.literal_eval` builds literals and runs no code."""
     if len(line) > LONGEST_LINE:
         raise DataError(f"{path}: line {number} has {len(line)} characters; write one event a line")
     record: Any = None
@@ -84,8 +84,9 @@ def _parse(path: Path, number: int, line: str) -> dict[str, Any]:
 
 
 def _dtype(path: Path, number: int, role: str, name: str, sample: list[dict[str, Any]]) -> pl.DataType:
-    """The column's type, from its first value. Text is declared categorical for ids, because polars then refuses
-    a number among the texts instead of turning it into one: are 7 and "7" one person or two?
+    """Choose a column's type by its first value.
+
+    Text ids are categorical: polars then refuses a number among text ids, since 7 and "7" may be one user or two.
     """
     value = next((record[name] for record in sample if record.get(name) is not None), None)
     if role == TIME and isinstance(value, int | float):
@@ -104,7 +105,7 @@ def _kind(value: object) -> str:
 
 
 def _parsed(path: Path, schema: dict[str, pl.DataType], whole: bool) -> pl.LazyFrame:
-    """Lines parsed here, and read by polars as JSON. whole: with the columns that are not in `schema`."""
+    """Parse lines in Python, then let polars read them as JSON. whole: keep columns that are not in `schema`."""
     lines = io.BytesIO()
     try:
         for _, record in _records(path):
@@ -117,7 +118,7 @@ def _parsed(path: Path, schema: dict[str, pl.DataType], whole: bool) -> pl.LazyF
 
 
 def _fault(path: Path, schema: dict[str, pl.DataType], error: BaseException) -> DataError:
-    """Which line is not what the first one was: walks the file, which only an error needs."""
+    """Find the line that differs from the lines before. Only errors need this."""
     kinds: dict[str, str] = {}
     try:
         for number, record in _records(path):

@@ -1,4 +1,4 @@
-"""Tables with types: Parquet files, and frames of polars, pandas or anything that speaks Arrow."""
+"""Tables with types: Parquet files, and polars, pandas and Arrow frames."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +12,7 @@ from dpformer.errors import DataError
 
 
 def read_parquet(name: str, files: Sequence[Path], wanted: Wanted) -> Log:
-    """A log from Parquet files with one schema; their events follow one another in the order of `files`."""
+    """Open Parquet files with one schema; events are in the order of `files`."""
     schema = _schema(files[0])
     columns = find_columns(list(schema), wanted, str(files[0]))
     used = {name: schema[name] for name in wanted.used(columns).values()}
@@ -24,7 +24,7 @@ def read_parquet(name: str, files: Sequence[Path], wanted: Wanted) -> Log:
                     f"{file}: column {column!r} is {other.get(column, 'missing')} and {dtype} in {files[0]}; "
                     "write all files with one schema"
                 )
-    # Read one by one: what else the files hold may differ.
+    # One by one, because columns that are not used may differ.
     frame = pl.concat([wanted.select(scan(file), columns) for file in files])
     form = "Parquet" if len(files) == 1 else f"Parquet, {len(files)} files"
     return Log(frame, name, form, columns, lambda error: _fault(name, files, list(used), error), tuple(files))
@@ -51,7 +51,7 @@ def _broken(file: Path, error: BaseException) -> DataError:
 
 
 def read_frame(frame: Any, wanted: Wanted) -> Log:
-    """A log from a polars frame (lazy or not), a pandas frame or an Arrow table (or record batch)."""
+    """Open a polars frame (lazy or not), a pandas frame or an Arrow table."""
     lazy, name = _to_polars(frame), "catalogue frame" if wanted.items else "frame"
     columns = find_columns(lazy.collect_schema().names(), wanted, name)
 
@@ -75,7 +75,7 @@ def _to_polars(frame: Any) -> pl.LazyFrame:
 
 
 def _from_pandas(name: Any, values: Any) -> pl.Series | pl.DataFrame:
-    """One column, so that one of mixed types can be named; the index is not part of the log."""
+    """Convert one column; if its types are mixed, the error names it. The index is not read."""
     if values.dtype == object:
         kinds = values[values.notna()].map(type)
         if kinds.nunique() > 1:

@@ -1,4 +1,4 @@
-"""Text files, plain or gzipped: lines with their numbers, and a sample to recognise a format by."""
+"""Text files, plain or gzipped: numbered lines, and the start of a file to detect its format."""
 
 import csv
 import gzip
@@ -16,14 +16,14 @@ _BAD_GZIP = (EOFError, zlib.error, gzip.BadGzipFile)
 
 
 def open_bytes(path: Path) -> IO[bytes]:
-    """The file's bytes, unzipped if they are gzipped (told by their first two bytes, not by the name)."""
+    """Open a file; gzip is detected by the first two bytes."""
     with path.open("rb") as file:
         zipped = file.read(2) == b"\x1f\x8b"
     return cast(IO[bytes], gzip.open(path, "rb")) if zipped else path.open("rb")
 
 
 def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Lines with their numbers from 1; raises the `DataError` for damaged gzip and for what is not UTF-8."""
+    """Yield lines with numbers from 1. Raises `DataError` for damaged gzip and text that is not UTF-8."""
     number = 0
     try:
         with open_bytes(path) as file:
@@ -36,7 +36,7 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def sample(path: Path) -> str:
-    """The beginning of a text file: whole lines, without a byte order mark."""
+    """Read the start of a text file: complete lines, without byte order mark."""
     try:
         with open_bytes(path) as file:
             head = file.read(SAMPLE_BYTES)
@@ -60,18 +60,18 @@ def sample(path: Path) -> str:
 
 
 def first_line_of(text: str) -> str:
-    """The first line that is not blank. Only a line feed ends a line: `splitlines` would also cut at rarer marks."""
+    """The first line that is not blank. Lines end with a line feed only; `splitlines` splits at more."""
     return next(line for line in text.split("\n") if line.strip()).removesuffix("\r")
 
 
 def rows_of(text: str, separator: str, quoted: bool = True) -> list[list[str]]:
-    """The non-empty rows of a sample, split at `separator`."""
-    # Only a line feed ends a line, for polars too; the csv module gives up at a bare carriage return.
+    """Split a sample into rows that are not empty."""
+    # For polars only a line feed ends a line; the csv module fails at a single carriage return.
     return [row for row in csv_rows(io.StringIO(re.sub("\r(?!\n)", " ", text)), separator, quoted) if row]
 
 
 def csv_rows(lines: Iterable[str], separator: str, quoted: bool, strict: bool = False) -> Iterator[list[str]]:
-    """Rows of fields; `strict` raises `csv.Error` for a quote that is not closed rightly."""
+    """Split lines into rows of fields; `strict` raises `csv.Error` for unbalanced quotes."""
     if separator == "::":
         return (line.rstrip("\r\n").split("::") for line in lines if line.strip("\r\n"))
     quoting: Literal[0, 3] = csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE

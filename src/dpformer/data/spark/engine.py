@@ -1,12 +1,12 @@
-"""From a log to shards of sequences, by Spark: bit for bit what `prepare` makes of the same log.
+"""Prepare a log with Spark: the result equals `prepare`'s bit for bit.
 
-    read, check      `slices`: polars in the workers, with the place of each event in the log
+    read, check      `slices`: polars in the workers; each event has its row number in the log
     filter, count    `events`: group-bys and semi-joins
-    number items     the distinct ids in their order, joined back
-    sort             each user's events by time, then by place: ties keep the order of the file
-    write            users in the order of their ids, cut into shards
+    number items     distinct ids in sorted order, joined to the events
+    sort             each user's events by time, then by row number
+    write            users sorted by id, in shards
 
-Events stay in Spark and on disk; only the catalogue, and one number a user and an item, come to the driver.
+Events stay in Spark and on disk. The driver holds the catalogue, and one number per user and item.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from dpformer.errors import DataError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# Events that one task reads at once: some tens of megabytes in a worker.
+# Events per task: tens of megabytes in a worker.
 SLICE = 1 << 20
-# Events in one shard of the result: some 20 MB, so that a reader holds little beside what it keeps.
+# Events per shard: about 20 MB, the memory that `load` needs beside its result.
 SHARD = 1 << 22
 
 
@@ -58,8 +58,8 @@ def prepare_spark(
 ) -> dict[str, Any]:
     """Turn a log into a folder of sequences, in shards of about `shard_events` events; read it with `load`.
 
-    options: the fields of `Options`. All machines of Spark must see the log and the folder under the same paths.
-    Returns the manifest and, under "statistics", the figures of `statistics`.
+    options: the fields of `Options`. All machines must have the log and the folder at the same paths.
+    Returns the manifest, with the figures of `statistics` under "statistics".
     """
     record = open_log(log, Options(**options))
     on_stage("starting Spark")
@@ -78,10 +78,10 @@ def prepare_spark(
 
 
 def session() -> SparkSession:
-    """The session of this process or of `spark-submit`; otherwise a local one on all cores.
+    """Return the session of this process or of `spark-submit`, or start a local one on all cores.
 
-    Workers run the Python of this process unless PYSPARK_PYTHON says otherwise, and polars in them takes one thread: Spark
-    already runs one worker a core.
+    Workers run this process's Python, unless PYSPARK_PYTHON is set. polars uses one thread in each worker, because Spark runs
+    one worker per core.
     """
     try:
         import pyarrow  # noqa: F401
@@ -133,10 +133,10 @@ def _write(
 
 
 def _shards(events: SparkEvents, catalogue: pl.DataFrame, aside: Path, count: int) -> list[Path]:
-    """One row a user, its items sorted by time and place, users in the order of their ids, in files part-00000, ..."""
+    """Write one row per user, items sorted by time and row, users sorted by id, to part-00000, ..."""
     from pyspark.sql import functions as f
 
-    # In a public catalogue items are matched by their text.
+    # Items of a public catalogue are matched by text.
     key = pl.col(ITEM) if events.public is None else pl.col(ITEM).cast(pl.String)
     numbers = events.disk.table(catalogue.select(key, "item"))
     order = [name for name in (TIME, "row") if name in events.frame.columns]
@@ -152,7 +152,7 @@ def _shards(events: SparkEvents, catalogue: pl.DataFrame, aside: Path, count: in
 
 
 def _counted(shards: list[Path], items: int) -> tuple[np.ndarray, np.ndarray]:
-    """Lengths of the sequences, int64 [N], and events of each item, int64 [M]; one shard in memory at a time."""
+    """Count lengths of sequences, int64 [N], and events per item, int64 [M]; memory holds one shard at a time."""
     lengths, counts = [], np.zeros(items + 1, dtype=np.int64)
     for shard in shards:
         lists = scan(shard).select("items").collect()["items"]

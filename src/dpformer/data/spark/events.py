@@ -1,4 +1,4 @@
-"""Events that Spark holds, and which of them stay. Each step goes through the disk, so that the next one does not do it again."""
+"""Events in Spark, with the filters of `dpformer.data.events`. Each step is written to disk, and not computed again."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ if TYPE_CHECKING:
 
 
 class Disk:
-    """Frames of Spark as Parquet files in one folder; in this way nothing passes through the driver's memory."""
+    """Spark frames as Parquet files in one folder, so that events do not pass through the driver's memory."""
 
     def __init__(self, spark: SparkSession, folder: Path) -> None:
         self.spark, self.folder, self._numbers = spark, folder, itertools.count()
 
     def keep(self, frame: DataFrame) -> DataFrame:
-        """Write a frame, and read it from there."""
+        """Write a frame, and return it as read from disk."""
         return self.spark.read.schema(frame.schema).parquet(_pattern(self._write(frame)))
 
     def files(self, frame: DataFrame) -> list[Path]:
-        """Write a frame; its files in their order."""
+        """Write a frame, and return its files in order."""
         return sorted(self._write(frame).glob("part-*.parquet"))
 
     def collect(self, frame: DataFrame) -> pl.DataFrame:
-        """A small frame of Spark, read into memory."""
+        """Write a small frame, and read it into memory."""
         return pl.concat([scan(file) for file in self.files(frame)]).collect()
 
     def table(self, frame: pl.DataFrame) -> DataFrame:
-        """A polars frame for Spark."""
+        """Give a polars frame to Spark."""
         file = self._new()
         frame.write_parquet(file)
         return self.spark.read.parquet(_pattern(file))
@@ -53,22 +53,22 @@ class Disk:
 
 
 def _uri(path: Path) -> str:
-    """The path for Spark, whose default may be another file system than this machine's."""
+    """A path on this machine's file system, which may not be Spark's default."""
     return f"file://{path.resolve()}"
 
 
 def _pattern(path: Path) -> str:
-    """The path where Spark expects a pattern: its special characters stand for themselves."""
+    """A path for Spark's readers, which expect a pattern: special characters are escaped."""
     return re.sub(r"([\\*?\[\]{}])", r"\\\1", _uri(path))
 
 
 @dataclass(frozen=True)
 class SparkEvents:
-    """Events on disk; with the methods of `dpformer.data.events.Events`.
+    """Events on disk; same interface as `dpformer.data.events.Events`.
 
-    frame: `row` (place in the log), `user_id`, `item_id` and, if the log has times, `timestamp`. number: of events.
-    people: everybody who has a place, with or without events; None: those with events. public: the public catalogue, once
-    events are reduced to it; items are then text.
+    frame: `row` (row number in the log), `user_id`, `item_id`, and `timestamp` if the log has times. number: of events.
+    people: all users, with or without events; None: users with events. public: the public catalogue, after `inside`; item ids
+    are then text.
     """
 
     disk: Disk
@@ -116,7 +116,7 @@ class SparkEvents:
         return self.frame.select(role).distinct()
 
     def _with_people(self) -> SparkEvents:
-        """The same events; people keep their places from here on."""
+        """The same events; from here on users stay when they have no events."""
         return self if self.people is not None else replace(self, people=self.disk.keep(self._distinct(USER)))
 
     def _keep(self, frame: DataFrame) -> SparkEvents:

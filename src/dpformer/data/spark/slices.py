@@ -1,8 +1,7 @@
-"""The events of a log in slices, each read by one task with the polars expressions of the other engine.
+"""Read a log in slices, one per Spark task, with the polars expressions of the other engine.
 
-Spark's own readers have no row numbers for text, cut CSV by other rules, and print numbers in Java's way. So the workers read
-with polars what the other engine would read, and Spark gets numbers and text, with the place of each event in the log: it counts,
-joins and sorts.
+Spark's own readers have no row numbers for text, and different rules for CSV and for printing numbers. So workers read with
+polars, and Spark counts, joins and sorts.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ _BATCH = 1 << 16
 
 @dataclass(frozen=True)
 class Slice:
-    """Events `start` to `start + rows` of a Parquet file; the first is event `row` of the log."""
+    """Events `start` to `start + rows` of a Parquet file; the first one is event `row` of the log."""
 
     file: str
     start: int
@@ -42,15 +41,15 @@ class Slice:
     row: int
 
     def first(self, wrong: pl.Series) -> int | None:
-        """The place in the log of the first event that is `wrong`, bool [rows]."""
+        """Row number in the log of the first event where `wrong`, bool [rows], is true."""
         return self.row + int(wrong.arg_max() or 0) if wrong.any() else None
 
 
 @dataclass(frozen=True)
 class Slices:
-    """A log in slices, and how its columns become ids and times: what workers get.
+    """All slices, and how to read ids and times; this object is sent to workers.
 
-    names: role to column in the files. expressions: role to expression over roles. untyped: see `Log.untyped_ids`.
+    names: role to column in the files. expressions: role to expression over roles. untyped: `Log.untyped_ids`.
     """
 
     parts: list[Slice]
@@ -59,18 +58,18 @@ class Slices:
     untyped: bool
 
     def frame(self, number: int) -> pl.LazyFrame:
-        """The events of one slice as they stand in the file, columns by role."""
+        """Read the events of one slice, with columns named by role."""
         part = self.parts[number]
         columns = [pl.col(name).alias(role) for role, name in self.names.items()]
         return scan(part.file).slice(part.start, part.rows).select(columns)
 
     def columns(self, number: int) -> pl.DataFrame:
-        """Ids as whole numbers or text, times as numbers, of one slice."""
+        """Read ids (whole numbers or text) and times (numbers) of one slice."""
         expressions = [expression.alias(role) for role, expression in self.expressions.items()]
         return self.frame(number).select(expressions).collect().with_columns(pl.col(pl.Categorical).cast(pl.String))
 
     def look(self, number: int) -> dict[str, Any]:
-        """One slice: events without an id and the first of them, whether users' ids are numbers, the range of times."""
+        """Check one slice: rows without id, whether user ids are numbers, range of times."""
         part = self.parts[number]
         try:
             frame = self.columns(number)
@@ -88,13 +87,13 @@ class Slices:
         return seen
 
     def events(self, types: dict[str, Any], number: int) -> pa.Table:
-        """The events of one slice: `row` (place in the log) and the columns in `types`."""
+        """Read one slice: `row` and the columns in `types`."""
         frame = self.columns(number).select(pl.col(role).cast(dtype) for role, dtype in types.items())
         rows = frame.with_row_index("row", self.parts[number].row)
         return to_arrow(rows.with_columns(pl.col("row").cast(pl.Int64)))
 
     def votes(self, number: int) -> pa.Table:
-        """Who has which title for which item, in one slice."""
+        """Collect titles in one slice; see `title_votes`."""
         return to_arrow(title_votes(self.expressions[ITEM], self.expressions[USER], self.frame(number)).collect())
 
 
@@ -104,7 +103,7 @@ def cut(record: Record, aside: Path, rows: int) -> Slices:
     record.log = log
     expressions = {role: id_expression(log, role) for role in (USER, ITEM)}
     if TIME in names:
-        # Spark and polars might disagree on -0.0 < 0.0.
+        # -0.0 becomes 0.0: Spark and polars may order them differently.
         expressions[TIME] = time_expression(log)[0] + 0
     parts, row = [], 0
     for file in files:
@@ -117,7 +116,7 @@ def cut(record: Record, aside: Path, rows: int) -> Slices:
 
 
 def _staged(log: Log, aside: Path, rows: int) -> tuple[Log, list[Path], dict[str, str]]:
-    """The log in Parquet files. Other formats have no places to cut at, so they are rewritten once, as a stream."""
+    """Return the log as Parquet files. Other formats cannot be cut, so they are converted first, as a stream."""
     roles = log.schema().names()
     if log.format.startswith("Parquet"):
         return log, list(log.files), {role: log.columns[role] for role in roles}
@@ -131,8 +130,9 @@ def _staged(log: Log, aside: Path, rows: int) -> tuple[Log, list[Path], dict[str
 
 
 def check(spark: SparkSession, slices: Slices, record: Record) -> tuple[int, dict[str, Any]]:
-    """Read everything once and check it; the `DataError`s are those of the other engine. Returns the number of events and
-    role to type.
+    """Read and check the whole log; errors are those of the other engine.
+
+    Returns the number of events, and role to type.
     """
     log, seen = record.log, gather(spark, len(slices.parts), slices.look)
     faults = [part["fault"] for part in seen if "fault" in part]
@@ -164,14 +164,14 @@ def _least(rows: Iterator[int | None]) -> int:
 
 
 def read_events(spark: SparkSession, slices: Slices, types: dict[str, Any]) -> DataFrame:
-    """`row` (place in the log), `user_id`, `item_id` (whole numbers or text) and, if the log has times, `timestamp`."""
+    """Read `row`, `user_id`, `item_id` (whole numbers or text), and `timestamp` if the log has times."""
     spark_types = {pl.String: "string", pl.Int64: "long", pl.Float64: "double"}
     schema = "row long, " + ", ".join(f"{role} {spark_types[dtype]}" for role, dtype in types.items())
     return each(spark, len(slices.parts), functools.partial(slices.events, types), schema)
 
 
 def read_votes(spark: SparkSession, slices: Slices) -> DataFrame:
-    """`item_id`, `title` and `people`: how many people have this title for this item."""
+    """Read `item_id`, `title` and `people`, the number of users who have this title for this item."""
     from pyspark.sql import functions as f
 
     votes = each(spark, len(slices.parts), slices.votes, f"{ITEM} string, {TITLE} string, {USER} string")
@@ -179,13 +179,13 @@ def read_votes(spark: SparkSession, slices: Slices) -> DataFrame:
 
 
 def digest(spark: SparkSession, files: tuple[Path, ...]) -> str | None:
-    """The SHA-256 of the log's files, each read by one task."""
+    """Compute the SHA-256 of the log's files, one task per file."""
     paths = [file.absolute() for file in files]
     return sha256_joined(gather(spark, len(paths), lambda number: sha256_of_file(paths[number]))) if paths else None
 
 
 def gather(spark: SparkSession, count: int, work: Callable[[int], Any]) -> list[Any]:
-    """What `work` returns for 0, 1, ..., count - 1, each in a task of its own; carried as JSON."""
+    """Run `work` for 0, 1, ..., count - 1, one task each, and return the results, sent as JSON."""
 
     def row(number: int) -> pa.Table:
         return to_arrow(pl.DataFrame({"number": [number], "result": [json.dumps(work(number))]}))
@@ -195,7 +195,7 @@ def gather(spark: SparkSession, count: int, work: Callable[[int], Any]) -> list[
 
 
 def each(spark: SparkSession, count: int, work: Callable[[int], pa.Table], schema: str) -> DataFrame:
-    """The rows that `work` makes of 0, 1, ..., count - 1, each in a task of its own."""
+    """Run `work` for 0, 1, ..., count - 1, one task each, and return a frame of all rows."""
 
     def tasks(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -208,7 +208,7 @@ def each(spark: SparkSession, count: int, work: Callable[[int], pa.Table], schem
 
 
 def to_arrow(frame: pl.DataFrame) -> pa.Table:
-    """The rows as Spark takes them: long, double and string."""
+    """Convert to Spark's types: long, double and string."""
     import pyarrow as pa
 
     types: dict[Any, Any] = {pl.Int64: pa.int64(), pl.Float64: pa.float64(), pl.String: pa.string()}
