@@ -126,11 +126,11 @@ def test_the_type_of_the_ids_is_the_catalogues_and_they_match_by_text(tmp_path: 
 
 
 FAULTS = {
-    "twice": ("item,title\na,A\nb,B\na,C\n", ["row 3, column 'item'", "the item a is there twice", "drop the others"]),
+    "twice": ("item,title\na,A\nb,B\na,C\n", ["row 3, column 'item'", "the item a occurs twice", "drop the others"]),
     "missing": ("item,title\na,A\n,B\n", ["row 2, column 'item'", "no item", "every item needs one"]),
     "no rows": ("item,title\n", ["has no rows"]),
     "no header": ("1,A\n2,B\n", ["has no header", "item_id,title"]),
-    "no item": ("code,name\na,A\n", ["no column is known as the item", "call it item_id"]),
+    "no item": ("code,name\na,A\n", ["no column is recognised as the item", "call it item_id"]),
     "one column": ("a\nb\n", ["does not name the item", "item_id"]),
     "taken": ("item_id,item\na,A\n", ["column 'item' cannot be kept", "rename"]),
     "all outside": ("item\nq\n", ["none of 6 events", "in the same way"]),

@@ -18,7 +18,7 @@ def prepare(
     catalogue: Annotated[
         str | None,
         typer.Option(
-            help="Which items there are: a FILE of public items, one a row, with titles; `private`: fit selects items by "
+            help="Which items there are: a FILE of public items, one per row, with titles; `private`: fit selects items by "
             "noisy counts; `log` (default): all items of the log, assumed public.",
             metavar="FILE|private|log",
         ),
@@ -28,28 +28,30 @@ def prepare(
     time: Annotated[str | None, typer.Option(help="Column of the time.")] = None,
     title: Annotated[
         str | None,
-        typer.Option(help="Column of the items' titles; they are published with a model. Not used by default."),
+        typer.Option(help="Column of item titles; titles are published with a model. Not used by default."),
     ] = None,
     min_events: Annotated[
         int | None,
-        typer.Option("--min-events", help="Least events of a user and of an item. Outside of the guarantee."),
+        typer.Option("--min-events", help="Smallest number of events per user and item. Outside the guarantee."),
     ] = None,
     rule: Annotated[
-        str | None, typer.Option("--filter", help="Count once (single-pass, default) or until it holds (iterative).")
+        str | None, typer.Option("--filter", help="Count once (single-pass, default) or repeatedly (iterative).")
     ] = None,
     min_user_events: Annotated[
         int | None,
-        typer.Option("--min-user-events", help="Least events of a user; who has fewer stays, without events. Private."),
+        typer.Option("--min-user-events", help="Smallest number of events per user; other users stay, without events."),
     ] = None,
-    dedupe: Annotated[bool, typer.Option("--dedupe", help="Keep one of events equal in user, item and time.")] = False,
+    dedupe: Annotated[
+        bool, typer.Option("--dedupe", help="Keep one of several events equal in user, item and time.")
+    ] = False,
     source: Annotated[
-        str | None, typer.Option("--from", help="Where the file of a named data set is, instead of downloading it.")
+        str | None, typer.Option("--from", help="The file of a named data set, instead of a download.")
     ] = None,
     engine: Annotated[
         str,
-        typer.Option(help="polars (this machine), or spark for a log that does not fit it; the result is the same."),
+        typer.Option(help="polars, or spark for a log larger than this machine; the result is the same."),
     ] = "polars",
-    force: Annotated[bool, typer.Option("--force", help="Replace a folder that prepare wrote before.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace a folder that prepare wrote.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Figures as JSON on stdout.")] = False,
 ) -> None:
     """Turn a log (who, what, when) into sequences, with statistics and a plot of the long tail."""
@@ -86,7 +88,7 @@ def prepare(
     if not named and source is not None:
         raise DataError(f"--from is for named data sets ({', '.join(NAMED)}); give {source} itself as the log")
     if rule is not None and min_events is None:
-        raise DataError(f"--filter {rule} needs to know how many events; add --min-events N")
+        raise DataError(f"--filter {rule} needs a number of events; add --min-events N")
     with stderr.status("") as status:
 
         def show(stage: str) -> None:
@@ -132,8 +134,8 @@ def tell_story(manifest: dict[str, Any]) -> None:
         )
     if "emptied" in counts:
         lines.append(
-            f"{counts['emptied']['users']:,} users with fewer than {options['min_user_events']} events lost them "
-            f"({counts['emptied']['events']:,} events)"
+            f"{counts['emptied']['users']:,} users with fewer than {options['min_user_events']} events stay without "
+            f"events ({counts['emptied']['events']:,} dropped)"
         )
     if "removed" in counts:
         lines.append(
@@ -159,15 +161,15 @@ def statistics_table(figures: dict[str, Any]) -> "Table":
         table.add_row(key, f"{figures[key]:,}")
     table.add_row("density", f"{figures['density']:.4%}")
     table.add_row("users to evaluate", f"{figures['evaluated_users']:,}")
-    table.add_row("users too short to split", f"{figures['short_users']:,}")
+    table.add_row("users with fewer than 3 events", f"{figures['short_users']:,}")
     table.add_section()
     table.add_row("mean length", f"{figures['length']['mean']:.1f}")
     for row in (("shortest", "p10", "p25", "median"), ("p75", "p90", "p99", "longest")):
         table.add_row("length " + " / ".join(row), " / ".join(f"{figures['length'][key]:.0f}" for key in row))
     table.add_section()
     tail = figures["tail"]
-    table.add_row("events of the top tenth of items", f"{tail['events_of_top_tenth']:.1%}")
-    table.add_row("items that share the last fifth", f"{tail['items_of_last_fifth_of_events']:.1%}")
+    table.add_row("events of the most frequent 10 % of items", f"{tail['events_of_top_tenth']:.1%}")
+    table.add_row("items making up the last 20 % of events", f"{tail['items_of_last_fifth_of_events']:.1%}")
     table.add_row("items with at most 10 events", f"{tail['items_with_at_most_10_events']:.1%}")
     table.add_row("Gini of items", f"{tail['gini']:.3f}")
     return table

@@ -47,8 +47,8 @@ def open_catalogue(options: Options) -> Catalogue:
     given, title = options.catalogue, options.title
     if isinstance(given, str) and given == PRIVATE and title is not None:
         raise DataError(
-            f"--title {title} cannot be used with --catalogue private: titles of a log may tell what one person did; "
-            "give the titles in a public file: --catalogue FILE"
+            f"--title {title} cannot be used with --catalogue private, because titles in a log may reveal what one person "
+            "did; give the titles in a public file with --catalogue FILE"
         )
     if isinstance(given, str) and given in (LOG, PRIVATE):
         return Catalogue(given)
@@ -74,7 +74,7 @@ def _public_items(log: Log) -> pl.DataFrame:
     if again.any():
         row = int(again.arg_max() or 0)
         cure = f"every item needs one row: drop the others ({int(again.sum()):,} in all)"
-        raise log.error(row, ITEM, f"the item {ids[row]} is there twice", cure)
+        raise log.error(row, ITEM, f"the item {ids[row]} occurs twice", cure)
     order = sorted_ids(ids, log.untyped_ids).alias(ITEM).to_frame()
     ordered = order.join(frame, on=ITEM, how="left", maintain_order="left")
     if TITLE in ordered.columns:
@@ -108,7 +108,7 @@ def title_notes(log: Log, mode: str) -> list[str]:
     name = log.unused_title
     if name is None or mode == PUBLIC:
         return []
-    asking = f"give --title {name} if it names items (it will be published), or --catalogue FILE"
+    asking = f"give --title {name} if it contains titles of items (they are published), or --catalogue FILE"
     return [f"column {name!r} is not used: {asking if mode == LOG else 'titles come from --catalogue FILE only'}"]
 
 

@@ -51,13 +51,13 @@ class Record:
         outside = self.counts["outside_catalogue"] = before - after
         if not after:
             raise DataError(
-                f"{self.log.name}: none of {before:,} events is of an item in the catalogue {self.catalogue.source}; see "
-                "that both write ids in the same way, and that --item names the right column"
+                f"{self.log.name}: none of {before:,} events has an item of the catalogue {self.catalogue.source}; write ids "
+                "in the same way in both, and check --item"
             )
         if 2 * outside > before:
             self.notes.append(
-                f"WARNING: {outside:,} of {before:,} events, more than half, are of items that are not in the catalogue "
-                f"{self.catalogue.source}, and are dropped: see that both write ids in the same way"
+                f"WARNING: {outside:,} of {before:,} events, more than half, have items outside the catalogue "
+                f"{self.catalogue.source} and are dropped; check that both write ids in the same way"
             )
 
     def count_lengths(self, lengths: np.ndarray) -> None:
@@ -65,14 +65,12 @@ class Record:
         users, longest = len(lengths), int(lengths.max())
         if longest < 2 and any(self.counts.get(step) for step in ("removed", "emptied", "outside_catalogue")):
             raise DataError(
-                f"{self.log.name}: nobody has two events left after the filter, so there are no sequences; lower "
-                "--min-events and --min-user-events, or add items to the catalogue"
+                f"{self.log.name}: no user has two events left after the filter; lower --min-events or --min-user-events, or "
+                "add items to the catalogue"
             )
         if longest < 2:
-            raise DataError(
-                f"{self.log.place(0)}, column {self.log.columns[USER]!r}: this user has one event, as all {users:,} have, so "
-                "there are no sequences; is this the column of the user? (--user NAME)"
-            )
+            wrong = f"each of {users:,} users has only one event, so there are no sequences"
+            raise self.log.error(0, USER, wrong, "name the column of the user with --user NAME")
         short, empty = int((lengths < SHORTEST_SPLIT).sum()), int((lengths == 0).sum())
         self.counts |= {"evaluated_users": users - short, "short_users": short, "empty_users": empty}
         if short:
@@ -111,8 +109,8 @@ def open_log(source: Any, options: Options) -> Record:
     catalogue = open_catalogue(options)
     if catalogue.mode == PRIVATE and options.min_events > 1:
         raise DataError(
-            f"--min-events {options.min_events} cannot be used with --catalogue private: it counts over people; leave it "
-            "out (fit drops rare items by noisy counts), or filter each person alone: --min-user-events N"
+            f"--min-events {options.min_events} cannot be used with --catalogue private, because it counts over people; "
+            "leave it out (fit drops rare items by noisy counts), or use --min-user-events N"
         )
     asked = options.columns()
     if catalogue.mode == PUBLIC:

@@ -87,7 +87,7 @@ def prepare_named(
             raise DataError(f"{DEMO} is made by the package itself; leave out --from")
         dataset = prepare(demo_frame(), catalogue=demo_items(), on_stage=on_stage)
         entry = {**dataset.manifest["catalogue"], "source": DEMO}
-        return _marked(dataset, DEMO, "made up by the package; nobody in it is real", catalogue=entry)
+        return _marked(dataset, DEMO, "invented by the package; no real people", catalogue=entry)
     named = NAMED.get(name)
     if named is None:
         raise DataError(f"no data set is called {name!r}; there are: {', '.join([*NAMED, DEMO])}")
@@ -152,7 +152,7 @@ def fetch(named: NamedSet, cache: Path) -> Path:
             wanted = named.file if named.titles is None else f"{named.file} (and {named.titles}, for the titles)"
             raise DataError(
                 f"{named.name} cannot be downloaded from {named.url} ({reason}); get {wanted} elsewhere and "
-                f"put it into {folder}, or say where it is with --from PATH"
+                f"put it into {folder}, or give its path with --from PATH"
             ) from None
     if sha256_of([file]) != named.sha256:
         raise DataError(f"{file}: is not the file of {named.name} (sha256 differs); delete it and try again")

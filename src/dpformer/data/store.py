@@ -78,7 +78,7 @@ def load(folder: Path | str) -> Dataset:
         raise DataError(f"{folder}: was not written by dpformer prepare ({first_line(error)}); {_AGAIN}") from None
     # A user in two rows would be sampled and clipped as two users, and the guarantee is for one.
     if twice := len(sequences.users) - sequences.users.n_unique():
-        raise DataError(f"{folder}: {twice} users are in it more than once; {_AGAIN}")
+        raise DataError(f"{folder}: contains {twice} users more than once; {_AGAIN}")
     del manifest["files"]
     return Dataset(sequences, catalogue, manifest)
 
@@ -95,7 +95,9 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
     if manifest is None:
         raise DataError(f"{folder}: holds no prepared data (no valid {MANIFEST}); run dpformer prepare LOG -o DIR")
     if (version := manifest.get("version")) != MANIFEST_VERSION:
-        raise DataError(f"{folder}: is of version {version}, and this dpformer reads {MANIFEST_VERSION}; {_AGAIN}")
+        raise DataError(
+            f"{folder}: has version {version}, but this dpformer reads version {MANIFEST_VERSION}; {_AGAIN}"
+        )
     return manifest
 
 

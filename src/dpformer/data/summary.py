@@ -71,7 +71,7 @@ def draw_long_tail(users: int, counts: np.ndarray, path: Path) -> None:
     axes.set(xscale="log", yscale="log", xlabel="item, by rank of frequency", ylabel="events")
     axes.set_ylim(bottom=0.8)
     axes.set_title(
-        f"{users:,} users, {len(counts):,} items, {counts.sum():,} events: a tenth of the items takes {share:.0%}",
+        f"{users:,} users, {len(counts):,} items, {counts.sum():,} events: 10 % of the items have {share:.0%}",
         fontsize=9,
     )
     axes.grid(True, which="major", alpha=0.25)

@@ -66,13 +66,13 @@ def _read_path(name: str, wanted: Wanted) -> Log:
 def _matching(name: str, path: Path) -> list[Path]:
     """List the Parquet files that match a glob."""
     if not has_magic(name):
-        raise DataError(f"{path}: there is no such file or folder; check the path")
+        raise DataError(f"{path}: no such file or folder; check the path")
     files = sorted(Path(match) for match in glob(str(path), recursive=True) if Path(match).is_file())
     if not files:
-        raise DataError(f"{name}: no file matches; check the pattern, and quote it so that the shell leaves it alone")
+        raise DataError(f"{name}: no file matches; check the pattern, and quote it in the shell")
     for file in files:
         if not _is_parquet(file):
-            raise DataError(f"{file}: is no Parquet file; a glob reads Parquet only, so join other files into one")
+            raise DataError(f"{file}: is not a Parquet file; a glob reads only Parquet, so join other files into one")
     return files
 
 

@@ -83,10 +83,9 @@ def find_columns(names: Sequence[str], wanted: Wanted, where: str) -> dict[str, 
             found.setdefault(role, hit)
     for role in wanted.required:
         if role not in found:
-            cure = "call it item_id" if wanted.items else f"say which with {OPTIONS[role]} NAME"
-            raise DataError(
-                f"{where}: no column is known as the {role.removesuffix('_id')}; the columns are {_listed(names)}: {cure}"
-            )
+            cure = "call it item_id" if wanted.items else f"name it with {OPTIONS[role]} NAME"
+            what = role.removesuffix("_id")
+            raise DataError(f"{where}: no column is recognised as the {what} among {_listed(names)}; {cure}")
     taken = [name for name in names if name in _RESERVED and name not in found.values()]
     if wanted.items and taken:
         raise DataError(f"{where}: column {taken[0]!r} cannot be kept, the name is in use; rename or drop that column")

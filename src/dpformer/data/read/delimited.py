@@ -135,8 +135,8 @@ def _columns(layout: Layout, wanted: Wanted) -> dict[str, str]:
     width = len(first) - (first[-1] == "")
     if width not in _PLACES or (width > 2 and not _like_time(first[width - 1])):
         raise DataError(
-            f"{path}: has no header and {width} columns, of which row 1 does not tell the time; "
-            "say --user column_1 --item column_2 and, if there is one, --time column_N"
+            f"{path}: has no header, and the last of {width} columns is not a time; give --user column_1 --item column_2 "
+            "and, if there is one, --time column_N"
         )
     return dict(zip(_PLACES[width], layout.names, strict=False))
 
@@ -163,7 +163,7 @@ def _split_lines(layout: Layout) -> pl.LazyFrame:
 def _fault(layout: Layout, error: BaseException) -> DataError:
     """Find out why a file cannot be read, row by row. Only errors need this."""
     path, width, even = layout.path, len(layout.names), layout.separator == "::"
-    cure = 'put fields that hold the separator into "quotes"' if layout.quoted else "mend or drop that row"
+    cure = 'put fields that hold the separator into "quotes"' if layout.quoted else "correct or drop that row"
     quotes = 'put the whole field into "quotes" and write each quote in it twice ("")'
     lines = (line for _, line in numbered_lines(path))
     number = 0 if layout.header else 1
@@ -178,5 +178,5 @@ def _fault(layout: Layout, error: BaseException) -> DataError:
     except DataError as fault:
         return fault
     except csv.Error:
-        return DataError(f"{path}: row {number} opens a quote and does not close it rightly; {quotes}")
-    return DataError(f"{path}: cannot be read ({first_line(error)}); write it again")
+        return DataError(f"{path}: row {number} has a quote that is not closed; {quotes}")
+    return DataError(f"{path}: cannot be read ({first_line(error)}); save it again")

@@ -34,9 +34,8 @@ def id_expression(log: Log, role: str) -> pl.Expr:
     if dtype.is_numeric() or dtype.is_temporal() or dtype in (pl.Boolean, pl.Null):
         column = column.fill_nan(None) if dtype.is_float() else column
         return column.cast(pl.String).cast(pl.Categorical)
-    raise DataError(
-        f"{log.name}: column {log.columns[role]!r} is of type {dtype}, which is no id; give whole numbers or text"
-    )
+    name = log.columns[role]
+    raise DataError(f"{log.name}: column {name!r} has type {dtype}, which is not an id; give whole numbers or text")
 
 
 def check_ids(log: Log, role: str, column: pl.Series, what: str = "event") -> None:
@@ -47,7 +46,7 @@ def check_ids(log: Log, role: str, column: pl.Series, what: str = "event") -> No
 
 def missing_id(log: Log, role: str, row: int, lacking: int, what: str = "event") -> DataError:
     """Return the error for the first of `lacking` rows without an id."""
-    cure = f"every {what} needs one: fill it in or drop that row ({lacking:,} in all)"
+    cure = f"every {what} needs one: fill it in or drop that row ({lacking:,} rows)"
     return log.error(row, role, f"no {role.removesuffix('_id')}", cure)
 
 

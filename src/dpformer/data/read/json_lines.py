@@ -70,16 +70,16 @@ def _records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 def _parse(path: Path, number: int, line: str) -> dict[str, Any]:
     """Parse one object. `ast.literal_eval` builds literals and runs no code."""
     if len(line) > LONGEST_LINE:
-        raise DataError(f"{path}: line {number} has {len(line)} characters; write one event a line")
+        raise DataError(f"{path}: line {number} has {len(line)} characters; write one event per line")
     record: Any = None
     for parse in (json.loads, ast.literal_eval):
         with suppress(ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
             record = parse(line)
             break
     if line.startswith("["):
-        raise DataError(f"{path}: line {number} begins a JSON array; write one object a line (jq -c '.[]' OLD > NEW)")
+        raise DataError(f"{path}: line {number} starts a JSON array; write one object per line (jq -c '.[]' OLD > NEW)")
     if not isinstance(record, dict) or not all(isinstance(name, str) for name in record):
-        raise DataError(f"{path}: line {number} is no JSON object; write one {{...}} a line")
+        raise DataError(f"{path}: line {number} is not a JSON object; write one {{...}} per line")
     return record
 
 
@@ -126,11 +126,11 @@ def _fault(path: Path, schema: dict[str, pl.DataType], error: BaseException) -> 
                 where, kind = f"{path}: line {number}, column {name!r}", kinds.setdefault(name, _kind(value))
                 if _kind(value) != kind:
                     return DataError(
-                        f"{where}: {_kind(value)} where the lines before have {kind}; write the column in one way"
+                        f"{where}: {_kind(value)} where the lines before have {kind}; use one type per column"
                     )
                 if schema[name] == pl.Int64 and not (isinstance(value, int) and -(2**63) <= value < 2**63):
                     return DataError(
-                        f"{where}: {value} is no whole number of 64 bits as in the lines before; write the ids as "
+                        f"{where}: {value} is not a whole number of 64 bits, as in the lines before; write ids as "
                         'text ("...")'
                     )
     except DataError as fault:

@@ -47,7 +47,7 @@ def _fault(name: str, files: Sequence[Path], used: list[str], error: BaseExcepti
 
 
 def _broken(file: Path, error: BaseException) -> DataError:
-    return DataError(f"{file}: is no sound Parquet file ({first_line(error)}); copy or write it again")
+    return DataError(f"{file}: is not a valid Parquet file ({first_line(error)}); copy or save it again")
 
 
 def read_frame(frame: Any, wanted: Wanted) -> Log:
@@ -69,7 +69,7 @@ def _to_polars(frame: Any) -> pl.LazyFrame:
     if hasattr(frame, "__arrow_c_stream__") or hasattr(frame, "__arrow_c_array__"):
         return pl.DataFrame(frame).lazy()
     raise DataError(
-        f"frame: a {type(frame).__name__} is no log; give a path, or a pandas, polars or Arrow frame with the columns "
+        f"frame: a {type(frame).__name__} is not a log; give a path, or a pandas, polars or Arrow frame with the columns "
         "user_id, item_id and timestamp"
     )
 

@@ -86,4 +86,4 @@ def _not_utf8(path: Path, line: int, error: UnicodeDecodeError) -> DataError:
 
 
 def _broken_gzip(path: Path, line: int) -> DataError:
-    return DataError(f"{path}: the gzip data is damaged or breaks off after line {line}; copy or download it again")
+    return DataError(f"{path}: the gzip data is damaged or ends after line {line}; copy or download it again")

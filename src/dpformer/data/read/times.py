@@ -14,7 +14,7 @@ from dpformer.errors import DataError
 
 # 2100-01-01 in seconds. Milliseconds read as seconds are always later.
 LATEST = 4_102_444_800
-_CURE = "write epoch seconds, milliseconds or ISO text (2020-05-17T12:00:00) from 1970 on, or drop that row"
+_CURE = "write epoch seconds, milliseconds or ISO text (2020-05-17T12:00:00) from 1970 to 2099, or drop that row"
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def time_expression(log: Log) -> tuple[pl.Expr, bool]:
         if len(first) and first.item() is not None:
             return number, False
         return _iso(text), True
-    raise DataError(f"{log.name}: column {log.columns[TIME]!r} is of type {dtype}, which is no time; {_CURE}")
+    raise DataError(f"{log.name}: column {log.columns[TIME]!r} has type {dtype}, which is not a time; {_CURE}")
 
 
 def _iso(text: pl.Expr) -> pl.Expr:
@@ -112,5 +112,7 @@ def bad_time(log: Log, row: int, unreadable: bool, unit: Unit) -> DataError:
     if (isinstance(raw, int | float) and raw < 0) or str(raw).startswith("-"):
         return log.error(row, TIME, f"the time {raw} is negative", _CURE)
     if unreadable and not isinstance(raw, datetime):
-        return log.error(row, TIME, f"{raw!r} is no time" + (" as in the first row" if row else ""), _CURE)
-    return log.error(row, TIME, f"the time {raw} is absurd (read as {unit.name})", _CURE)
+        return log.error(
+            row, TIME, f"{raw!r} is not a recognised time" + (", unlike the first row" if row else ""), _CURE
+        )
+    return log.error(row, TIME, f"the time {raw} (read as {unit.name}) is out of range", _CURE)

@@ -74,7 +74,7 @@ def prepare_spark(
             return _write(record, slices, disk, aside, shard_events, on_stage)
     except PySparkException as error:
         reason = first_line(error)
-        raise DataError(f"{record.log.name}: Spark could not finish ({reason}); see what it logged") from error
+        raise DataError(f"{record.log.name}: Spark could not finish ({reason}); see Spark's log") from error
 
 
 def session() -> SparkSession:
@@ -103,7 +103,7 @@ def session() -> SparkSession:
             warnings.simplefilter("ignore", FutureWarning)  # pandas is newer than pyspark's, and not used here
             return SparkSession.builder.config(map=settings).getOrCreate()
     except (PySparkException, OSError, RuntimeError) as error:
-        raise DataError(f"Spark does not start ({error}); it needs Java 17 or later: check JAVA_HOME") from None
+        raise DataError(f"Spark does not start ({error}); install Java 17 or later, and check JAVA_HOME") from None
 
 
 def _write(
