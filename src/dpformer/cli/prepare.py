@@ -107,12 +107,12 @@ def prepare(
     if as_json:
         print_json({**figures, "output": str(output), "manifest": manifest})
         return
-    tell_story(manifest)
+    print_summary(manifest)
     stdout.print(statistics_table(figures))
     stderr.print(f"written to {output} (long tail drawn in {output / PLOT})", markup=False, soft_wrap=True)
 
 
-def tell_story(manifest: dict[str, Any]) -> None:
+def print_summary(manifest: dict[str, Any]) -> None:
     """Print to stderr how the log was read and what was removed."""
     from dpformer.cli.output import stderr
 

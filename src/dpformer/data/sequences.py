@@ -62,8 +62,8 @@ class Sequences:
         events = pl.DataFrame({"user": np.repeat(people["user"].to_numpy(), self.lengths), "items": self.items})
         lists = events.with_columns(pl.col("user").set_sorted()).group_by("user", maintain_order=True).agg("items")
         nothing = pl.lit([], dtype=lists.schema["items"])
-        everybody = people.join(lists, on="user", how="left", maintain_order="left")
-        return everybody.select(self.users.alias("user_id"), pl.col("items").fill_null(nothing))
+        complete = people.join(lists, on="user", how="left", maintain_order="left")
+        return complete.select(self.users.alias("user_id"), pl.col("items").fill_null(nothing))
 
     @classmethod
     def from_frames(cls, frames: Iterable[pl.DataFrame]) -> "Sequences":
@@ -151,5 +151,5 @@ def numbers_of(ids: pl.Series, catalogue: pl.Series) -> np.ndarray:
     """Return the number 1..M of each id in a catalogue's ids, matched by text; 0 if missing. int64 [ids]."""
     numbers = pl.DataFrame({"id": catalogue.cast(pl.String), "number": np.arange(1, len(catalogue) + 1)})
     texts = pl.DataFrame({"id": ids.cast(pl.String)})
-    found = texts.join(numbers.unique("id", keep="last"), on="id", how="left", maintain_order="left")
-    return found["number"].fill_null(0).to_numpy()
+    matched = texts.join(numbers.unique("id", keep="last"), on="id", how="left", maintain_order="left")
+    return matched["number"].fill_null(0).to_numpy()

@@ -64,11 +64,11 @@ def load(folder: Path | str) -> Dataset:
     folder = Path(folder)
     manifest = _read_manifest(folder)
     files = sequence_files(folder, manifest)
-    known = manifest.get("files")
+    hashes = manifest.get("files")
     for file in (*files, folder / ITEMS):
         if not file.is_file():
             raise DataError(f"{file}: is missing; {_AGAIN}")
-        if not isinstance(known, dict) or sha256_of([file]) != known.get(file.relative_to(folder).as_posix()):
+        if not isinstance(hashes, dict) or sha256_of([file]) != hashes.get(file.relative_to(folder).as_posix()):
             raise DataError(f"{file}: is not what the manifest says (sha256 differs); {_AGAIN}")
     try:
         catalogue = scan(folder / ITEMS).collect()
@@ -85,8 +85,8 @@ def load(folder: Path | str) -> Dataset:
 
 def sequence_files(folder: Path, manifest: dict[str, Any] | None = None) -> list[Path]:
     """Return the files that contain the sequences, in order."""
-    known = (_read_manifest(folder) if manifest is None else manifest).get("files")
-    parts = sorted(name for name in known if _SHARD.fullmatch(name)) if isinstance(known, dict) else []
+    hashes = (_read_manifest(folder) if manifest is None else manifest).get("files")
+    parts = sorted(name for name in hashes if _SHARD.fullmatch(name)) if isinstance(hashes, dict) else []
     return [folder / name for name in parts or [SEQUENCES]]
 
 

@@ -21,11 +21,11 @@ def read_log(log: Any, asked: Mapping[str, str]) -> Log:
     log: a path (file; folder or glob of Parquet files) or a pandas, polars or Arrow frame.
     asked: role to name, for columns requested by name; titles are read only if requested.
     """
-    found = _read(log, Wanted(asked))
-    if TITLE in asked or TITLE not in found.columns:
-        return found
-    columns = dict(found.columns)
-    return replace(found, unused_title=columns.pop(TITLE), columns=columns)
+    opened = _read(log, Wanted(asked))
+    if TITLE in asked or TITLE not in opened.columns:
+        return opened
+    columns = dict(opened.columns)
+    return replace(opened, unused_title=columns.pop(TITLE), columns=columns)
 
 
 def read_items(items: Any, *, item: str | None = None, title: str | None = None) -> Log:

@@ -68,28 +68,30 @@ class Wanted:
 
 def find_columns(names: Sequence[str], wanted: Wanted, where: str) -> dict[str, str]:
     """Map roles to column names; `where` starts error messages."""
-    found = dict(wanted.asked)
-    for role, name in found.items():
+    columns = dict(wanted.asked)
+    for role, name in columns.items():
         if name not in names:
             raise DataError(f"{where}: no column {name!r} for {OPTIONS[role]}; the columns are {_listed(names)}")
     if wanted.hint in names:
-        found[ITEM] = str(wanted.hint)
-    if len(set(found.values())) < len(found):
-        raise DataError(f"{where}: a column is asked for twice ({_listed(list(found.values()))}); name different ones")
-    plain = {_plain(name): name for name in reversed(names) if name not in found.values()}  # the first of equal names
+        columns[ITEM] = str(wanted.hint)
+    if len(set(columns.values())) < len(columns):
+        raise DataError(
+            f"{where}: a column is asked for twice ({_listed(list(columns.values()))}); name different ones"
+        )
+    plain = {_plain(name): name for name in reversed(names) if name not in columns.values()}  # the first of equal names
     for role in (ITEM, TITLE) if wanted.items else ALIASES:
-        hit = next((plain[alias] for alias in ALIASES[role] if alias in plain), None)
-        if hit is not None:
-            found.setdefault(role, hit)
+        match = next((plain[alias] for alias in ALIASES[role] if alias in plain), None)
+        if match is not None:
+            columns.setdefault(role, match)
     for role in wanted.required:
-        if role not in found:
+        if role not in columns:
             cure = "call it item_id" if wanted.items else f"name it with {OPTIONS[role]} NAME"
             what = role.removesuffix("_id")
             raise DataError(f"{where}: no column is recognised as the {what} among {_listed(names)}; {cure}")
-    taken = [name for name in names if name in _RESERVED and name not in found.values()]
+    taken = [name for name in names if name in _RESERVED and name not in columns.values()]
     if wanted.items and taken:
         raise DataError(f"{where}: column {taken[0]!r} cannot be kept, the name is in use; rename or drop that column")
-    return {role: found[role] for role in ALIASES if role in found}
+    return {role: columns[role] for role in ALIASES if role in columns}
 
 
 def _plain(name: str) -> str:

@@ -187,11 +187,11 @@ def digest(spark: SparkSession, files: tuple[Path, ...]) -> str | None:
 def gather(spark: SparkSession, count: int, work: Callable[[int], Any]) -> list[Any]:
     """Run `work` for 0, 1, ..., count - 1, one task each, and return the results, sent as JSON."""
 
-    def row(number: int) -> pa.Table:
+    def as_row(number: int) -> pa.Table:
         return to_arrow(pl.DataFrame({"number": [number], "result": [json.dumps(work(number))]}))
 
-    rows = each(spark, count, row, "number long, result string").collect()
-    return [json.loads(found["result"]) for found in sorted(rows, key=lambda found: found["number"])]
+    rows = each(spark, count, as_row, "number long, result string").collect()
+    return [json.loads(row["result"]) for row in sorted(rows, key=lambda row: row["number"])]
 
 
 def each(spark: SparkSession, count: int, work: Callable[[int], pa.Table], schema: str) -> DataFrame:
