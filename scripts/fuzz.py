@@ -39,7 +39,7 @@ from hypothesis import strategies as st
 
 from dpformer import load_model
 from dpformer.artifact.read import column_hashes
-from dpformer.data import load, prepare, save
+from dpformer.data import held_out, load, prepare, save
 from dpformer.errors import DPFormerError
 from dpformer.files import sha256
 from dpformer.fit.recipe import make_recipe
@@ -267,7 +267,7 @@ def read_prepared(name: str, data: bytes) -> None:
         manifest = json.loads((folder / "manifest.json").read_text())
         manifest["files"][name] = sha256(folder / name)
         (folder / "manifest.json").write_text(json.dumps(manifest))
-    load(folder).split()
+    held_out(load(folder).sequences)
 
 
 @st.composite

@@ -87,7 +87,7 @@ CASES: dict[str, tuple[Callable[[Path], object], list[str]]] = {
         ["row 3", "'user_id'"],
     ),
     "all null": (lambda folder: parquet(folder, item_id=pl.Series([None] * 4)), ["row 1", "'item_id'", "no item"]),
-    "list as id": (lambda folder: parquet(folder, item_id=pl.Series([[1]] * 4)), ["'item_id'", "List", "no id"]),
+    "list as id": (lambda folder: parquet(folder, item_id=pl.Series([[1]] * 4)), ["'item_id'", "List", "not an id"]),
     "mixed types": (text('{"user":1,"item":2}\n{"user":"x","item":2}\n'), ["line 2", "'user'", "text", "a number"]),
     "number among texts": (
         text('{"user":"7","item":2}\n{"user":7,"item":2}\n'),
@@ -103,11 +103,14 @@ CASES: dict[str, tuple[Callable[[Path], object], list[str]]] = {
         ["line 2", "'user'", "text"],
     ),
     "missing key": (text('{"user":1,"item":2}\n{"user":1}\n'), ["row 2", "'item'", "no item"]),
-    "broken JSON": (text('{"user":1,"item":2}\n{"user":1,\n'), ["line 2", "no JSON object"]),
-    "bytes as keys": (text("{b'user': 1, 'item': 2}\n"), ["line 1", "no JSON object"]),
-    "JSON array": (text('[{"user":1,"item":2}]'), ["JSON array", "one object a line"]),
-    "code in a line": (text("{'user': __import__('os').getcwd(), 'item': 1}\n"), ["line 1", "no JSON object"]),
-    "text among times": (text("user,item,time\n1,a,5\n1,b,soon\n"), ["row 2", "'time'", "'soon'", "no time"]),
+    "broken JSON": (text('{"user":1,"item":2}\n{"user":1,\n'), ["line 2", "not a JSON object"]),
+    "bytes as keys": (text("{b'user': 1, 'item': 2}\n"), ["line 1", "not a JSON object"]),
+    "JSON array": (text('[{"user":1,"item":2}]'), ["JSON array", "one object per line"]),
+    "code in a line": (text("{'user': __import__('os').getcwd(), 'item': 1}\n"), ["line 1", "not a JSON object"]),
+    "text among times": (
+        text("user,item,time\n1,a,5\n1,b,soon\n"),
+        ["row 2", "'time'", "'soon'", "not a recognised time"],
+    ),
     "dates among numbers": (text("user,item,time\n1,a,5\n1,b,2020-01-01\n"), ["row 2", "'time'", "'2020-01-01'"]),
     "numbers among dates": (text("user,item,time\n1,a,2020-01-01\n1,b,5\n"), ["row 2", "'time'", "'5'"]),
     "no such day": (text("user,item,time\n1,a,2020-01-01\n1,b,2020-02-30\n"), ["row 2", "'2020-02-30'"]),
@@ -116,28 +119,31 @@ CASES: dict[str, tuple[Callable[[Path], object], list[str]]] = {
         lambda folder: parquet(folder, timestamp=pl.Series([1, 2, -5, 4])),
         ["row 3", "-5 is negative"],
     ),
-    "absurd seconds": (text("user,item,time\n1,a,978300760\n1,b,99999999999\n1,c,5\n"), ["row 2", "absurd", "seconds"]),
+    "absurd seconds": (
+        text("user,item,time\n1,a,978300760\n1,b,99999999999\n1,c,5\n"),
+        ["row 2", "out of range", "seconds"],
+    ),
     "seconds among ms": (
         text("user,item,time\n1,a,1589716800000\n1,b,1589716800\n1,c,1589716800000\n"),
         ["row 2", "'time'", "1589716800", "milliseconds"],
     ),
-    "infinite time": (text("user,item,time\n1,a,5\n1,b,inf\n"), ["row 2", "inf", "absurd"]),
+    "infinite time": (text("user,item,time\n1,a,5\n1,b,inf\n"), ["row 2", "inf", "out of range"]),
     "NaN time": (lambda folder: parquet(folder, timestamp=pl.Series([1.0, float("nan"), 2.0, 3.0])), ["row 2", "nan"]),
     "year 9999": (text("user,item,time\n1,a,2020-01-01\n1,b,9999-12-31\n"), ["row 2", "9999-12-31"]),
     "year 1900": (text("user,item,time\n1,a,2020-01-01\n1,b,1900-01-01\n"), ["row 2", "1900-01-01"]),
     "datetime of 2300": (
         lambda folder: parquet(folder, timestamp=pl.Series(["2020-01-01"] * 3 + ["2300-01-01"]).str.to_datetime()),
-        ["row 4", "2300-01-01", "absurd"],
+        ["row 4", "2300-01-01", "out of range"],
     ),
     "time of day": (
         lambda folder: parquet(folder, timestamp=pl.Series(["12:00"] * 4).str.to_time("%H:%M")),
-        ["Time", "no time"],
+        ["Time", "not a time"],
     ),
     "one event each": (text("user,item\n1,a\n2,b\n"), ["row 1", "'user'", "one event", "--user"]),
     "broken gzip": (cut_gzip, ["gzip", "again"]),
     "cut gzip of little": (text(gzip.compress(b"user,item\n1,a\n1,b\n")[:-9]), ["gzip", "again"]),
-    "broken Parquet": (broken_parquet, ["no sound Parquet", "again"]),
-    "damaged pages": (damaged_pages, ["no sound Parquet", "again"]),
+    "broken Parquet": (broken_parquet, ["not a valid Parquet", "again"]),
+    "damaged pages": (damaged_pages, ["not a valid Parquet", "again"]),
     "two schemas": (two_schemas, ["2.parquet", "'item_id'", "String", "Int64", "one schema"]),
     "not UTF-8": (text(b"user,item\n1,a\n1,caf\xe9\n"), ["line 3", "UTF-8", "0xe9", "iconv"]),
     "not UTF-8, far in": (text(b"user,item\n" + b"1,a\n" * 30_000 + b"1,\xe9\n"), ["line 30002", "UTF-8", "iconv"]),
@@ -219,7 +225,7 @@ def test_globs(tmp_path: Path, dpformer: Callable):
     (tmp_path / "a.csv").write_text("user,item\n1,2\n")
     done = dpformer("prepare", f"{tmp_path}/*.csv", "-o", tmp_path / "out")
     assert done.code == 2
-    assert "a.csv: is no Parquet file" in done.err
+    assert "a.csv: is not a Parquet file" in done.err
 
 
 FRAMES = {

@@ -7,7 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpformer.data import Sequences, collate, cut, demo_frame, micro_batches, prepare
+from dpformer.data import Sequences, collate, demo_frame, micro_batches, prepare
+from dpformer.data.batches import cut
 from dpformer.errors import DataError
 
 

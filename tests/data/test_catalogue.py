@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpformer.data import Dataset, load, prepare, prepare_named, save, statistics
+from dpformer.data import Dataset, held_out, load, prepare, prepare_named, save, statistics
 from dpformer.errors import DataError
 
 LOG = pl.DataFrame(
@@ -126,11 +126,11 @@ def test_the_type_of_the_ids_is_the_catalogues_and_they_match_by_text(tmp_path: 
 
 
 FAULTS = {
-    "twice": ("item,title\na,A\nb,B\na,C\n", ["row 3, column 'item'", "the item a is there twice", "drop the others"]),
+    "twice": ("item,title\na,A\nb,B\na,C\n", ["row 3, column 'item'", "the item a occurs twice", "drop the others"]),
     "missing": ("item,title\na,A\n,B\n", ["row 2, column 'item'", "no item", "every item needs one"]),
     "no rows": ("item,title\n", ["has no rows"]),
     "no header": ("1,A\n2,B\n", ["has no header", "item_id,title"]),
-    "no item": ("code,name\na,A\n", ["no column is known as the item", "call it item_id"]),
+    "no item": ("code,name\na,A\n", ["no column is recognised as the item", "call it item_id"]),
     "one column": ("a\nb\n", ["does not name the item", "item_id"]),
     "taken": ("item_id,item\na,A\n", ["column 'item' cannot be kept", "rename"]),
     "all outside": ("item\nq\n", ["none of 6 events", "in the same way"]),
@@ -173,8 +173,6 @@ def test_what_a_private_catalogue_refuses():
     with pytest.raises(DataError, match="--min-user-events"):
         prepare(LOG, catalogue="private", min_events=2)
     assert "--catalogue FILE only" in prepare(LOG, catalogue="private").manifest["notes"][0]
-    with pytest.raises(DataError, match="beside a catalogue"):
-        prepare(LOG, catalogue=ITEMS, titles=ITEMS)
 
 
 def test_with_a_catalogue_titles_come_from_it_only():
@@ -201,7 +199,7 @@ def test_users_with_few_events_of_their_own_stay_without_events(tmp_path: Path):
     save(inside, tmp_path / "out")
     again = load(tmp_path / "out")
     assert sequences(again) == sequences(inside)
-    assert again.split().evaluated.tolist() == [0]
+    assert held_out(again.sequences).evaluated.tolist() == [0]
     assert stat.S_IMODE((tmp_path / "out").stat().st_mode) == 0o700
     for wrong, cure in ((5, "lower it"), (-1, "negative")):
         with pytest.raises(DataError, match=cure):

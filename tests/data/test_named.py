@@ -16,7 +16,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from dpformer.data import demo_frame, prepare_named
+from dpformer.data import demo_frame, held_out, prepare_named
 from dpformer.data.named import ML_1M, NamedSet, fetch, prepare_set
 from dpformer.errors import DataError
 
@@ -43,7 +43,7 @@ def server(tmp_path: Path) -> Iterator[str]:
 
 def small(url: str) -> NamedSet:
     digest = hashlib.sha256(RATINGS.encode()).hexdigest()
-    return replace(ML_1M, url=url, sha256=digest, users=6, items=6, events=36)
+    return replace(ML_1M, url=url, sha256=digest, sizes=(6, 6, 36))
 
 
 def archive() -> bytes:
@@ -98,7 +98,9 @@ def test_from_another_file_is_refused_with_a_cure(tmp_path: Path, dpformer: Call
     (tmp_path / "ratings.dat").write_text(RATINGS)
     done = dpformer("prepare", "ml-1m", "--from", tmp_path / "ratings.dat", "-o", tmp_path / "out")
     assert done.code == 2
-    assert "gives 6 users, 6 items and 36 events where ml-1m has 6,040, 3,416 and 999,611" in done.err
+    assert (
+        "gives 6 users, 6 items and 36 events where ml-1m has 6,040 users, 3,416 items and 999,611 events" in done.err
+    )
     assert f"dpformer prepare {tmp_path / 'ratings.dat'} --min-events 5" in done.err
     assert not (tmp_path / "out").exists()
     done = dpformer("prepare", "ml-1m", "--from", tmp_path / "nowhere", "-o", tmp_path / "out")
@@ -166,18 +168,19 @@ def test_the_demo_data_has_a_long_tail_and_sequences_to_learn():
     assert len(dataset.sequences) == 3000
     assert len(dataset.catalogue) == 500
     assert "The Harbour Mysteries, vol. 1" in dataset.names()
-    parts = dataset.split()
-    counts = np.bincount(parts.train.items, minlength=501)
+    held = held_out(dataset.sequences, "validation")
+    train = held.histories
+    counts = np.bincount(train.items, minlength=501)
     assert np.sort(counts)[-50:].sum() > 0.5 * counts.sum()
     # Popularity against "what most often followed the item before", both ten guesses, on the held-out item.
-    owners = np.repeat(np.arange(len(parts.train)), parts.train.lengths)
+    owners = np.repeat(np.arange(len(train)), train.lengths)
     same = owners[1:] == owners[:-1]
-    pairs = pl.DataFrame({"a": parts.train.items[:-1][same], "b": parts.train.items[1:][same]})
+    pairs = pl.DataFrame({"a": train.items[:-1][same], "b": train.items[1:][same]})
     follow = np.zeros((501, 501))
     np.add.at(follow, (pairs["a"].to_numpy(), pairs["b"].to_numpy()), 1)
-    popular = np.isin(parts.validation, np.argsort(-counts)[:10]).mean()
-    last = np.array([sequence[-1] for sequence in parts.train])[parts.evaluated]
+    popular = np.isin(held.targets, np.argsort(-counts)[:10]).mean()
+    last = np.array([sequence[-1] for sequence in train])[held.evaluated]
     guesses = np.argsort(-follow[last], axis=1)[:, :10]
-    sequential = (guesses == parts.validation[:, None]).any(axis=1).mean()
+    sequential = (guesses == held.targets[:, None]).any(axis=1).mean()
     assert popular == pytest.approx(0.285, abs=0.005)
     assert sequential == pytest.approx(0.649, abs=0.005)

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpformer.data import Dataset, Filter, Sequences, prepare, prepare_named, split, statistics
-from dpformer.data.filters import keep_frequent
+from dpformer.data import Dataset, Sequences, held_out, prepare, prepare_named, statistics
+from dpformer.data.events import keep_frequent
+from dpformer.data.options import ITERATIVE, SINGLE_PASS
 from dpformer.data.read.ids import encode_items, encode_users, sorted_ids
 
 PAIRS = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), min_size=1, max_size=60)
@@ -25,14 +26,14 @@ def counted(pairs: list[tuple[int, int]], minimum: int) -> list[tuple[int, int]]
 @given(pairs=PAIRS, minimum=st.integers(1, 5))
 def test_single_pass_counts_once(pairs: list[tuple[int, int]], minimum: int):
     users, items = np.array(pairs).T
-    kept = keep_frequent(users, items, minimum, Filter.SINGLE_PASS)
+    kept = keep_frequent(users, items, minimum, SINGLE_PASS)
     assert [pair for pair, keep in zip(pairs, kept, strict=True) if keep] == counted(pairs, minimum)
 
 
 @given(pairs=PAIRS, minimum=st.integers(1, 5))
 def test_iterative_is_the_largest_core(pairs: list[tuple[int, int]], minimum: int):
     users, items = np.array(pairs).T
-    kept = keep_frequent(users, items, minimum, Filter.ITERATIVE)
+    kept = keep_frequent(users, items, minimum, ITERATIVE)
     left = pairs
     while counted(left, minimum) != left:
         left = counted(left, minimum)
@@ -69,13 +70,18 @@ def test_dedupe_keeps_the_first_of_equal_events():
 def test_split(lengths: list[int]):
     offsets = np.concatenate([[0], np.cumsum(lengths)])
     sequences = Sequences(pl.Series(range(len(lengths))), np.arange(1, offsets[-1] + 1, dtype=np.int32), offsets)
-    parts = split(sequences)
-    targets = {user: (v, t) for user, v, t in zip(parts.evaluated, parts.validation, parts.test, strict=True)}
+    train = Dataset(sequences, pl.DataFrame(), {}).train("validation")
+    validation, test = held_out(sequences, "validation"), held_out(sequences, "test")
+    assert np.array_equal(validation.evaluated, test.evaluated)
+    assert np.array_equal(validation.histories.items, train.items)
+    assert np.array_equal(validation.histories.offsets, train.offsets)
+    targets = {user: (v, t) for user, v, t in zip(test.evaluated, validation.targets, test.targets, strict=True)}
     for user, whole in enumerate(sequences):
         if len(whole) >= 3:
-            assert [*parts.train[user], *targets.pop(user)] == whole.tolist()
+            assert [*train[user], *targets[user]] == whole.tolist()
+            assert [*test.histories[user], targets.pop(user)[1]] == whole.tolist()
         else:
-            assert parts.train[user].tolist() == whole.tolist()
+            assert train[user].tolist() == test.histories[user].tolist() == whole.tolist()
     assert not targets
 
 

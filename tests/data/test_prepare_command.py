@@ -50,7 +50,7 @@ def test_a_public_catalogue_and_own_events(log: Path, tmp_path: Path, dpformer: 
     assert done.code == 0, done
     assert f"catalogue of 4 items from {items} (CSV): item = movieId, title = title" in done.err
     assert f"dropped 2 events of items that are not in the catalogue {items}" in done.err
-    assert "1 users with fewer than 2 events lost them (1 events)" in done.err
+    assert "1 users with fewer than 2 events stay without events (1 dropped)" in done.err
     assert "1 of 4 users have no events left; they still count as users" in done.err
     dataset = load(tmp_path / "out")
     assert dataset.names() == ["", "Zero", "Two", "Three", "Nine"]
@@ -124,6 +124,6 @@ def test_an_interrupted_command_leaves_nothing(
     def interrupt(*arguments: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("dpformer.data.plot.draw_long_tail", interrupt)
+    monkeypatch.setattr("dpformer.data.store.draw_long_tail", interrupt)
     assert dpformer("prepare", log, "-o", tmp_path / "out").code == 130
     assert [path.name for path in tmp_path.iterdir()] == ["log.csv"]

@@ -198,7 +198,7 @@ def test_a_broken_part_is_named(tmp_path: Path):
         random_log(4).write_parquet(tmp_path / "log" / f"{name}.parquet", compression="uncompressed")
     whole = (tmp_path / "log" / "b.parquet").read_bytes()
     (tmp_path / "log" / "b.parquet").write_bytes(whole[:40] + b"\xff" * 400 + whole[440:])
-    with pytest.raises(DataError, match=r"b\.parquet: is no sound Parquet file"):
+    with pytest.raises(DataError, match=r"b\.parquet: is not a valid Parquet file"):
         prepare_spark(tmp_path / "log", tmp_path / "out")
 
 

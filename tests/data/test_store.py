@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpformer.data import Dataset, Sequences, collate, cut, load, prepare, save, split, store
+from dpformer.data import Dataset, Sequences, collate, held_out, load, prepare, save, store
+from dpformer.data.batches import cut
 from dpformer.errors import DataError
 
 LOG = pl.DataFrame({"user": ["a", "a", "a", "b"], "item": [3, 1, 2, 1], "title": ["C", "A", "B", "A"]})
@@ -47,7 +48,7 @@ def test_users_without_events_keep_their_places(tmp_path: Path):
         if items:
             save(Dataset(sequences, whole.catalogue, whole.manifest), tmp_path / "out")
             assert np.array_equal(load(tmp_path / "out").sequences.offsets, offsets)
-            assert split(sequences).evaluated.tolist() == [1]
+            assert held_out(sequences).evaluated.tolist() == [1]
             assert sum(len(part) for part in cut(np.arange(3), sequences.lengths, 10)) == 3
             assert collate(sequences, np.array([0, 2]), 5).tokens.shape == (2, 0)
 

@@ -15,7 +15,7 @@ from torchmetrics.functional.retrieval import (
     retrieval_reciprocal_rank,
 )
 
-from dpformer.data import Sequences, split
+from dpformer.data import Sequences
 from dpformer.errors import DataError, DPFormerError
 from dpformer.evaluation import evaluate, held_out, metrics, rank, ranking
 from dpformer.evaluation.evaluate import popularity_classes
@@ -164,16 +164,6 @@ def test_what_is_held_out():
     assert test.evaluated.tolist() == validation.evaluated.tolist() == [0, 2]
     with pytest.raises(DataError, match="test, validation"):
         held_out(given, "train")
-
-
-def test_what_is_held_out_is_the_split_of_the_data():
-    given = random_sequences()
-    parts, test, validation = split(given), held_out(given, "test"), held_out(given, "validation")
-    assert np.array_equal(validation.histories.items, parts.train.items)
-    assert np.array_equal(validation.histories.offsets, parts.train.offsets)
-    assert np.array_equal(validation.targets, parts.validation)
-    assert np.array_equal(test.targets, parts.test)
-    assert np.array_equal(test.evaluated, parts.evaluated)
 
 
 def test_slices_divide_the_users_by_the_popularity_of_their_target():

@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dpformer.privacy
-from dpformer.data.split import without_last
 from dpformer.errors import PrivacyError
 from dpformer.fit.stated import TRAINED_ON
 from dpformer.privacy.accounting import epsilon
@@ -191,7 +190,7 @@ def test_what_was_trained_on_is_what_the_words_say(statistics, hold_out):
     dropped = {"but the last two": 2, "but the last one": 1, "all events": 0}
     last = next(count for words, count in dropped.items() if words in TRAINED_ON[hold_out])
     assert ("fewer than three" in TRAINED_ON[hold_out]) == (last > 0)
-    left = without_last(people([[1] * n for n in range(1, 6)]), {"validation": 2, "test": 1, "nothing": 0}[hold_out])
+    left = people([[1] * n for n in range(1, 6)]).without_last({"validation": 2, "test": 1, "nothing": 0}[hold_out])
     assert left.lengths.tolist() == [n if n < 3 else n - last for n in range(1, 6)]
 
 

@@ -1,4 +1,4 @@
-"""`dpformer prepare`: any log to sequences, catalogue, statistics and the long-tail plot."""
+"""`dpformer prepare`: prepare a log, and print statistics."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,7 +18,7 @@ def prepare(
     catalogue: Annotated[
         str | None,
         typer.Option(
-            help="Which items there are: a FILE of public items, one a row, with titles; `private`: fit selects items by "
+            help="Which items there are: a FILE of public items, one per row, with titles; `private`: fit selects items by "
             "noisy counts; `log` (default): all items of the log, assumed public.",
             metavar="FILE|private|log",
         ),
@@ -28,99 +28,92 @@ def prepare(
     time: Annotated[str | None, typer.Option(help="Column of the time.")] = None,
     title: Annotated[
         str | None,
-        typer.Option(help="Column of the items' titles; they are published with a model. Not used by default."),
+        typer.Option(help="Column of item titles; titles are published with a model. Not used by default."),
     ] = None,
     min_events: Annotated[
         int | None,
-        typer.Option("--min-events", help="Least events of a user and of an item. Outside of the guarantee."),
+        typer.Option("--min-events", help="Smallest number of events per user and item. Outside the guarantee."),
     ] = None,
     rule: Annotated[
-        str | None, typer.Option("--filter", help="Count once (single-pass, default) or until it holds (iterative).")
+        str | None, typer.Option("--filter", help="Count once (single-pass, default) or repeatedly (iterative).")
     ] = None,
     min_user_events: Annotated[
         int | None,
-        typer.Option("--min-user-events", help="Least events of a user; who has fewer stays, without events. Private."),
+        typer.Option("--min-user-events", help="Smallest number of events per user; other users stay, without events."),
     ] = None,
-    dedupe: Annotated[bool, typer.Option("--dedupe", help="Keep one of events equal in user, item and time.")] = False,
+    dedupe: Annotated[
+        bool, typer.Option("--dedupe", help="Keep one of several events equal in user, item and time.")
+    ] = False,
     source: Annotated[
-        str | None, typer.Option("--from", help="Where the file of a named data set is, instead of downloading it.")
+        str | None, typer.Option("--from", help="The file of a named data set, instead of a download.")
     ] = None,
     engine: Annotated[
         str,
-        typer.Option(help="polars (this machine), or spark for a log that does not fit it; the result is the same."),
+        typer.Option(help="polars, or spark for a log larger than this machine; the result is the same."),
     ] = "polars",
-    force: Annotated[bool, typer.Option("--force", help="Replace a folder that prepare wrote before.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace a folder that prepare wrote.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Figures as JSON on stdout.")] = False,
 ) -> None:
     """Turn a log (who, what, when) into sequences, with statistics and a plot of the long tail."""
     from dpformer.cli.output import print_json, stderr, stdout
-    from dpformer.data import NAMED, statistics
     from dpformer.data import prepare as prepare_log
-    from dpformer.data.named import DEMO, prepare_named
-    from dpformer.data.store import PLOT, check_target, save
+    from dpformer.data import prepare_named, save, statistics
+    from dpformer.data.named import DEMO, NAMED
+    from dpformer.data.store import PLOT, check_target
     from dpformer.errors import DataError
 
     if engine not in ("polars", "spark"):
         raise DataError(f"--engine {engine} is unknown; give polars or spark")
     check_target(output, force)
+    given: dict[str, Any] = {
+        "catalogue": catalogue,
+        "user": user,
+        "item": item,
+        "time": time,
+        "title": title,
+        "min_events": min_events,
+        "filter": rule,
+        "min_user_events": min_user_events,
+        "dedupe": dedupe or None,
+    }
+    options = {name: value for name, value in given.items() if value is not None}
+    named = log in NAMED or log == DEMO
+    if named and options:
+        raise DataError(
+            f"{log} has its own columns and filter; to change them, prepare its file as a log of your own "
+            f"(for a file called {log}: ./{log})"
+        )
+    if named and engine == "spark":
+        raise DataError(f"{log} is small; leave out --engine spark")
+    if not named and source is not None:
+        raise DataError(f"--from is for named data sets ({', '.join(NAMED)}); give {source} itself as the log")
+    if rule is not None and min_events is None:
+        raise DataError(f"--filter {rule} needs a number of events; add --min-events N")
     with stderr.status("") as status:
 
         def show(stage: str) -> None:
             status.update(f"{stage} ...")
 
-        if log in NAMED or log == DEMO:
-            if (
-                any(
-                    option is not None
-                    for option in (catalogue, user, item, time, title, min_events, rule, min_user_events)
-                )
-                or dedupe
-            ):
-                raise DataError(
-                    f"{log} has its own columns and filter; to change them, prepare its file as a log of your own "
-                    f"(for a file called {log}: ./{log})"
-                )
-            if engine == "spark":
-                raise DataError(f"{log} is small; leave out --engine spark")
-            dataset = prepare_named(log, source, on_stage=show)
-        else:
-            if source is not None:
-                raise DataError(f"--from is for named data sets ({', '.join(NAMED)}); give {source} itself as the log")
-            if rule is not None and min_events is None:
-                raise DataError(f"--filter {rule} needs to know how many events; add --min-events N")
-            options: dict[str, Any] = {
-                "catalogue": catalogue or "log",
-                "user": user,
-                "item": item,
-                "time": time,
-                "title": title,
-                "min_events": min_events or 0,
-                "filter": rule or "single-pass",
-                "min_user_events": min_user_events or 0,
-                "dedupe": dedupe,
-                "on_stage": show,
-            }
-            if engine == "spark":
-                from dpformer.data.spark import prepare_spark
+        if engine == "spark":
+            from dpformer.data.spark import prepare_spark
 
-                manifest = prepare_spark(log, output, force=force, **options)
-                figures = manifest.pop("statistics")
-            else:
-                dataset = prepare_log(log, **options)
-        if engine == "polars":
+            manifest = prepare_spark(log, output, force=force, on_stage=show, **options)
+            figures = manifest.pop("statistics")
+        else:
+            dataset = prepare_named(log, source, on_stage=show) if named else prepare_log(log, on_stage=show, **options)
             show("writing")
             save(dataset, output, force=force)
             manifest, figures = dataset.manifest, statistics(dataset)
     if as_json:
         print_json({**figures, "output": str(output), "manifest": manifest})
         return
-    tell_story(manifest)
+    print_summary(manifest)
     stdout.print(statistics_table(figures))
     stderr.print(f"written to {output} (long tail drawn in {output / PLOT})", markup=False, soft_wrap=True)
 
 
-def tell_story(manifest: dict[str, Any]) -> None:
-    """How the log was understood and what was removed, line by line on stderr."""
+def print_summary(manifest: dict[str, Any]) -> None:
+    """Print to stderr how the log was read and what was removed."""
     from dpformer.cli.output import stderr
 
     source, counts, options = manifest["input"], manifest["counts"], manifest["options"]
@@ -141,8 +134,8 @@ def tell_story(manifest: dict[str, Any]) -> None:
         )
     if "emptied" in counts:
         lines.append(
-            f"{counts['emptied']['users']:,} users with fewer than {options['min_user_events']} events lost them "
-            f"({counts['emptied']['events']:,} events)"
+            f"{counts['emptied']['users']:,} users with fewer than {options['min_user_events']} events stay without "
+            f"events ({counts['emptied']['events']:,} dropped)"
         )
     if "removed" in counts:
         lines.append(
@@ -158,7 +151,7 @@ def _amounts(sizes: dict[str, int]) -> str:
 
 
 def statistics_table(figures: dict[str, Any]) -> "Table":
-    """The statistics as a table for people."""
+    """Format the statistics as a table."""
     from rich.table import Table
 
     table = Table(show_header=False)
@@ -168,15 +161,15 @@ def statistics_table(figures: dict[str, Any]) -> "Table":
         table.add_row(key, f"{figures[key]:,}")
     table.add_row("density", f"{figures['density']:.4%}")
     table.add_row("users to evaluate", f"{figures['evaluated_users']:,}")
-    table.add_row("users too short to split", f"{figures['short_users']:,}")
+    table.add_row("users with fewer than 3 events", f"{figures['short_users']:,}")
     table.add_section()
     table.add_row("mean length", f"{figures['length']['mean']:.1f}")
     for row in (("shortest", "p10", "p25", "median"), ("p75", "p90", "p99", "longest")):
         table.add_row("length " + " / ".join(row), " / ".join(f"{figures['length'][key]:.0f}" for key in row))
     table.add_section()
     tail = figures["tail"]
-    table.add_row("events of the top tenth of items", f"{tail['events_of_top_tenth']:.1%}")
-    table.add_row("items that share the last fifth", f"{tail['items_of_last_fifth_of_events']:.1%}")
+    table.add_row("events of the most frequent 10 % of items", f"{tail['events_of_top_tenth']:.1%}")
+    table.add_row("items making up the last 20 % of events", f"{tail['items_of_last_fifth_of_events']:.1%}")
     table.add_row("items with at most 10 events", f"{tail['items_with_at_most_10_events']:.1%}")
     table.add_row("Gini of items", f"{tail['gini']:.3f}")
     return table

@@ -1,32 +1,28 @@
-"""From any log to sequences, and from sequences to batches. See docs/data.md."""
+"""Turn any log into sequences, and sequences into batches. See docs/data.md."""
 
-from dpformer.data.batches import MicroBatch, collate, cut, micro_batches
-from dpformer.data.dataset import Dataset
+from dpformer.data.batches import MicroBatch, collate, micro_batches
 from dpformer.data.demo import demo_frame
-from dpformer.data.filters import Filter
-from dpformer.data.named import NAMED, prepare_named
+from dpformer.data.named import prepare_named
+from dpformer.data.options import Options
 from dpformer.data.prepare import prepare
-from dpformer.data.sequences import Sequences
-from dpformer.data.split import Split, split
+from dpformer.data.sequences import Dataset, Sequences
+from dpformer.data.split import HeldOut, held_out
 from dpformer.data.store import load, save
-from dpformer.data.summary import item_counts, statistics
+from dpformer.data.summary import statistics
 
 __all__ = [
-    "NAMED",
     "Dataset",
-    "Filter",
+    "HeldOut",
     "MicroBatch",
+    "Options",
     "Sequences",
-    "Split",
     "collate",
-    "cut",
     "demo_frame",
-    "item_counts",
+    "held_out",
     "load",
     "micro_batches",
     "prepare",
     "prepare_named",
     "save",
-    "split",
     "statistics",
 ]

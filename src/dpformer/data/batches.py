@@ -1,4 +1,4 @@
-"""Cut the people of one group of a batch into micro-batches: a matter of memory and speed only. One person is one record."""
+"""Cut the users of a batch into micro-batches, which bound memory. One user is one record."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,9 +22,8 @@ class MicroBatch:
     lengths: "torch.Tensor"
 
 
-# Padding that one micro-batch may hold, as a share of the token budget. Smaller means more and smaller micro-batches, each of
-# which costs some time however small it is: on Amazon Games (2,048 users, budget 8,192) 1/16 gives 15 % padding in 7 of them, 1/4
-# 27 % in 4, no limit 32 % in 4. The output layer, where most of the time goes, has no padding in any case.
+# Largest share of padding in the token budget. Less padding needs more micro-batches, and each has a fixed cost. On Amazon
+# Games (2,048 users, budget 8,192): 1/16 gives 15 % padding in 7 micro-batches, 1/4 27 % in 4, no limit 32 % in 4.
 _PADDING_SHARE = 1 / 4
 
 
@@ -33,12 +32,15 @@ def cut(
 ) -> list[np.ndarray]:
     """Cut a batch into micro-batches of at most `token_budget` positions, padding included.
 
-    row_budget: their lengths together at the most, without padding, where none counts for more than `longest`.
+    The longest users come first, so the first user of a micro-batch gives its width. A user longer than the budget has a
+    micro-batch of its own; users without items come last, as rows of width 0.
 
-    users: int64 [batch]; lengths: int64 [batch], theirs. Longest first: the first user of a micro-batch tells its
-    width, and it ends where the positions or the padding would become too many. A user longer than the budget is alone;
-    users without items come last, as rows of width 0.
-    Returns arrays of users; an empty batch gives an empty list.
+    Args:
+        users, lengths: int64 [batch], the users and the lengths of their sequences.
+        row_budget: upper limit for the sum of lengths in a micro-batch, where no length counts more than `longest`.
+
+    Returns:
+        Arrays of users; none for an empty batch.
     """
     if token_budget < 1:
         raise DataError(f"a token budget of {token_budget} holds nothing; give at least the longest sequence")
@@ -59,11 +61,11 @@ def cut(
 
 
 def collate(sequences: Sequences, users: np.ndarray, max_length: int) -> MicroBatch:
-    """The last `max_length` items of each user, as tensors that are as wide as the longest of them.
+    """Put the last `max_length` items of each user into tensors, as wide as the longest of them.
 
     Two users with the items [3, 1, 4] and [5] become tokens [[3, 1, 4], [5, 0, 0]] and lengths [3, 1].
     """
-    # Imported here: preparing data needs no torch, and it takes seconds to load.
+    # Imported here, because `prepare` does not need torch, which takes seconds to load.
     import torch
 
     lengths = np.minimum(sequences.lengths[users], max_length)
@@ -71,7 +73,7 @@ def collate(sequences: Sequences, users: np.ndarray, max_length: int) -> MicroBa
     columns = np.arange(lengths.max(initial=0))
     places = (ends - lengths)[:, None] + columns
     inside = columns < lengths[:, None]
-    # Beyond a user's end stands somebody else's item: masked out at once.
+    # After a user's last item the array has the next user's items, which become 0.
     tokens = np.where(inside, sequences.items[np.minimum(places, len(sequences.items) - 1)], 0).astype(np.int64)
     return MicroBatch(users, torch.from_numpy(tokens), torch.from_numpy(lengths))
 
@@ -85,7 +87,7 @@ def micro_batches(
     row_budget: int | None = None,
     longest: int = 0,
 ) -> Iterator[MicroBatch]:
-    """A batch in micro-batches: every user of `users` in exactly one; none for an empty batch. For the others see `cut`."""
+    """Cut a batch into micro-batches: each of `users` is in exactly one. See `cut` for the budgets."""
     if max_length < 1:
         raise DataError(f"a greatest length of {max_length} leaves nothing of a sequence; give 1 or more")
     lengths = np.minimum(sequences.lengths[users], max_length)

@@ -1,20 +1,20 @@
-"""Which items there are, and what they are called.
+"""Decide which items there are, and their titles.
 
-public   a file says it: events of other items are dropped, items that nobody touched stay in
-log      the items that occur in the log; that this set is public is an assumption
-private  the items that occur in the log, of which `fit` selects some by noisy counts; the prepared folder is private
+public   a file lists the items: events of other items are dropped, items without events stay
+log      the items of the log; that this set is public is an assumption
+private  the items of the log, of which `fit` selects some by noisy counts; the prepared folder is private
 """
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import polars as pl
 
+from dpformer.data.options import Options
 from dpformer.data.read import read_items
 from dpformer.data.read.columns import ITEM, TITLE, USER
-from dpformer.data.read.ids import id_expression, missing_id, sorted_ids
+from dpformer.data.read.ids import check_ids, id_expression, sorted_ids
 from dpformer.data.read.log import Log
 from dpformer.errors import DataError
 from dpformer.files import sha256_of
@@ -24,10 +24,10 @@ PUBLIC, LOG, PRIVATE = "public", "log", "private"
 
 @dataclass(frozen=True)
 class Catalogue:
-    """How the set of items is decided.
+    """Where the set of items comes from.
 
-    mode: public, log or private. items: the public items (`item`, `item_id`, `title` and what else the file has), else
-    None. source, sha256: the file's name and hash. note: how the file was read.
+    mode: public, log or private. items: the public items (`item`, `item_id`, `title`, further columns of the file), or None.
+    source, sha256: name and hash of the file. note: how the file was read.
     """
 
     mode: str
@@ -36,77 +36,56 @@ class Catalogue:
     sha256: str | None = None
     note: str | None = None
 
-    def places(self, ids: pl.Series) -> np.ndarray:
-        """Place 0..M-1 of each id in the public items, matched by text; -1 for an id that is not there. int32 [ids]."""
-        assert self.items is not None
-        known = self.items.select(id=pl.col(ITEM).cast(pl.String), place=pl.col("item") - 1)
-        texts = pl.DataFrame({"id": ids.cast(pl.String)})
-        return texts.join(known, on="id", how="left", maintain_order="left")["place"].fill_null(-1).to_numpy()
-
     def entry(self, items: int, outside: int) -> dict[str, Any]:
-        """What the manifest says of it. items: how many there are; outside: events of items that are not among them."""
-        return {
-            "mode": self.mode,
-            "source": self.source,
-            "sha256": self.sha256,
-            "items": items,
-            "outside_events": outside,
-        }
+        """Return the manifest's entry. items: number of items; outside: events of items that are not in it."""
+        source = {"mode": self.mode, "source": self.source, "sha256": self.sha256}
+        return {**source, "items": items, "outside_events": outside}
 
 
-def open_catalogue(given: Any, *, item: str | None, title: str | None) -> Catalogue:
-    """Read a public catalogue, or take one of the words "log" and "private".
-
-    given: "log", "private", a path or a frame; a `Path` is always a file. item: the log's name for the item's column.
-    title: the column of the titles, in the file if there is one.
-    """
-    if isinstance(given, str) and given == LOG:
-        return Catalogue(LOG)
-    if isinstance(given, str) and given == PRIVATE:
-        if title is not None:
-            raise DataError(
-                f"--title {title} cannot be used with --catalogue private: titles of a log may tell what one person did; "
-                "give the titles in a public file: --catalogue FILE"
-            )
-        return Catalogue(PRIVATE)
-    log = read_items(given, item=item, title=title)
-    columns = ", ".join(f"{role.removesuffix('_id')} = {name}" for role, name in log.columns.items())
+def open_catalogue(options: Options) -> Catalogue:
+    """Read the public catalogue, or take the word "log" or "private"."""
+    given, title = options.catalogue, options.title
+    if isinstance(given, str) and given == PRIVATE and title is not None:
+        raise DataError(
+            f"--title {title} cannot be used with --catalogue private, because titles in a log may reveal what one person "
+            "did; give the titles in a public file with --catalogue FILE"
+        )
+    if isinstance(given, str) and given in (LOG, PRIVATE):
+        return Catalogue(given)
+    log = read_items(given, item=options.item, title=title)
     items = _public_items(log)
-    return Catalogue(
-        PUBLIC,
-        items,
-        log.name if isinstance(given, str | Path) else "frame",
-        sha256_of(log.files) if log.files else None,
-        f"catalogue of {len(items):,} items from {log.name} ({log.format}): {columns}" if log.files else None,
-    )
+    if not log.files:
+        return Catalogue(PUBLIC, items, "frame")
+    columns = ", ".join(f"{role.removesuffix('_id')} = {name}" for role, name in log.columns.items())
+    note = f"catalogue of {len(items):,} items from {log.name} ({log.format}): {columns}"
+    return Catalogue(PUBLIC, items, log.name, sha256_of(log.files), note)
 
 
 def _public_items(log: Log) -> pl.DataFrame:
-    """The items of a file in the order of their ids, numbered from 1, with all its columns."""
+    """Read a file of items: sorted by id, numbered from 1, with all its columns."""
     frame = log.collect(log.frame.with_columns(id_expression(log, ITEM).alias(ITEM)))
     if not len(frame):
         raise DataError(f"{log.name}: has no rows; give a catalogue with at least one item")
-    frame = frame.with_columns(pl.col(ITEM).cast(pl.String) if frame.schema[ITEM] == pl.Categorical else pl.col(ITEM))
+    if frame.schema[ITEM] == pl.Categorical:
+        frame = frame.with_columns(pl.col(ITEM).cast(pl.String))
     ids = frame[ITEM]
-    if ids.null_count():
-        raise missing_id(log, ITEM, int(ids.is_null().arg_max() or 0), ids.null_count(), "item")
+    check_ids(log, ITEM, ids, "item")
     again = ~ids.is_first_distinct()
     if again.any():
         row = int(again.arg_max() or 0)
         cure = f"every item needs one row: drop the others ({int(again.sum()):,} in all)"
-        raise log.error(row, ITEM, f"the item {ids[row]} is there twice", cure)
+        raise log.error(row, ITEM, f"the item {ids[row]} occurs twice", cure)
     order = sorted_ids(ids, log.untyped_ids).alias(ITEM).to_frame()
     ordered = order.join(frame, on=ITEM, how="left", maintain_order="left")
     if TITLE in ordered.columns:
         text = pl.col(TITLE).cast(pl.String)
         ordered = ordered.with_columns(pl.when(text != "").then(text).alias(TITLE))
-    numbers = pl.Series("item", np.arange(1, len(ordered) + 1, dtype=np.int32))
     first = [name for name in (ITEM, TITLE) if name in ordered.columns]
-    return ordered.insert_column(0, numbers).select("item", *first, pl.exclude("item", *first))
+    return _numbered(ordered.select(*first, pl.exclude(*first)))
 
 
 def title_votes(item: pl.Expr, user: pl.Expr, frame: pl.LazyFrame) -> pl.LazyFrame:
-    """Who has which title for which item: `item_id`, `title` and `user_id` as text, each combination once.
+    """Collect which users have which title for which item, as text, each combination once.
 
     item, user: expressions that read the ids of events.
     """
@@ -116,29 +95,32 @@ def title_votes(item: pl.Expr, user: pl.Expr, frame: pl.LazyFrame) -> pl.LazyFra
 
 
 def chosen_titles(counted: pl.DataFrame) -> pl.DataFrame:
-    """`item_id` and `title`: for each item the title that most of its people have; of equals the smallest text.
+    """Choose for each item the title that most of its users have; of several, the smallest text.
 
-    counted: `item_id`, `title` and `people`, how many people have this title for this item.
+    counted: `item_id`, `title` and `people`, the number of users who have this title for this item.
     """
     ranked = counted.sort(ITEM, "people", TITLE, descending=[False, True, False])
     return ranked.unique(ITEM, keep="first", maintain_order=True).select(ITEM, TITLE)
 
 
 def title_notes(log: Log, mode: str) -> list[str]:
-    """The note about a column that looks like titles and was not asked for, if there is one."""
+    """Return the note about a column that looks like titles but was not requested, if there is one."""
     name = log.unused_title
     if name is None or mode == PUBLIC:
         return []
-    asking = f"give --title {name} if it names items (it will be published), or --catalogue FILE"
+    asking = f"give --title {name} if it contains titles of items (they are published), or --catalogue FILE"
     return [f"column {name!r} is not used: {asking if mode == LOG else 'titles come from --catalogue FILE only'}"]
 
 
 def make_catalogue(ids: pl.Series, titles: pl.DataFrame | None) -> pl.DataFrame:
-    """Items 1..M with their ids, in the order of `ids`, and their titles where these are known."""
-    catalogue = pl.DataFrame({"item": np.arange(1, len(ids) + 1, dtype=np.int32), ITEM: ids})
+    """Number items 1..M in the order of `ids`, with titles where there are any."""
+    catalogue = _numbered(pl.DataFrame({ITEM: ids}))
     if titles is None:
         return catalogue
     named = titles.select(key=pl.col(ITEM).cast(pl.String), title=pl.col(TITLE)).unique("key", keep="first")
-    return catalogue.join(
-        named, left_on=pl.col(ITEM).cast(pl.String), right_on="key", how="left", maintain_order="left"
-    ).select("item", ITEM, TITLE)
+    keyed = catalogue.with_columns(key=pl.col(ITEM).cast(pl.String))
+    return keyed.join(named, on="key", how="left", maintain_order="left").drop("key")
+
+
+def _numbered(items: pl.DataFrame) -> pl.DataFrame:
+    return items.insert_column(0, pl.Series("item", np.arange(1, len(items) + 1, dtype=np.int32)))

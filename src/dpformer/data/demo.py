@@ -1,11 +1,9 @@
-"""Embedded data: an invented library and its readers, the same on every machine.
+"""Embedded demo data: an invented library and its readers, the same on every machine.
 
-500 books in 50 series of 10 volumes. Readers pick by taste from a long tail (Zipf), and then tend to read on: the next
-volume of what they just read, or back to a series that they left. So the last item tells the next one far better than
-popularity does, and a sequence model has something to learn. Nobody is real.
+500 books in 50 series of 10 volumes. Popularity is long-tailed (Zipf). Readers tend to continue with the next volume, or
+to return to a series that they started. So the last item predicts the next one far better than popularity does.
 
-Every draw is a uniform number put through a table, because the plain stream of PCG64 is what NumPy keeps the same
-between versions.
+Each draw is a uniform number looked up in a table: NumPy keeps only the plain stream of PCG64 equal between versions.
 """
 
 import numpy as np
@@ -18,19 +16,19 @@ _READ_ON, _RETURN = 0.55, 0.15
 
 
 def demo_frame() -> pl.DataFrame:
-    """The log: `user_id`, `item_id`, `timestamp` (seconds) and `title`, in the order of time."""
+    """Return the log: `user_id`, `item_id`, `timestamp` (seconds) and `title`, sorted by time."""
     rng = np.random.Generator(np.random.PCG64(20240229))
     popularity = 1.0 / np.arange(1, SERIES + 1) ** 1.1
-    # Volume 1 is where most begin.
+    # Most readers start with volume 1.
     volume_weights = 1.0 / np.arange(1, VOLUMES + 1) ** 1.5
     volume_table = np.cumsum(volume_weights / volume_weights.sum())
     users, items, times = [], [], []
     for user in range(USERS):
-        # A reader likes one kind of series three times as much as the others.
+        # Each reader prefers one kind of series three to one.
         kind = int(rng.random() * len(_KINDS))
         weights = popularity * np.where(np.arange(SERIES) % len(_KINDS) == kind, 3.0, 1.0)
         series_table = np.cumsum(weights / weights.sum())
-        # Lengths from 3 up, with a tail: most read about ten books, a few read a hundred.
+        # At least 3 books; most readers have about ten, a few a hundred.
         length = min(150, 3 + int(-14.0 * np.log1p(-rng.random())))
         clock = 1_577_836_800 + int(rng.random() * 86_400 * 300)
         volumes = _read(rng, length, series_table, volume_table)
@@ -51,13 +49,13 @@ def demo_frame() -> pl.DataFrame:
 
 
 def demo_items() -> pl.DataFrame:
-    """The library's books, `item_id` and `title`: invented, so public."""
+    """Return the books, `item_id` and `title`. They are invented, so the catalogue is public."""
     titles = _titles()
     return pl.DataFrame({"item_id": [f"book-{book:03}" for book in range(len(titles))], "title": titles})
 
 
 def _read(rng: np.random.Generator, length: int, series_table: np.ndarray, volume_table: np.ndarray) -> np.ndarray:
-    """One reader's books, int64 [length]: book = series * VOLUMES + volume."""
+    """Draw the books of one reader, int64 [length]: book = series * VOLUMES + volume."""
     books = np.empty(length, dtype=np.int64)
     left: dict[int, int] = {}
     series = volume = -1

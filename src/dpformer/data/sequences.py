@@ -1,17 +1,23 @@
-"""Everybody's items in time order, in two flat arrays: 50 million events take 200 MB and no Python object each."""
+"""All users' items in time order, in two flat arrays: 50 million events take 200 MB."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import polars as pl
 
+# Smallest length to evaluate: one item for testing, one for validation, and one to predict from.
+SHORTEST_SPLIT = 3
+# What can be held out of training, and the number of items that are then missing at the end of a sequence.
+HELD_OUT = {"nothing": 0, "test": 1, "validation": 2}
+
 
 @dataclass(frozen=True)
 class Sequences:
-    """One sequence a user, oldest item first.
+    """One sequence per user, oldest item first.
 
-    users: ids, [N]; items: int32 [events], numbers 1..M of the catalogue (0 is left for padding);
+    users: ids, [N]; items: int32 [events], numbers 1..M of the catalogue (0 is padding);
     offsets: int64 [N + 1]; the items of user n are `items[offsets[n] : offsets[n + 1]]`. A user may have no items.
     """
 
@@ -23,7 +29,7 @@ class Sequences:
         return len(self.offsets) - 1
 
     def __getitem__(self, user: int) -> np.ndarray:
-        """The items of the user at this place (not id), int32 [length]."""
+        """Return the items of the user at this index (not id), int32 [length]."""
         if not 0 <= user < len(self):
             raise IndexError(f"user {user} of {len(self)}")
         return self.items[self.offsets[user] : self.offsets[user + 1]]
@@ -37,32 +43,31 @@ class Sequences:
         return np.diff(self.offsets)
 
     def renumbered(self, numbers: np.ndarray) -> "Sequences":
-        """The same users with item i as `numbers[i]`, int [M + 1]; items with the number 0 are dropped.
-
-        A user may be left without items. Users keep their places: one user is still one sequence.
-        """
+        """Replace item i by `numbers[i]`, int [M + 1]; items with number 0 are dropped. All users stay."""
         items = numbers[self.items]
         kept = items != 0
-        before = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(kept)])
-        return Sequences(self.users, items[kept].astype(np.int32), before[self.offsets])
+        return Sequences(self.users, items[kept].astype(np.int32), starts(kept)[self.offsets])
+
+    def without_last(self, count: int) -> "Sequences":
+        """Drop the last `count` items of each user who has at least three."""
+        long = self.lengths >= SHORTEST_SPLIT
+        kept = np.ones(len(self.items), dtype=bool)
+        for place in range(1, count + 1):
+            kept[self.offsets[1:][long] - place] = False
+        return Sequences(self.users, self.items[kept], starts(self.lengths - count * long))
 
     def frame(self) -> pl.DataFrame:
-        """`user_id` and `items` (a list, which may be empty), one row a user."""
+        """Return a frame with `user_id` and `items` (a list, which may be empty), one row per user."""
         people = pl.DataFrame({"user": np.arange(len(self), dtype=np.int32)})
-        events = pl.DataFrame(
-            {"user": np.repeat(np.arange(len(self), dtype=np.int32), self.lengths), "items": self.items}
-        )
+        events = pl.DataFrame({"user": np.repeat(people["user"].to_numpy(), self.lengths), "items": self.items})
         lists = events.with_columns(pl.col("user").set_sorted()).group_by("user", maintain_order=True).agg("items")
-        if len(lists) < len(people):
-            nothing = pl.lit([], dtype=lists.schema["items"])
-            lists = people.join(lists, on="user", how="left", maintain_order="left").with_columns(
-                pl.col("items").fill_null(nothing)
-            )
-        return pl.DataFrame([self.users.alias("user_id"), lists["items"]])
+        nothing = pl.lit([], dtype=lists.schema["items"])
+        complete = people.join(lists, on="user", how="left", maintain_order="left")
+        return complete.select(self.users.alias("user_id"), pl.col("items").fill_null(nothing))
 
     @classmethod
     def from_frames(cls, frames: Iterable[pl.DataFrame]) -> "Sequences":
-        """What `frame` wrote, in one or several parts, whose users follow one another.
+        """Read one or several parts that `frame` wrote.
 
         Memory holds the result and one part: the array of items grows in place.
         """
@@ -75,10 +80,76 @@ class Sequences:
             part = flat(frame["items"]).to_numpy()
             items.resize(len(items) + len(part), refcheck=False)
             items[len(items) - len(part) :] = part
-        offsets = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(np.concatenate(lengths))])
-        return cls(pl.concat(users), items, offsets)
+        return cls(pl.concat(users), items, starts(np.concatenate(lengths)))
+
+
+def starts(lengths: np.ndarray) -> np.ndarray:
+    """Return where parts of these lengths start, and where the last one ends; int64 [N + 1]."""
+    return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths)])
 
 
 def flat(lists: pl.Series) -> pl.Series:
-    """The entries of all lists; an empty list gives none (`explode` alone would give a null)."""
+    """Join all lists; an empty list gives nothing (`explode` alone would give a null)."""
     return lists.filter(lists.list.len() > 0).explode()
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Sequences ready for training, as `prepare` returns them.
+
+    sequences: one per user; private. catalogue: `item` (1..M), `item_id`, `title` if there are titles, and further columns of a
+    public catalogue, sorted by id; it has no counts, because it is published with a model.
+    manifest: input, options, counts, notes; private.
+    """
+
+    sequences: Sequences
+    catalogue: pl.DataFrame
+    manifest: dict[str, Any]
+
+    @property
+    def catalogue_mode(self) -> str:
+        """How the set of items was decided: "public", "log" or "private"; see `Options.catalogue`."""
+        return str(self.manifest.get("catalogue", {}).get("mode", "log"))
+
+    @property
+    def outside_guarantee(self) -> list[str]:
+        """Filters that the guarantee does not cover, in sentences."""
+        if "outside_guarantee" not in self.manifest and self.manifest.get("options", {}).get("min_events", 0) > 1:
+            return [
+                "users and items were filtered by --min-events, which counts over people"
+            ]  # a folder of an older version
+        return list(self.manifest.get("outside_guarantee", []))
+
+    def train(self, hold_out: str) -> Sequences:
+        """Return the training items: without the last two ("validation"), the last ("test"), or all ("nothing")."""
+        return self.sequences.without_last(HELD_OUT[hold_out])
+
+    def numbers_in(self, catalogue: pl.DataFrame) -> np.ndarray:
+        """Map item i to its number in another catalogue, matched by id as text; 0 if missing. int64 [M + 1]."""
+        return np.concatenate(
+            [np.zeros(1, dtype=np.int64), numbers_of(self.catalogue["item_id"], catalogue["item_id"])]
+        )
+
+    def with_items(self, ids: Collection[Any]) -> "Dataset":
+        """Keep only the items with these ids, renumber them, and drop other events."""
+        kept = self.catalogue.filter(pl.col("item_id").is_in(list(ids)))
+        chosen = kept.with_columns(item=pl.int_range(1, len(kept) + 1, dtype=pl.Int32))
+        return self.in_catalogue(chosen)
+
+    def in_catalogue(self, catalogue: pl.DataFrame) -> "Dataset":
+        """Renumber items as in another catalogue, and drop events of other items."""
+        return Dataset(self.sequences.renumbered(self.numbers_in(catalogue)), catalogue, self.manifest)
+
+    def names(self) -> list[str]:
+        """Return titles of items 1..M, or ids where there is no title; index 0 is padding."""
+        ids = self.catalogue["item_id"].cast(pl.String)
+        shown = self.catalogue["title"].fill_null(ids) if "title" in self.catalogue.columns else ids
+        return ["", *shown.to_list()]
+
+
+def numbers_of(ids: pl.Series, catalogue: pl.Series) -> np.ndarray:
+    """Return the number 1..M of each id in a catalogue's ids, matched by text; 0 if missing. int64 [ids]."""
+    numbers = pl.DataFrame({"id": catalogue.cast(pl.String), "number": np.arange(1, len(catalogue) + 1)})
+    texts = pl.DataFrame({"id": ids.cast(pl.String)})
+    matched = texts.join(numbers.unique("id", keep="last"), on="id", how="left", maintain_order="left")
+    return matched["number"].fill_null(0).to_numpy()

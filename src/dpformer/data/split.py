@@ -1,48 +1,40 @@
-"""Leave-one-out: a user's last item is for the test, the second to last for validation, the rest for training."""
+"""The held-out item: leave-one-out evaluation."""
 
 from dataclasses import dataclass
 
 import numpy as np
 
-from dpformer.data.sequences import Sequences
-
-# One item to test, one to validate, and at least one to go by.
-SHORTEST_SPLIT = 3
+from dpformer.data.sequences import HELD_OUT, SHORTEST_SPLIT, Sequences
+from dpformer.errors import DataError
 
 
 @dataclass(frozen=True)
-class Split:
-    """train: all users; those with fewer than three events keep all of theirs and are not evaluated.
+class HeldOut:
+    """Histories, and the item that follows each of them.
 
-    evaluated: int64 [E], places of the users who are; validation, test: int32 [E], the item held out of each.
-    What precedes the validation item is the user's training sequence, what precedes the test item is that and the
-    validation item.
+    item: "test" or "validation". histories: all users' items before the held-out one; users with fewer than three items keep
+    all. evaluated: int64 [E], indices of the users to evaluate; targets: int32 [E], their held-out items.
+    A model fitted on `histories` has seen neither the held-out item nor anything after it.
     """
 
-    train: Sequences
+    item: str
+    histories: Sequences
     evaluated: np.ndarray
-    validation: np.ndarray
-    test: np.ndarray
+    targets: np.ndarray
+
+    def renumbered(self, numbers: np.ndarray) -> "HeldOut":
+        """Replace item i by `numbers[i]`, as in another catalogue. A missing target is 0 and counts as missed."""
+        return HeldOut(self.item, self.histories.renumbered(numbers), self.evaluated, numbers[self.targets])
 
 
-def without_last(sequences: Sequences, count: int) -> Sequences:
-    """The sequences without the last `count` items of every user who has three."""
-    lengths, ends = sequences.lengths, sequences.offsets[1:]
-    long = lengths >= SHORTEST_SPLIT
-    kept = np.ones(len(sequences.items), dtype=bool)
-    for place in range(1, count + 1):
-        kept[ends[long] - place] = False
-    offsets = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths - count * long)])
-    return Sequences(sequences.users, sequences.items[kept], offsets)
+def held_out(sequences: Sequences, item: str = "test") -> HeldOut:
+    """Hold out each user's last item ("test"), or the last two and ask for the first of them ("validation").
 
-
-def split(sequences: Sequences) -> Split:
-    """Hold out the last two items of every user who has three."""
-    lengths, ends = sequences.lengths, sequences.offsets[1:]
-    long = lengths >= SHORTEST_SPLIT
-    return Split(
-        train=without_last(sequences, 2),
-        evaluated=np.flatnonzero(long),
-        validation=sequences.items[ends[long] - 2],
-        test=sequences.items[ends[long] - 1],
-    )
+    Raises:
+        DataError: `item` is neither.
+    """
+    if item not in HELD_OUT or item == "nothing":
+        raise DataError(f"no item {item!r} is held out; there are: test, validation")
+    long = sequences.lengths >= SHORTEST_SPLIT
+    targets = sequences.items[sequences.offsets[1:][long] - HELD_OUT[item]]
+    return HeldOut(item, sequences.without_last(HELD_OUT[item]), np.flatnonzero(long), targets)

@@ -1,106 +1,103 @@
-"""The folder that `prepare` writes: all of it, or nothing."""
+"""Write and read the folder of `prepare`. A write is complete or leaves nothing."""
 
 import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import polars as pl
 
-from dpformer.data.dataset import Dataset
 from dpformer.data.manifest import MANIFEST_FORMAT, MANIFEST_VERSION
-from dpformer.data.read.log import READ_ERRORS, first_line
-from dpformer.data.sequences import Sequences, flat
-from dpformer.data.summary import item_counts
+from dpformer.data.read.log import READ_ERRORS, first_line, scan
+from dpformer.data.sequences import Dataset, Sequences, flat
+from dpformer.data.summary import draw_long_tail, item_counts
 from dpformer.errors import DataError
-from dpformer.files import sha256_of
+from dpformer.files import sha256_of, to_json
 
 SEQUENCES, ITEMS, MANIFEST, PLOT = "sequences.parquet", "items.parquet", "manifest.json", "long-tail.png"
-# Sequences of many users are in several files, whose users follow one another: sequences/part-00000.parquet, ...
+# The Spark engine writes several files with sequences: sequences/part-00000.parquet, ...
 SHARDS = "sequences"
 _SHARD = re.compile(rf"{SHARDS}/part-\d{{5}}\.parquet")
 _AGAIN = "run dpformer prepare again"
 
 
 def check_target(folder: Path, force: bool) -> None:
-    """Refuse to write over anything that `prepare` did not write, and over that unless forced to."""
-    if folder.is_dir() and not any(folder.iterdir()):
-        return
-    if not folder.exists():
+    """Refuse to overwrite a folder that `prepare` did not write, or any folder without `force`."""
+    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return
     if _manifest(folder) is None:
         raise DataError(f"{folder}: exists and was not written by prepare; choose another folder with -o")
     if not force:
-        raise DataError(
-            f"{folder}: holds prepared data already; say --force to write it anew, or choose another with -o"
-        )
+        raise DataError(f"{folder}: holds prepared data already; add --force to replace it, or choose another with -o")
 
 
 def save(dataset: Dataset, folder: Path | str, *, force: bool = False) -> None:
-    """Write sequences.parquet, items.parquet, manifest.json and long-tail.png."""
+    """Write sequences.parquet, items.parquet, manifest.json and long-tail.png, readable by their owner only.
 
-    def write(aside: Path) -> None:
+    Raises:
+        DataError: the folder exists (see `force`), is not prepared data, or cannot be written.
+    """
+    with whole_folder(Path(folder), force=force) as aside:
         dataset.sequences.frame().write_parquet(aside / SEQUENCES)
         dataset.catalogue.write_parquet(aside / ITEMS)
         finish(aside, len(dataset.sequences), item_counts(dataset), dataset.manifest, (SEQUENCES, ITEMS))
 
-    write_whole(Path(folder), write, force=force)
-
 
 def finish(aside: Path, users: int, counts: np.ndarray, manifest: dict[str, Any], names: Sequence[str]) -> None:
-    """Write the plot and the manifest beside the files `names`. counts: events of each item, int [M]."""
-    from dpformer.data.plot import draw_long_tail
-
+    """Write the plot and the manifest for the files `names`. counts: events per item, int [M]."""
     draw_long_tail(users, counts, aside / PLOT)
     hashes = {name: sha256_of([aside / name]) for name in names}
-    text = json.dumps({**manifest, "files": hashes}, indent=2, ensure_ascii=False)
-    (aside / MANIFEST).write_text(text + "\n", encoding="utf-8")
+    (aside / MANIFEST).write_bytes(to_json({**manifest, "files": hashes}))
 
 
 def load(folder: Path | str) -> Dataset:
-    """Read what `prepare` wrote; a `DataError` tells what is missing, of another version, or changed since."""
+    """Read a folder that `prepare` wrote, and check the hashes of its files.
+
+    Raises:
+        DataError: a file is missing, changed, or of another version.
+    """
     folder = Path(folder)
     manifest = _read_manifest(folder)
     files = sequence_files(folder, manifest)
-    known = manifest.get("files")
+    hashes = manifest.get("files")
     for file in (*files, folder / ITEMS):
         if not file.is_file():
             raise DataError(f"{file}: is missing; {_AGAIN}")
-        if not isinstance(known, dict) or sha256_of([file]) != known.get(file.relative_to(folder).as_posix()):
+        if not isinstance(hashes, dict) or sha256_of([file]) != hashes.get(file.relative_to(folder).as_posix()):
             raise DataError(f"{file}: is not what the manifest says (sha256 differs); {_AGAIN}")
     try:
-        catalogue = pl.read_parquet(folder / ITEMS, glob=False, hive_partitioning=False)
+        catalogue = scan(folder / ITEMS).collect()
         _check_catalogue(catalogue)
         sequences = Sequences.from_frames(_checked(file, catalogue) for file in files)
     except (*READ_ERRORS, ValueError) as error:
         raise DataError(f"{folder}: was not written by dpformer prepare ({first_line(error)}); {_AGAIN}") from None
-    # Somebody who is there twice would be sampled and clipped as two, and the guarantee is for one.
+    # A user in two rows would be sampled and clipped as two users, and the guarantee is for one.
     if twice := len(sequences.users) - sequences.users.n_unique():
-        raise DataError(f"{folder}: {twice} users are in it more than once; {_AGAIN}")
+        raise DataError(f"{folder}: contains {twice} users more than once; {_AGAIN}")
     del manifest["files"]
     return Dataset(sequences, catalogue, manifest)
 
 
 def sequence_files(folder: Path, manifest: dict[str, Any] | None = None) -> list[Path]:
-    """The file with the sequences of a prepared folder or, where there are several, all of them in their order."""
-    known = (_read_manifest(folder) if manifest is None else manifest).get("files")
-    parts = sorted(name for name in known if _SHARD.fullmatch(name)) if isinstance(known, dict) else []
+    """Return the files that contain the sequences, in order."""
+    hashes = (_read_manifest(folder) if manifest is None else manifest).get("files")
+    parts = sorted(name for name in hashes if _SHARD.fullmatch(name)) if isinstance(hashes, dict) else []
     return [folder / name for name in parts or [SEQUENCES]]
 
 
 def _read_manifest(folder: Path) -> dict[str, Any]:
     manifest = _manifest(folder)
     if manifest is None:
+        raise DataError(f"{folder}: holds no prepared data (no valid {MANIFEST}); run dpformer prepare LOG -o DIR")
+    if (version := manifest.get("version")) != MANIFEST_VERSION:
         raise DataError(
-            f"{folder}: holds no prepared data (no sound {MANIFEST}); make a folder of it with: dpformer prepare LOG -o DIR"
+            f"{folder}: has version {version}, but this dpformer reads version {MANIFEST_VERSION}; {_AGAIN}"
         )
-    if manifest.get("version") != MANIFEST_VERSION:
-        found = manifest.get("version")
-        raise DataError(f"{folder}: is of version {found}, and this dpformer reads {MANIFEST_VERSION}; {_AGAIN}")
     return manifest
 
 
@@ -112,8 +109,8 @@ def _check_catalogue(catalogue: pl.DataFrame) -> None:
 
 
 def _checked(file: Path, catalogue: pl.DataFrame) -> pl.DataFrame:
-    """Sequences; a `ValueError` unless they hold numbers of the catalogue: a hash says that a file is whole, not whose it is."""
-    sequences = pl.read_parquet(file, glob=False, hive_partitioning=False)
+    """Read sequences; a `ValueError` unless all items are in the catalogue (a hash does not prove who wrote a file)."""
+    sequences = scan(file).collect()
     if "user_id" not in sequences.columns or sequences.schema.get("items") != pl.List(pl.Int32) or not len(sequences):
         raise ValueError(f"{file.name} has no columns user_id and items")
     lists = sequences["items"]
@@ -133,16 +130,16 @@ def _manifest(folder: Path) -> dict[str, Any] | None:
     return manifest if isinstance(manifest, dict) and manifest.get("format") == MANIFEST_FORMAT else None
 
 
-def write_whole(folder: Path, write: Callable[[Path], None], *, force: bool) -> None:
-    """Write into a folder beside, then rename: a reader sees the old one, the new one, or none, never half of one."""
+@contextmanager
+def whole_folder(folder: Path, *, force: bool) -> Iterator[Path]:
+    """Give a temporary folder to write into, then rename it: a reader never sees a partial folder."""
     check_target(folder, force)
+    aside, old = (folder.parent / f".{folder.name}.{os.getpid()}.{end}" for end in ("partial", "old"))
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        aside = folder.parent / f".{folder.name}.{os.getpid()}.partial"
-        old = folder.parent / f".{folder.name}.{os.getpid()}.old"
         try:
-            aside.mkdir(mode=0o700)  # it holds what people did: for its owner only
-            write(aside)
+            aside.mkdir(mode=0o700)  # private data: for the owner only
+            yield aside
             if folder.exists():
                 folder.rename(old)
             aside.rename(folder)
@@ -150,6 +147,5 @@ def write_whole(folder: Path, write: Callable[[Path], None], *, force: bool) -> 
             shutil.rmtree(aside, ignore_errors=True)
             shutil.rmtree(old, ignore_errors=True)
     except OSError as error:
-        raise DataError(
-            f"{folder}: cannot be written ({error.strerror or error}); choose another folder with -o"
-        ) from None
+        reason = error.strerror or error
+        raise DataError(f"{folder}: cannot be written ({reason}); choose another folder with -o") from None

@@ -1,35 +1,37 @@
-"""What a data set looks like: sizes, lengths, and how long its tail is."""
+"""Statistics of a data set: sizes, lengths, and the long tail."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from dpformer.data.dataset import Dataset
+from dpformer.data.sequences import SHORTEST_SPLIT, Dataset
 
-QUANTILES = (0, 10, 25, 50, 75, 90, 99, 100)
-# An item that few people touched is one that a private model hardly learns: noise does not shrink with the count.
+QUANTILES = {0: "shortest", 10: "p10", 25: "p25", 50: "median", 75: "p75", 90: "p90", 99: "p99", 100: "longest"}
+# A private model learns little about items with so few events: the noise is the same for all items.
 RARE = 10
 
 
 def item_counts(dataset: Dataset) -> np.ndarray:
-    """Events of each item 1..M, int64 [M]."""
+    """Count events of items 1..M, int64 [M]."""
     return np.bincount(dataset.sequences.items, minlength=len(dataset.catalogue) + 1)[1:]
 
 
 def statistics(dataset: Dataset) -> dict[str, Any]:
-    """Figures for people and machines of a data set in memory."""
-    return figures(dataset.sequences.lengths, item_counts(dataset), dataset.manifest["counts"])
+    """Return sizes, density, quantiles of lengths, and measures of the long tail; see `figures`."""
+    return figures(dataset.sequences.lengths, item_counts(dataset))
 
 
-def figures(lengths: np.ndarray, counts: np.ndarray, known: dict[str, Any]) -> dict[str, Any]:
-    """The figures from the lengths of the sequences, int [N], the events of each item, int [M], and the manifest's counts.
+def figures(lengths: np.ndarray, counts: np.ndarray) -> dict[str, Any]:
+    """Compute statistics from lengths of sequences, int [N], and events per item, int [M].
 
-    density: events / (users * items). tail: the share of events that the most frequent tenth of the items takes, the
-    share of items that the least frequent fifth of the events is spread over, the share of items with at most
-    ten events, and the Gini coefficient of the items' counts.
+    density: events / (users * items). tail: share of events in the most frequent 10 % of items; share of items that make up
+    the last 20 % of events; share of items with at most 10 events; Gini coefficient of events per item.
     """
     counts = np.sort(counts)[::-1]
     users, items, events = len(lengths), len(counts), int(counts.sum())
+    quantiles = np.percentile(lengths, list(QUANTILES)).tolist()
+    short = int((lengths < SHORTEST_SPLIT).sum())
     running = np.cumsum(counts) / events
     head = max(1, round(items / 10))
     ascending = counts[::-1]
@@ -39,12 +41,9 @@ def figures(lengths: np.ndarray, counts: np.ndarray, known: dict[str, Any]) -> d
         "items": items,
         "events": events,
         "density": events / (users * items),
-        "evaluated_users": known["evaluated_users"],
-        "short_users": known["short_users"],
-        "length": {
-            "mean": float(lengths.mean()),
-            **{_label(q): float(np.percentile(lengths, q)) for q in QUANTILES},
-        },
+        "evaluated_users": users - short,
+        "short_users": short,
+        "length": {"mean": float(lengths.mean()), **dict(zip(QUANTILES.values(), quantiles, strict=True))},
         "tail": {
             "events_of_top_tenth": float(running[head - 1]),
             "items_of_last_fifth_of_events": float((running > 0.8).mean()),
@@ -54,5 +53,26 @@ def figures(lengths: np.ndarray, counts: np.ndarray, known: dict[str, Any]) -> d
     }
 
 
-def _label(quantile: int) -> str:
-    return {0: "shortest", 50: "median", 100: "longest"}.get(quantile, f"p{quantile}")
+def draw_long_tail(users: int, counts: np.ndarray, path: Path) -> None:
+    """Plot events per item (counts: int [M]) against rank, on logarithmic axes, as a PNG file."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    counts = np.sort(counts)[::-1]
+    ranks = np.arange(1, len(counts) + 1)
+    head = max(1, round(len(counts) / 10))
+    share = counts[:head].sum() / counts.sum()
+    # Without pyplot: no global state, no display.
+    figure = Figure(figsize=(6.4, 4.0), dpi=150, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    axes.fill_between(ranks[:head], counts[:head], color="#d95f02", alpha=0.25, linewidth=0)
+    axes.plot(ranks, counts, color="#1b4f72", linewidth=1.8)
+    axes.set(xscale="log", yscale="log", xlabel="item, by rank of frequency", ylabel="events")
+    axes.set_ylim(bottom=0.8)
+    axes.set_title(
+        f"{users:,} users, {len(counts):,} items, {counts.sum():,} events: 10 % of the items have {share:.0%}",
+        fontsize=9,
+    )
+    axes.grid(True, which="major", alpha=0.25)
+    figure.savefig(path, format="png")

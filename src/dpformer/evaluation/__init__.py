@@ -1,7 +1,7 @@
 """Full ranking, metrics, slices by popularity, and the protocol that stands beside every figure. See docs/statistics.md."""
 
+from dpformer.data import HeldOut, held_out
 from dpformer.evaluation.evaluate import Evaluation, Slice, evaluate
-from dpformer.evaluation.held_out import HeldOut, held_out
 from dpformer.evaluation.metrics import Figure, metrics
 from dpformer.evaluation.protocol import Protocol
 from dpformer.evaluation.ranking import Ranks, Scorer, rank

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from dpformer.evaluation.held_out import HeldOut
+from dpformer.data import HeldOut
 from dpformer.evaluation.metrics import CUTOFFS, Figure, metrics
 from dpformer.evaluation.protocol import Protocol
 from dpformer.evaluation.ranking import Ranks, Scorer, rank

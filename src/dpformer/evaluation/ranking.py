@@ -8,9 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dpformer.data import Sequences, collate
+from dpformer.data import HeldOut, Sequences, collate
 from dpformer.errors import DPFormerError
-from dpformer.evaluation.held_out import HeldOut
 from dpformer.evaluation.metrics import CUTOFFS
 
 # Scores held at one time; 128 MB in float32.

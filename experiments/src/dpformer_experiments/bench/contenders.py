@@ -27,7 +27,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dpformer.data import collate, cut
+from dpformer.data import collate
+from dpformer.data.batches import cut
 from dpformer.fit.dpsgd import Optimisation, Trainer
 from dpformer.models import ReAttention, Transformer, TransformerSpec
 from dpformer.privacy import Keys, PrivacyPlan

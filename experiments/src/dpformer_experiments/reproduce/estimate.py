@@ -19,8 +19,7 @@ import numpy as np
 import torch
 from dpformer.fit.session import begin
 
-from dpformer.data import Dataset, collate, load
-from dpformer.evaluation.held_out import held_out
+from dpformer.data import Dataset, collate, held_out, load
 from dpformer.files import read_json
 from dpformer.fit.recipe import STATISTICS, Recipe
 from dpformer.fit.run import Run

@@ -56,8 +56,8 @@ def run(
     """Fit and evaluate all models on both data sets, once for each epsilon and noise seed (1, 2, ...)."""
     if seeds < 1:
         raise PrivacyError(f"{seeds} noise seeds measure nothing; give --seeds 1 or more")
-    if item not in HELD_OUT:
-        raise DataError(f"no item {item!r} is held out; there are: {', '.join(HELD_OUT)}")
+    if item not in ("test", "validation"):
+        raise DataError(f"no item {item!r} is held out; there are: test, validation")
     if any(math.isinf(eps) for eps in epsilon):
         raise PrivacyError(
             "epsilon inf is no noise, and the statistics are made of noisy counts; give a finite --epsilon"

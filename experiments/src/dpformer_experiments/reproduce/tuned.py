@@ -19,19 +19,11 @@ from typing import Any
 import numpy as np
 
 from dpformer.data import Sequences, load
-from dpformer.data.split import without_last
 from dpformer.evaluation import held_out, rank
 from dpformer.evaluation.ranking import Scorer
 from dpformer.fit.scorers import fit_transitions
 from dpformer.models import TransitionScorer
-from dpformer.privacy import (
-    Answer,
-    Curator,
-    PrivacyPlan,
-    Query,
-    Sample,
-    Statistic,
-)
+from dpformer.privacy import Answer, Curator, PrivacyPlan, Query, Sample, Statistic
 from dpformer.privacy.query import Asker, Vectors
 from dpformer.privacy.tuning import Tuning, tuned_epsilon, tuned_factor
 from dpformer.statistics.settings import TransitionSettings
@@ -83,7 +75,7 @@ class Earlier:
 
     def sum(self, people: Sequences, sample: Sample, grid: float) -> Mapping[str, np.ndarray]:
         """The query's sum over these events."""
-        return self._query.sum(without_last(people, 2), sample, grid)
+        return self._query.sum(people.without_last(2), sample, grid)
 
 
 class AskEarlier:

@@ -209,7 +209,7 @@ def figures_of(model: Scorer, dataset: Dataset, window: int | None, asked: tuple
 def popularity(cell: Cell, data: Path, folder: Path, should_stop: ShouldStop, tell: Tell) -> Done:
     """Exact popularity: not private, and no model of its own among the runs."""
     dataset = load(data)
-    train = dataset.split().train
+    train = dataset.train("validation")
     model = count_events(train, len(dataset.catalogue))
     return {**figures_of(model, dataset, None), "privacy": None}
 

@@ -1,46 +1,39 @@
-"""From what a user points at to a `Log`: tells the format by the content, never by the name alone."""
+"""Open a log or a catalogue: its content decides the format, not its name alone."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from glob import glob, has_magic
 from pathlib import Path
 from typing import Any
 
-from dpformer.data.read.columns import TITLE, Wanted, item_columns, log_columns
+from dpformer.data.read.columns import TITLE, Wanted
 from dpformer.data.read.delimited import read_delimited
-from dpformer.data.read.frames import read_frame
 from dpformer.data.read.json_lines import looks_like_json, read_json_lines
 from dpformer.data.read.log import Log
-from dpformer.data.read.parquet import read_parquet
+from dpformer.data.read.tables import read_frame, read_parquet
 from dpformer.data.read.text import first_line_of, sample
 from dpformer.errors import DataError
 
 
-def read_log(
-    log: Any,
-    *,
-    user: str | None = None,
-    item: str | None = None,
-    time: str | None = None,
-    title: str | None = None,
-) -> Log:
-    """Find the columns of a log without reading its events yet.
+def read_log(log: Any, asked: Mapping[str, str]) -> Log:
+    """Find the columns of a log without reading its events.
 
-    log: a path (file, folder or glob of Parquet files) or a pandas, polars or Arrow frame.
-    user, item, time, title: names of columns that the usual aliases do not find; a title is read only if named here.
+    log: a path (file; folder or glob of Parquet files) or a pandas, polars or Arrow frame.
+    asked: role to name, for columns requested by name; titles are read only if requested.
     """
-    found = _read(log, log_columns(user, item, time, title))
-    if title is not None or TITLE not in found.columns:
-        return found
-    columns = dict(found.columns)
-    return replace(found, unused_title=columns.pop(TITLE), columns=columns)
+    opened = _read(log, Wanted(asked))
+    if TITLE in asked or TITLE not in opened.columns:
+        return opened
+    columns = dict(opened.columns)
+    return replace(opened, unused_title=columns.pop(TITLE), columns=columns)
 
 
 def read_items(items: Any, *, item: str | None = None, title: str | None = None) -> Log:
-    """Find the columns of a table with one item a row, in any of the formats of a log.
+    """Find the columns of a catalogue, with one item per row, in any format of a log.
 
-    item: the name that the log has for the item's id; it need not be there. title: the column of the titles.
+    item: the log's name for the item column, which the catalogue may have too. title: the column of titles.
     """
-    return _read(items, item_columns(item, title))
+    return _read(items, Wanted({} if title is None else {TITLE: title}, items=True, hint=item))
 
 
 def _read(source: Any, wanted: Wanted) -> Log:
@@ -49,9 +42,8 @@ def _read(source: Any, wanted: Wanted) -> Log:
     try:
         return _read_path(str(source), wanted)
     except OSError as error:
-        raise DataError(
-            f"{source}: cannot be read ({error.strerror or error}); check the path and its permissions"
-        ) from None
+        reason = error.strerror or error
+        raise DataError(f"{source}: cannot be read ({reason}); check the path and its permissions") from None
 
 
 def _read_path(name: str, wanted: Wanted) -> Log:
@@ -62,12 +54,8 @@ def _read_path(name: str, wanted: Wanted) -> Log:
             raise DataError(f"{path}: is a folder without .parquet files; give the log file itself")
         return read_parquet(name, files, wanted)
     if not path.exists():
-        return _read_glob(name, path, wanted)
-    with path.open("rb") as file:
-        magic = file.read(4)
-    if not magic:
-        raise DataError(f"{path}: is empty; give a log with at least the columns user_id and item_id")
-    if magic == b"PAR1" or path.suffix == ".parquet":
+        return read_parquet(name, _matching(name, path), wanted)
+    if _is_parquet(path) or path.suffix == ".parquet":
         return read_parquet(name, [path], wanted)
     text = sample(path)
     if looks_like_json(path, first_line_of(text)):
@@ -75,14 +63,19 @@ def _read_path(name: str, wanted: Wanted) -> Log:
     return read_delimited(path, text, wanted)
 
 
-def _read_glob(name: str, path: Path, wanted: Wanted) -> Log:
+def _matching(name: str, path: Path) -> list[Path]:
+    """List the Parquet files that match a glob."""
     if not has_magic(name):
-        raise DataError(f"{path}: there is no such file or folder; check the path")
+        raise DataError(f"{path}: no such file or folder; check the path")
     files = sorted(Path(match) for match in glob(str(path), recursive=True) if Path(match).is_file())
     if not files:
-        raise DataError(f"{name}: no file matches; check the pattern, and quote it so that the shell leaves it alone")
+        raise DataError(f"{name}: no file matches; check the pattern, and quote it in the shell")
     for file in files:
-        with file.open("rb") as opened:
-            if opened.read(4) != b"PAR1":
-                raise DataError(f"{file}: is no Parquet file; a glob reads Parquet only, so join other files into one")
-    return read_parquet(name, files, wanted)
+        if not _is_parquet(file):
+            raise DataError(f"{file}: is not a Parquet file; a glob reads only Parquet, so join other files into one")
+    return files
+
+
+def _is_parquet(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(4) == b"PAR1"

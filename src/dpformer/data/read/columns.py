@@ -1,19 +1,19 @@
-"""The columns of a log: their names here, and the names that other people give them."""
+"""Column roles, and the names that are recognised for each role."""
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import polars as pl
 
 from dpformer.errors import DataError
 
 USER, ITEM, TIME, RATING, TITLE = "user_id", "item_id", "timestamp", "rating", "title"
-# Names that a catalogue, or a list of recommendations from it, gives to columns of its own.
+# Column names that catalogues and lists of recommendations use themselves.
 _RESERVED = ("item", USER, ITEM, TITLE)
 
-# Compared without case and punctuation (`userId`, `user_id` and `User ID` are one name); earlier ones win.
-# A session id is deliberately no user: one person has many sessions, and the guarantee is per person.
+# Compared without case and punctuation (`userId`, `user_id` and `User ID` are one name); the first match wins.
+# A session id is not a user: one person has many sessions, and the guarantee is per person.
 ALIASES: Mapping[str, tuple[str, ...]] = {
     USER: ("userid", "user", "uid", "reviewerid", "customerid", "memberid", "accountid", "visitorid", "profileid"),
     ITEM: (
@@ -32,91 +32,66 @@ OPTIONS = {USER: "--user", ITEM: "--item", TIME: "--time", TITLE: "--title"}
 
 @dataclass(frozen=True)
 class Wanted:
-    """The columns to look for in a table: by default those of a log.
+    """The columns to find in a table.
 
-    asked: role to the name of a column that must be there. hints: role to a name that goes before the aliases where the
-    table has it. required: roles without which the table is of no use. known: roles that are looked for by aliases.
-    read: roles whose columns are read. further: whether all other columns are read too, under their own names.
-    frame: how messages call a frame in memory.
+    asked: role to the name of a column that must exist. items: whether the table is a catalogue, whose further columns are read
+    too, under their own names. hint: the log's name for the item column, preferred over aliases in a catalogue.
     """
 
     asked: Mapping[str, str]
-    hints: Mapping[str, str] = field(default_factory=dict)
-    required: tuple[str, ...] = (USER, ITEM)
-    known: tuple[str, ...] = tuple(ALIASES)
-    read: tuple[str, ...] = (USER, ITEM, TIME)
-    further: bool = False
-    frame: str = "frame"
+    items: bool = False
+    hint: str | None = None
+
+    @property
+    def required(self) -> tuple[str, ...]:
+        """Roles that the table must have."""
+        return (ITEM,) if self.items else (USER, ITEM)
 
     def named(self, role: str, cells: Sequence[str]) -> bool:
         """Whether one of the cells is a name for this role."""
         given = {cell.strip() for cell in cells}
-        plain = {_plain(cell) for cell in cells}
-        return self.asked.get(role) in given or self.hints.get(role) in given or bool(plain & set(ALIASES[role]))
+        hinted = role == ITEM and self.hint in given
+        return self.asked.get(role) in given or hinted or not {_plain(cell) for cell in cells}.isdisjoint(ALIASES[role])
 
     def used(self, columns: Mapping[str, str]) -> dict[str, str]:
-        """Those of `columns` (role to name) that are read under the name of their role."""
-        return {role: columns[role] for role in self.read if role in columns}
+        """Select the roles to read from `columns` (role to name); a log's title only if requested."""
+        titled = self.items or TITLE in self.asked
+        roles = (*self.required, TIME, TITLE) if titled else (*self.required, TIME)
+        return {role: columns[role] for role in roles if role in columns}
 
     def select(self, frame: pl.LazyFrame, columns: Mapping[str, str]) -> pl.LazyFrame:
-        """The columns that are read. A column without a name (the index that pandas writes) is not one of them."""
+        """Read the columns, renamed to their roles; without columns that have no name (pandas' index)."""
         used = self.used(columns)
-        further = [pl.exclude(*used.values(), "")] if self.further else []
+        further = [pl.exclude(*used.values(), "")] if self.items else []
         return frame.select(*(pl.col(name).alias(role) for role, name in used.items()), *further)
 
 
-def log_columns(user: str | None, item: str | None, time: str | None, title: str | None) -> Wanted:
-    """The columns of a log, some of them by name. A title is read only if it is asked for."""
-    names = ((USER, user), (ITEM, item), (TIME, time), (TITLE, title))
-    asked = {role: name for role, name in names if name is not None}
-    return Wanted(asked, read=(USER, ITEM, TIME) if title is None else (USER, ITEM, TIME, TITLE))
-
-
-def item_columns(item: str | None, title: str | None) -> Wanted:
-    """The columns of a file of items. item: the name that the log has for the item's id."""
-    return Wanted(
-        asked={} if title is None else {TITLE: title},
-        hints={} if item is None else {ITEM: item},
-        required=(ITEM,),
-        known=(ITEM, TITLE),
-        read=(ITEM, TITLE),
-        further=True,
-        frame="catalogue frame",
-    )
-
-
 def find_columns(names: Sequence[str], wanted: Wanted, where: str) -> dict[str, str]:
-    """Role to name, for the roles that the columns `names` play; `where` begins the message of an error."""
-    found: dict[str, str] = {}
-    for role, name in wanted.asked.items():
+    """Map roles to column names; `where` starts error messages."""
+    columns = dict(wanted.asked)
+    for role, name in columns.items():
         if name not in names:
             raise DataError(f"{where}: no column {name!r} for {OPTIONS[role]}; the columns are {_listed(names)}")
-        found[role] = name
-    found |= {role: name for role, name in wanted.hints.items() if name in names}
-    if len(set(found.values())) < len(found):
-        raise DataError(f"{where}: a column is asked for twice ({_listed(list(found.values()))}); name different ones")
-    plain: dict[str, str] = {}
-    for name in names:
-        if name not in found.values():
-            plain.setdefault(_plain(name), name)
-    for role in wanted.known:
-        hit = next((plain[alias] for alias in ALIASES[role] if alias in plain), None)
-        if role not in found and hit is not None:
-            found[role] = hit
-    _check_found(names, found, wanted, where)
-    return {role: found[role] for role in ALIASES if role in found}
-
-
-def _check_found(names: Sequence[str], found: Mapping[str, str], wanted: Wanted, where: str) -> None:
+    if wanted.hint in names:
+        columns[ITEM] = str(wanted.hint)
+    if len(set(columns.values())) < len(columns):
+        raise DataError(
+            f"{where}: a column is asked for twice ({_listed(list(columns.values()))}); name different ones"
+        )
+    plain = {_plain(name): name for name in reversed(names) if name not in columns.values()}  # the first of equal names
+    for role in (ITEM, TITLE) if wanted.items else ALIASES:
+        match = next((plain[alias] for alias in ALIASES[role] if alias in plain), None)
+        if match is not None:
+            columns.setdefault(role, match)
     for role in wanted.required:
-        if role not in found:
-            cure = "call it item_id" if wanted.further else f"say which with {OPTIONS[role]} NAME"
-            raise DataError(
-                f"{where}: no column is known as the {role.removesuffix('_id')}; the columns are {_listed(names)}: {cure}"
-            )
-    taken = [name for name in names if name in _RESERVED and name not in found.values()]
-    if wanted.further and taken:
+        if role not in columns:
+            cure = "call it item_id" if wanted.items else f"name it with {OPTIONS[role]} NAME"
+            what = role.removesuffix("_id")
+            raise DataError(f"{where}: no column is recognised as the {what} among {_listed(names)}; {cure}")
+    taken = [name for name in names if name in _RESERVED and name not in columns.values()]
+    if wanted.items and taken:
         raise DataError(f"{where}: column {taken[0]!r} cannot be kept, the name is in use; rename or drop that column")
+    return {role: columns[role] for role in ALIASES if role in columns}
 
 
 def _plain(name: str) -> str:

@@ -1,9 +1,11 @@
-"""Rows of text: CSV, TSV, MovieLens' `::`, RecBole's `.inter`, SASRec's `user item`, Amazon's ratings without header.
+"""Delimited text: CSV, TSV, MovieLens' `::`, RecBole's `.inter`, SASRec's `user item`, Amazon's ratings without header.
 
-Fields are read as text. Text has no types, so `007` and `7` stay two ids. Ids of items stay text; ids of users that are
-all whole numbers become numbers later, where the distinct ids are known.
+All fields are read as text, so `007` and `7` are different ids. Item ids stay text; user ids become numbers later, if all
+of them are whole numbers.
 """
 
+import csv
+import functools
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,35 +13,43 @@ from pathlib import Path
 import polars as pl
 
 from dpformer.data.read.columns import ITEM, RATING, TIME, TITLE, USER, Wanted, find_columns
-from dpformer.data.read.log import READ_ERRORS, Log, first_line, one_file
-from dpformer.data.read.text import delimited_fault, first_line_of, numbered_lines, rows_of
+from dpformer.data.read.log import READ_ERRORS, Log, first_line
+from dpformer.data.read.text import csv_rows, first_line_of, numbered_lines, rows_of
 from dpformer.errors import DataError
 
 SEPARATORS = (",", "\t", ";", "|", " ")
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 _DATE = re.compile(r"\d{4}-\d\d-\d\d")
+# Columns of a file without a header, by their number, in the order of MovieLens and Amazon.
+_PLACES = {2: (USER, ITEM), 3: (USER, ITEM, TIME), 4: (USER, ITEM, RATING, TIME)}
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How the rows of a file are cut, and the names of the columns."""
+    """How rows are split. first: the cells of row 1, which are the column names if there is a header."""
 
-    separator: str
-    names: tuple[str, ...]
-    header: bool
-    quoted: bool
+    path: Path
     format: str
+    separator: str
+    first: tuple[str, ...]
+    header: bool = False
+    quoted: bool = False
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Column names: `column_1`, `column_2`, ... without a header."""
+        return self.first if self.header else tuple(f"column_{place + 1}" for place in range(len(self.first)))
 
 
 def read_delimited(path: Path, text: str, wanted: Wanted) -> Log:
-    """A log from rows of text; `text` is the sample that tells the layout."""
+    """Open delimited text; `text` is the start of the file, which shows the layout."""
     layout = _layout(path, text, wanted)
-    columns = _columns(path, layout, text, wanted)
+    columns = _columns(layout, wanted)
     twice = [name for name in set(layout.names) if name and layout.names.count(name) > 1]
     if twice:
         raise DataError(f"{path}: two columns are called {twice[0]!r}; rename one in the first line")
     if layout.separator == "::":
-        frame = _split_lines(path, layout)
+        frame = _split_lines(layout)
     else:
         frame = pl.scan_csv(
             path,
@@ -49,66 +59,43 @@ def read_delimited(path: Path, text: str, wanted: Wanted) -> Log:
             quote_char='"' if layout.quoted else None,
             infer_schema=False,
         ).filter(~pl.all_horizontal(pl.all().is_null()))  # blank lines
-    return Log(
-        frame=wanted.select(frame, columns),
-        name=str(path),
-        files=(path,),
-        format=layout.format,
-        columns=columns,
-        untyped_ids=True,
-        explain=lambda error: _explain(path, layout, error),
-        place=one_file(path),
-    )
-
-
-def _explain(path: Path, layout: Layout, error: BaseException) -> DataError:
-    if layout.separator != "::":
-        return delimited_fault(path, layout.separator, layout.quoted, len(layout.names), layout.header, error)
-    try:
-        for _ in numbered_lines(path):
-            pass
-    except DataError as fault:
-        return fault
-    return DataError(f"{path}: cannot be read ({first_line(error)}); write it again")
+    explain = functools.partial(_fault, layout)
+    return Log(wanted.select(frame, columns), str(path), layout.format, columns, explain, (path,), untyped_ids=True)
 
 
 def _layout(path: Path, text: str, wanted: Wanted) -> Layout:
     first = first_line_of(text)
     if "::" in first:
-        width = first.count("::") + 1
-        return Layout("::", _numbered(width), header=False, quoted=False, format="MovieLens ::")
+        return Layout(path, "MovieLens ::", "::", tuple(first.split("::")))
     if re.search(r":(token|float)(_seq)?(\t|$)", first):
         names = tuple(cell.rsplit(":", 1)[0] for cell in first.split("\t"))
-        return Layout("\t", names, header=True, quoted=False, format="RecBole .inter")
+        return Layout(path, "RecBole .inter", "\t", names, header=True)
     separator = _separator(path, text, wanted)
-    # Amazon's and SASRec's ids hold no quotes; a space-separated file has no rule for quoting.
+    # Files separated by spaces (SASRec) have no quoting rules.
     quoted = separator != " "
     cells = rows_of(text, separator, quoted)[0]
     names = tuple(cell.strip() for cell in cells)
     kind = {",": "CSV", "\t": "TSV", " ": "text with spaces"}.get(separator, f"CSV with {separator!r}")
     if _is_header(names, wanted):
-        return Layout(separator, names, header=True, quoted=quoted, format=kind)
-    return Layout(separator, _numbered(len(cells)), header=False, quoted=quoted, format=f"{kind}, no header")
-
-
-def _numbered(width: int) -> tuple[str, ...]:
-    return tuple(f"column_{place}" for place in range(1, width + 1))
+        return Layout(path, kind, separator, names, True, quoted)
+    return Layout(path, f"{kind}, no header", separator, tuple(cells), False, quoted)
 
 
 def _separator(path: Path, text: str, wanted: Wanted) -> str:
-    """The separator under which the first row names a user and an item, else the one that cuts rows most evenly."""
-    if wanted.further and _one_column(first_line_of(text), wanted):
+    """Choose the separator with which row 1 names user and item, else the one that splits rows most evenly."""
+    first = first_line_of(text)
+    # A catalogue may have only one column, the id, and its name may contain a space.
+    if wanted.items and wanted.named(ITEM, [first.strip('" ')]) and not set(first) & set(",\t;|"):
         return ","
     widths = {}
     for separator in SEPARATORS:
         rows = rows_of(text, separator, separator != " ")[:100]
-        width = len([cell for cell in rows[0] if cell])
-        if width < 2:
+        if len([cell for cell in rows[0] if cell]) < 2:
             continue
-        if _names_roles(rows[0], wanted):
+        if all(wanted.named(role, rows[0]) for role in wanted.required):
             return separator
         widths[separator] = sum(len(row) == len(rows[0]) for row in rows) / len(rows)
-    if not widths and wanted.further:
+    if not widths and wanted.items:
         raise DataError(f"{path}: row 1 does not name the item; add a first line with the name item_id")
     if not widths:
         raise DataError(
@@ -117,86 +104,79 @@ def _separator(path: Path, text: str, wanted: Wanted) -> str:
     return max(widths, key=lambda separator: widths[separator])
 
 
-def _one_column(first: str, wanted: Wanted) -> bool:
-    """Whether a file of items has one column only, the id; its name may hold a space."""
-    return wanted.named(ITEM, [first.strip('" ')]) and not any(mark in first for mark in SEPARATORS if mark != " ")
-
-
-def _names_roles(cells: list[str] | tuple[str, ...], wanted: Wanted) -> bool:
-    return all(wanted.named(role, cells) for role in wanted.required)
-
-
 def _is_header(cells: tuple[str, ...], wanted: Wanted) -> bool:
-    """A row of names: it names the roles, or at least no cell is a number and nobody spoke of `column_1`."""
-    if _names_roles(cells, wanted):
+    """Whether row 1 names the roles, or at least has no number and no option mentions `column_1`."""
+    if all(wanted.named(role, cells) for role in wanted.required):
         return True
     by_place = any(re.fullmatch(r"column_\d+", name) for name in wanted.asked.values())
     return not by_place and not any(_NUMBER.fullmatch(cell) for cell in cells)
 
 
-def _columns(path: Path, layout: Layout, text: str, wanted: Wanted) -> dict[str, str]:
-    """Role to name; without a header places say it: user, item[, rating][, time], as MovieLens and Amazon have it."""
+def _columns(layout: Layout, wanted: Wanted) -> dict[str, str]:
+    """Map roles to names; without a header the order decides."""
+    path, first = layout.path, layout.first
     if layout.header:
         try:
             return find_columns(layout.names, wanted, str(path))
         except DataError as error:
-            if wanted.asked or wanted.further:
+            if wanted.asked or wanted.items:
                 raise
             raise DataError(f"{error}, or --user column_1 --item column_2 if the file has no header") from None
-    if wanted.further:
-        return _item_places(path, layout, wanted)
+    if wanted.items:
+        # MovieLens' `movies.dat`: id::title::genres.
+        if layout.separator != "::":
+            raise DataError(f"{path}: has no header; add a first line that names the columns, such as item_id,title")
+        return {ITEM: layout.names[0], TITLE: layout.names[1]} | dict(wanted.asked)
     if wanted.asked:
         if not {USER, ITEM} <= set(wanted.asked):
             raise DataError(f"{path}: has no header; give both --user column_N and --item column_N")
         return find_columns(layout.names, wanted, str(path))
-    if layout.separator == "::":
-        first = first_line_of(text).split("::")
-    else:
-        first = rows_of(text, layout.separator, layout.quoted)[0]
-    # Some write a separator at the end of each line.
+    # Some files have a separator at the end of each line.
     width = len(first) - (first[-1] == "")
-    places: tuple[str, ...] | None = (USER, ITEM) if width == 2 else None
-    if width == 3 and _like_time(first[2]):
-        places = (USER, ITEM, TIME)
-    if width == 4 and _like_time(first[3]):
-        places = (USER, ITEM, RATING, TIME)
-    if places is None:
+    if width not in _PLACES or (width > 2 and not _like_time(first[width - 1])):
         raise DataError(
-            f"{path}: has no header and {width} columns, of which row 1 does not tell the time; "
-            "say --user column_1 --item column_2 and, if there is one, --time column_N"
+            f"{path}: has no header, and the last of {width} columns is not a time; give --user column_1 --item column_2 "
+            "and, if there is one, --time column_N"
         )
-    return dict(zip(places, layout.names, strict=False))
-
-
-def _item_places(path: Path, layout: Layout, wanted: Wanted) -> dict[str, str]:
-    """MovieLens' `movies.dat` (id::title::genres) has no header; other files of items must have one."""
-    if layout.separator != "::":
-        raise DataError(f"{path}: has no header; add a first line that names the columns, such as item_id,title")
-    return {ITEM: layout.names[0], TITLE: layout.names[1]} | dict(wanted.asked)
+    return dict(zip(_PLACES[width], layout.names, strict=False))
 
 
 def _like_time(cell: str) -> bool:
-    """A date, or a number of seconds after 1973: no rating and no id of a small set is that large."""
+    """Whether a cell is a date or a number of seconds after 1973; ratings and small ids are smaller."""
     return bool(_DATE.match(cell)) or (bool(_NUMBER.fullmatch(cell)) and float(cell) >= 1e8)
 
 
-def _split_lines(path: Path, layout: Layout) -> pl.LazyFrame:
-    """`::` is two characters, which no CSV reader cuts at; so lines are read and cut."""
-    lines = pl.scan_lines(path).filter(pl.col("line") != "")
-    width = len(layout.names)
+def _split_lines(layout: Layout) -> pl.LazyFrame:
+    """Split lines at `::`. CSV readers take only one character as separator."""
+    lines, width = pl.scan_lines(layout.path).filter(pl.col("line") != ""), len(layout.names)
+    uneven = lines.filter(pl.col("line").str.count_matches("::", literal=True) != width - 1).head(1)
     try:
-        uneven = (
-            lines.with_row_index("row")
-            .select("row", fields=pl.col("line").str.count_matches("::", literal=True) + 1)
-            .filter(pl.col("fields") != width)
-            .head(1)
-            .collect()
-        )
+        if len(uneven.collect()):
+            raise _fault(layout, ValueError("rows of different lengths"))
     except READ_ERRORS as error:
-        raise _explain(path, layout, error) from None
-    if len(uneven):
-        row, fields = uneven.row(0)
-        raise DataError(f"{path}: row {row + 1} has {fields} fields where row 1 has {width}; mend or drop that row")
+        raise _fault(layout, error) from None
     return lines.select(pl.col("line").str.split_exact("::", width - 1).struct.rename_fields(layout.names)).unnest(
         "line"
     )
+
+
+def _fault(layout: Layout, error: BaseException) -> DataError:
+    """Find out why a file cannot be read, row by row. Only errors need this."""
+    path, width, even = layout.path, len(layout.names), layout.separator == "::"
+    cure = 'put fields that hold the separator into "quotes"' if layout.quoted else "correct or drop that row"
+    quotes = 'put the whole field into "quotes" and write each quote in it twice ("")'
+    lines = (line for _, line in numbered_lines(path))
+    number = 0 if layout.header else 1
+    try:
+        for row in csv_rows(lines, layout.separator, layout.quoted, strict=True):
+            if len(row) > width or (even and len(row) < width):
+                return DataError(f"{path}: row {number} has {len(row)} fields where the first line has {width}; {cure}")
+            number += bool(row)
+        for line_number, line in numbered_lines(path):
+            if layout.quoted and line.count('"') % 2:
+                return DataError(f"{path}: line {line_number} has a quote inside a field; {quotes}")
+    except DataError as fault:
+        return fault
+    except csv.Error:
+        return DataError(f"{path}: row {number} has a quote that is not closed; {quotes}")
+    return DataError(f"{path}: cannot be read ({first_line(error)}); save it again")

@@ -1,7 +1,7 @@
-"""Ids of any type as numbers 0..n-1, and back.
+"""Number ids of any type 0..n-1.
 
-Ids are numbered in their own order, never by frequency or first appearance: the catalogue is released with a model,
-and its order must say nothing about the people in the log.
+Ids are numbered in sorted order, never by frequency or first appearance: the catalogue is published with a model, and its
+order must reveal nothing about the users.
 """
 
 from dataclasses import dataclass
@@ -15,14 +15,14 @@ from dpformer.errors import DataError
 
 @dataclass(frozen=True)
 class Coded:
-    """A column of ids. codes: int32 [events], places in `ids`; ids: distinct and sorted, whole numbers or text."""
+    """A column of ids. codes: int32 [events], indices into `ids`; ids: distinct and sorted, whole numbers or text."""
 
     codes: np.ndarray
     ids: pl.Series
 
 
 def id_expression(log: Log, role: str) -> pl.Expr:
-    """The column as whole numbers or as categorical text, which takes four bytes an event however long the ids are."""
+    """Read ids as whole numbers or as categorical text, which takes four bytes per event."""
     column, dtype = pl.col(role), log.schema()[role]
     if dtype.is_integer() and dtype not in (pl.UInt64, pl.Int128, pl.UInt128):
         return column.cast(pl.Int64)
@@ -31,38 +31,36 @@ def id_expression(log: Log, role: str) -> pl.Expr:
         return pl.when(text != "").then(text).cast(pl.Categorical)
     if dtype == pl.Binary:
         return column.bin.encode("hex").cast(pl.Categorical)
-    if dtype.is_float():
-        return column.fill_nan(None).cast(pl.String).cast(pl.Categorical)
     if dtype.is_numeric() or dtype.is_temporal() or dtype in (pl.Boolean, pl.Null):
+        column = column.fill_nan(None) if dtype.is_float() else column
         return column.cast(pl.String).cast(pl.Categorical)
-    raise DataError(
-        f"{log.name}: column {log.columns[role]!r} is of type {dtype}, which is no id; give whole numbers or text"
-    )
+    name = log.columns[role]
+    raise DataError(f"{log.name}: column {name!r} has type {dtype}, which is not an id; give whole numbers or text")
 
 
-def check_ids(log: Log, role: str, column: pl.Series) -> None:
-    """A `DataError` names the first event without an id."""
+def check_ids(log: Log, role: str, column: pl.Series, what: str = "event") -> None:
+    """Raise an error for the first row without an id; `what` is what a row contains."""
     if column.null_count():
-        raise missing_id(log, role, int(column.is_null().arg_max() or 0), column.null_count())
+        raise missing_id(log, role, int(column.is_null().arg_max() or 0), column.null_count(), what)
 
 
 def missing_id(log: Log, role: str, row: int, lacking: int, what: str = "event") -> DataError:
-    """The line about the first of `lacking` rows without an id; `what` is in a row."""
-    cure = f"every {what} needs one: fill it in or drop that row ({lacking:,} in all)"
+    """Return the error for the first of `lacking` rows without an id."""
+    cure = f"every {what} needs one: fill it in or drop that row ({lacking:,} rows)"
     return log.error(row, role, f"no {role.removesuffix('_id')}", cure)
 
 
 def whole_numbers(ids: pl.Series) -> pl.Series:
-    """Texts as whole numbers; null where one is none, or is not written in the usual notation (`007`, `+7`)."""
+    """Parse whole numbers; null for other text and for other notations (`007`, `+7`)."""
     numbers = ids.cast(pl.Int64, strict=False)
     return numbers.set(~(numbers.cast(pl.String) == ids).fill_null(False), None)
 
 
 def sorted_ids(ids: pl.Series, untyped: bool) -> pl.Series:
-    """Distinct ids in their order: numbers by value, text by code point.
+    """Sort distinct ids: numbers by value, text by code point.
 
-    untyped: text of a format without types, in natural order: whole numbers in the usual notation first, by value, then
-    other text by code point. How two ids are ordered never depends on a third.
+    untyped: ids from text formats, in natural order: whole numbers by value, then other text by code point. The order of two
+    ids never depends on a third.
 
     >>> sorted_ids(pl.Series(["b", "10", "007", "9"]), untyped=True).to_list()
     ['9', '10', '007', 'b']
@@ -73,26 +71,25 @@ def sorted_ids(ids: pl.Series, untyped: bool) -> pl.Series:
 
 
 def encode_items(column: pl.Series, untyped: bool) -> Coded:
-    """Number the ids of items in their order. Text stays text: one odd id must not turn the type of the others."""
+    """Number item ids. Text stays text, so that one id cannot change the type of the others."""
     if column.dtype != pl.Categorical:
         return _encode_numbers(column)
     return _encode_text(column, sorted_ids(column.unique().cast(pl.String), untyped))
 
 
 def encode_users(column: pl.Series, untyped: bool) -> Coded:
-    """Number the ids of users. untyped: text that is all whole numbers, in the usual notation, becomes numbers."""
+    """Number user ids. untyped: if all are whole numbers, they become numbers."""
     if column.dtype != pl.Categorical:
         return _encode_numbers(column)
     ids = column.unique().cast(pl.String)
     numbers = whole_numbers(ids)
-    if untyped and not numbers.null_count():
-        coded = _encode_text(column, sorted_ids(ids, untyped=True))
-        return Coded(coded.codes, numbers.sort())
-    return _encode_text(column, ids.sort())
+    if not untyped or numbers.null_count():
+        return _encode_text(column, ids.sort())
+    return Coded(_encode_text(column, sorted_ids(ids, untyped=True)).codes, numbers.sort())
 
 
 def _encode_text(column: pl.Series, ids: pl.Series) -> Coded:
-    """The places of a categorical column's values in `ids`, which holds all of them."""
+    """Index a categorical column's values in `ids`, which contains all of them."""
     physical = ids.cast(column.dtype).to_physical().to_numpy()
     place = np.zeros(int(physical.max(initial=0)) + 1, dtype=np.int32)
     place[physical] = np.arange(len(physical), dtype=np.int32)
@@ -100,7 +97,7 @@ def _encode_text(column: pl.Series, ids: pl.Series) -> Coded:
 
 
 def _encode_numbers(column: pl.Series) -> Coded:
-    """Whole numbers: by a table over their range where that is not much larger than the log, else by a join."""
+    """Number whole numbers: by a table over their range if it is small enough, else by a hash table."""
     numbers = column.to_numpy()
     low, high = int(numbers.min()), int(numbers.max())
     span = high - low + 1
@@ -110,19 +107,11 @@ def _encode_numbers(column: pl.Series) -> Coded:
         place = np.cumsum(present, dtype=np.int32) - np.int32(1)
         return Coded(place[numbers - low], pl.Series(np.flatnonzero(present) + low))
     ids = column.unique().sort()
-    codes = (
-        column.to_frame("id")
-        .lazy()
-        .join(ids.to_frame("id").with_row_index("code").lazy(), on="id", how="left", maintain_order="left")
-        .select(pl.col("code").cast(pl.Int32))
-        .collect(engine="streaming")
-        .to_series()
-    )
-    return Coded(codes.to_numpy(), ids)
+    return Coded(column.replace_strict(ids, np.arange(len(ids), dtype=np.int32)).to_numpy(), ids)
 
 
 def compact(coded: Coded) -> Coded:
-    """The codes numbered anew, without the ids that do not occur."""
+    """Renumber codes without the ids that do not occur."""
     present = np.bincount(coded.codes, minlength=len(coded.ids)) > 0
     place = np.cumsum(present, dtype=np.int32) - np.int32(1)
     return Coded(place[coded.codes], coded.ids.filter(pl.Series(present)))

@@ -1,8 +1,10 @@
-"""JSON lines, plain or gzipped: strict ones through polars, Amazon's Python-literal ones (2014) line by line."""
+"""JSON lines: strict JSON is read by polars, Amazon's Python literals (2014) line by line."""
 
 import ast
+import io
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -10,46 +12,38 @@ from typing import Any
 import polars as pl
 
 from dpformer.data.read.columns import TIME, TITLE, Wanted, find_columns
-from dpformer.data.read.log import READ_ERRORS, Log, first_line, one_file
+from dpformer.data.read.log import READ_ERRORS, Log, first_line
 from dpformer.data.read.text import numbered_lines
 from dpformer.errors import DataError
 
-# A review is some thousand characters; what is longer than this is no line of a log, and no work for a parser.
+# Reviews have some thousand characters; longer lines are refused, to protect the parser.
 LONGEST_LINE = 1 << 20
 _SAMPLE_LINES = 100
-_CHUNK = 50_000
+_KINDS = {str: "text", bool: "true/false", int: "a number", float: "a number", list: "a list", dict: "an object"}
 
 
 def read_json_lines(path: Path, wanted: Wanted) -> Log:
-    """A log with one object a line, strict JSON or (told by the first line) Python literals."""
+    """Open a file with one object per line; its first line shows whether it is JSON or Python literals."""
     first_number, first = next((number, line) for number, line in numbered_lines(path) if line.strip())
     strict = _is_json(first)
-    # Of a log the first lines tell the columns, of a catalogue all lines do.
-    sample = [record for _, record in islice(_records(path), None if wanted.further else _SAMPLE_LINES)]
+    # The first lines show the columns of a log; a catalogue may have further columns in any line.
+    sample = [record for _, record in islice(_records(path), None if wanted.items else _SAMPLE_LINES)]
     names = list(dict.fromkeys(name for record in sample for name in record))
     columns = find_columns(names, wanted, str(path))
     used = wanted.used(columns)
     schema = {name: _dtype(path, first_number, role, name, sample) for role, name in used.items()}
-    if wanted.further:
-        frame = _whole_frame(path, sample, schema)
-    elif strict:
+    if strict and not wanted.items:
         frame = pl.scan_ndjson(path, schema=schema)
     else:
-        frame = _literal_frame(path, schema)
+        frame = _parsed(path, schema, whole=wanted.items)
+    form = "JSON lines" if strict else "Python-literal lines"
     return Log(
-        frame=wanted.select(frame, columns),
-        name=str(path),
-        files=(path,),
-        format="JSON lines" if strict else "Python-literal lines",
-        columns=columns,
-        untyped_ids=False,
-        explain=lambda error: _fault(path, schema, error),
-        place=one_file(path),
+        wanted.select(frame, columns), str(path), form, columns, lambda error: _fault(path, schema, error), (path,)
     )
 
 
 def looks_like_json(path: Path, first: str) -> bool:
-    """Whether the first line is an object, or begins like JSON in a file that no other reader would take."""
+    """Whether the first line is an object, or starts like JSON and no other format fits."""
     if first.lstrip()[0] not in "{[":
         return False
     try:
@@ -67,101 +61,77 @@ def _is_json(line: str) -> bool:
 
 
 def _records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Non-empty lines as objects, with their line numbers."""
+    """Parse lines that are not blank, with their line numbers."""
     for number, line in numbered_lines(path):
         if line.strip():
             yield number, _parse(path, number, line.strip())
 
 
 def _parse(path: Path, number: int, line: str) -> dict[str, Any]:
-    """One object. `ast.literal_eval` builds literals only: it runs nothing."""
+    """Parse one object. `ast.literal_eval` builds literals and runs no code."""
     if len(line) > LONGEST_LINE:
-        raise DataError(f"{path}: line {number} has {len(line)} characters; write one event a line")
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError):
-        try:
-            record = ast.literal_eval(line)
-        except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
-            record = None
+        raise DataError(f"{path}: line {number} has {len(line)} characters; write one event per line")
+    record: Any = None
+    for parse in (json.loads, ast.literal_eval):
+        with suppress(ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
+            record = parse(line)
+            break
     if line.startswith("["):
-        raise DataError(f"{path}: line {number} begins a JSON array; write one object a line (jq -c '.[]' OLD > NEW)")
+        raise DataError(f"{path}: line {number} starts a JSON array; write one object per line (jq -c '.[]' OLD > NEW)")
     if not isinstance(record, dict) or not all(isinstance(name, str) for name in record):
-        raise DataError(f"{path}: line {number} is no JSON object; write one {{...}} a line")
+        raise DataError(f"{path}: line {number} is not a JSON object; write one {{...}} per line")
     return record
 
 
 def _dtype(path: Path, number: int, role: str, name: str, sample: list[dict[str, Any]]) -> pl.DataType:
-    """The column's type, from its first value. Text is declared categorical for ids, because polars then refuses
-    a number among the texts instead of turning it into one: are 7 and "7" one person or two?
+    """Choose a column's type by its first value.
+
+    Text ids are categorical: polars then refuses a number among text ids, since 7 and "7" may be one user or two.
     """
     value = next((record[name] for record in sample if record.get(name) is not None), None)
     if role == TIME and isinstance(value, int | float):
         return pl.Float64()
     if isinstance(value, str) or value is None:
         return pl.String() if role in (TIME, TITLE) else pl.Categorical()
-    if isinstance(value, bool):
-        return pl.Boolean()
-    if isinstance(value, int):
-        return pl.Int64()
-    if isinstance(value, float):
-        return pl.Float64()
+    if isinstance(value, bool | int | float):
+        return {bool: pl.Boolean(), int: pl.Int64(), float: pl.Float64()}[type(value)]
     raise DataError(
         f"{path}: line {number}, column {name!r}: {_kind(value)} where one value is needed; flatten it first"
     )
 
 
 def _kind(value: object) -> str:
-    kinds = {str: "text", bool: "true/false", int: "a number", float: "a number", list: "a list", dict: "an object"}
-    return kinds.get(type(value), type(value).__name__)
+    return _KINDS.get(type(value), type(value).__name__)
 
 
-def _literal_frame(path: Path, schema: dict[str, pl.DataType]) -> pl.LazyFrame:
-    """Python literals, parsed once into the few columns that are used: reading them again would cost the same again."""
-    records = (record for _, record in _records(path))
-    chunks = []
+def _parsed(path: Path, schema: dict[str, pl.DataType], whole: bool) -> pl.LazyFrame:
+    """Parse lines in Python, then let polars read them as JSON. whole: keep columns that are not in `schema`."""
+    lines = io.BytesIO()
     try:
-        while chunk := list(islice(records, _CHUNK)):
-            chunks.append(pl.DataFrame({name: _column(name, chunk, dtype) for name, dtype in schema.items()}))
-    except (pl.exceptions.PolarsError, TypeError, OverflowError) as error:
+        for _, record in _records(path):
+            kept = record if whole else {name: record.get(name) for name in schema}
+            text = json.dumps(kept, default=str if whole else None, ensure_ascii=False)
+            lines.write(text.encode() + b"\n")
+        return pl.read_ndjson(lines.getvalue(), infer_schema_length=None, schema_overrides=schema).lazy()
+    except (*READ_ERRORS, TypeError, ValueError) as error:
         raise _fault(path, schema, error) from None
-    return pl.concat(chunks).lazy()
-
-
-def _whole_frame(path: Path, records: list[dict[str, Any]], schema: dict[str, pl.DataType]) -> pl.LazyFrame:
-    """All columns of a catalogue: those in `schema` with the types there, the others with those that polars finds."""
-    lines = "\n".join(json.dumps(record, default=str) for record in records)
-    try:
-        return pl.read_ndjson(lines.encode(), infer_schema_length=None, schema_overrides=schema).lazy()
-    except READ_ERRORS as error:
-        raise _fault(path, schema, error) from None
-
-
-def _column(name: str, chunk: list[dict[str, Any]], dtype: pl.DataType) -> pl.Series:
-    values = [record.get(name) for record in chunk]
-    text = pl.String() if dtype == pl.Categorical else dtype
-    return pl.Series(name, values, dtype=text, strict=True).cast(dtype)
 
 
 def _fault(path: Path, schema: dict[str, pl.DataType], error: BaseException) -> DataError:
-    """Which line is not what the first one was: walks the file, which only an error needs."""
+    """Find the line that differs from the lines before. Only errors need this."""
     kinds: dict[str, str] = {}
     try:
         for number, record in _records(path):
-            for name in schema:
-                value = record.get(name)
-                if value is None:
-                    continue
-                kind = kinds.setdefault(name, _kind(value))
+            for name, value in ((name, record[name]) for name in schema if record.get(name) is not None):
+                where, kind = f"{path}: line {number}, column {name!r}", kinds.setdefault(name, _kind(value))
                 if _kind(value) != kind:
                     return DataError(
-                        f"{path}: line {number}, column {name!r}: {_kind(value)} where the lines before have {kind}; "
-                        "write the column in one way"
+                        f"{where}: {_kind(value)} where the lines before have {kind}; use one type per column"
                     )
                 if schema[name] == pl.Int64 and not (isinstance(value, int) and -(2**63) <= value < 2**63):
                     return DataError(
-                        f"{path}: line {number}, column {name!r}: {value} is no whole number of 64 bits as in the "
-                        'lines before; write the ids as text ("...")'
+                        f"{where}: {value} is not a whole number of 64 bits, as in the lines before; write ids as "
+                        'text ("...")'
                     )
     except DataError as fault:
         return fault

@@ -1,4 +1,4 @@
-"""A log as it was found: a lazy frame of its events in file order, and how to speak of it in an error."""
+"""A log before its events are read, and the text that errors use to describe it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ import polars as pl
 
 from dpformer.errors import DataError
 
-# A damaged Parquet file can make polars panic, which is no ordinary exception.
+# A damaged Parquet file can make polars panic; a panic is not a `PolarsError`.
 READ_ERRORS = (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError)
 
 
@@ -16,49 +16,52 @@ READ_ERRORS = (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError)
 class Log:
     """Events in file order, not yet read.
 
-    frame: columns `user_id`, `item_id` and, where the log has one, `timestamp`; `title` if asked for; types as in the file.
-    name: how messages call the log. files: what it was read from (none for a frame in memory).
-    columns: role to the column's own name. untyped_ids: ids come from text that has no types (CSV and its kin).
-    explain: turns an exception of the reader into the line that a user can act on.
-    place: names the file and row of the event with a given index, from 0.
-    unused_title: the column that looks like titles and was not asked for.
+    frame: `user_id`, `item_id`, and `timestamp` if the log has times; `title` if requested; types as in the file.
+    name: the log in messages. columns: role to the column's own name. explain: turns a reader's exception into an error message.
+    files: none for a frame in memory; only Parquet may have several. untyped_ids: ids come from a format without types (CSV).
+    unused_title: a column that looks like titles and was not requested.
     """
 
     frame: pl.LazyFrame
     name: str
-    files: tuple[Path, ...]
     format: str
     columns: dict[str, str]
-    untyped_ids: bool
     explain: Callable[[BaseException], DataError]
-    place: Callable[[int], str]
+    files: tuple[Path, ...] = ()
+    untyped_ids: bool = False
     unused_title: str | None = None
 
     def collect(self, frame: pl.LazyFrame) -> pl.DataFrame:
-        """Read what was asked of `frame`, in a stream; what goes wrong becomes the line that a user can act on."""
+        """Read `frame` as a stream."""
         try:
             return frame.collect(engine="streaming")
         except READ_ERRORS as error:
             raise self.explain(error) from None
 
     def schema(self) -> pl.Schema:
-        """Names and types of the columns; the first look at a file may already fail."""
-        try:
-            return self.frame.collect_schema()
-        except READ_ERRORS as error:
-            raise self.explain(error) from None
+        """Names and types of the columns."""
+        return self.collect(self.frame.head(0)).schema
+
+    def place(self, row: int) -> str:
+        """Return file and row (from 1, without header) of an event."""
+        file: Path | str = self.files[0] if self.files else self.name
+        for file in self.files if len(self.files) > 1 else ():
+            rows = scan(file).select(pl.len()).collect().item()
+            if row < rows:
+                break
+            row -= rows
+        return f"{file}: row {row + 1}"
 
     def error(self, row: int, role: str, wrong: str, cure: str) -> DataError:
-        """The one line about a bad value: file, row (from 1, header not counted), column, what is wrong, the cure."""
+        """Return the error for a bad value: file, row, column, problem, cure."""
         return DataError(f"{self.place(row)}, column {self.columns[role]!r}: {wrong}; {cure}")
 
 
-def one_file(path: Path) -> Callable[[int], str]:
-    """`Log.place` for a log in one file."""
-    return lambda row: f"{path}: row {row + 1}"
+def scan(file: Path | str) -> pl.LazyFrame:
+    """Open one Parquet file. `[a]` in its path is not a pattern, and a folder `user=7` is not a column."""
+    return pl.scan_parquet(file, glob=False, hive_partitioning=False)
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an exception's message: polars adds stacks and advice that a user of ours cannot follow."""
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
+    """The first line of an exception's message: polars adds stack traces and internal advice."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -1,29 +1,29 @@
-"""Text files, plain or gzipped: a sample to recognise them by, and what is wrong with one that cannot be read."""
+"""Text files, plain or gzipped: numbered lines, and the start of a file to detect its format."""
 
 import csv
 import gzip
 import io
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Literal, cast
 
-from dpformer.data.read.log import first_line
 from dpformer.errors import DataError
 
 SAMPLE_BYTES = 1 << 16
+_BAD_GZIP = (EOFError, zlib.error, gzip.BadGzipFile)
 
 
 def open_bytes(path: Path) -> IO[bytes]:
-    """The file's bytes, unzipped if they are gzipped (told by their first two bytes, not by the name)."""
+    """Open a file; gzip is detected by the first two bytes."""
     with path.open("rb") as file:
         zipped = file.read(2) == b"\x1f\x8b"
     return cast(IO[bytes], gzip.open(path, "rb")) if zipped else path.open("rb")
 
 
 def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Lines with their numbers from 1; raises the `DataError` for damaged gzip and for what is not UTF-8."""
+    """Yield lines with numbers from 1. Raises `DataError` for damaged gzip and text that is not UTF-8."""
     number = 0
     try:
         with open_bytes(path) as file:
@@ -31,16 +31,16 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
                 yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
     except UnicodeDecodeError as error:
         raise _not_utf8(path, number, error) from None
-    except (EOFError, zlib.error, gzip.BadGzipFile):
+    except _BAD_GZIP:
         raise _broken_gzip(path, number) from None
 
 
 def sample(path: Path) -> str:
-    """The beginning of a text file: whole lines, without a byte order mark."""
+    """Read the start of a text file: complete lines, without byte order mark."""
     try:
         with open_bytes(path) as file:
             head = file.read(SAMPLE_BYTES)
-    except (EOFError, zlib.error, gzip.BadGzipFile):
+    except _BAD_GZIP:
         raise _broken_gzip(path, 0) from None
     if head.startswith(b"PK\x03\x04"):
         raise DataError(f"{path}: is a zip archive; unzip it and give the file inside")
@@ -60,42 +60,22 @@ def sample(path: Path) -> str:
 
 
 def first_line_of(text: str) -> str:
-    """The first line that is not blank. Only a line feed ends a line: `splitlines` would also cut at rarer marks."""
+    """The first line that is not blank. Lines end with a line feed only; `splitlines` splits at more."""
     return next(line for line in text.split("\n") if line.strip()).removesuffix("\r")
 
 
-def delimited_fault(
-    path: Path, separator: str, quoted: bool, width: int, header: bool, error: BaseException
-) -> DataError:
-    """Why a delimited file could not be read: walks it row by row, which only an error needs."""
-    cure = 'put fields that hold the separator into "quotes"' if quoted else "mend or drop that row"
-    quotes = 'put the whole field into "quotes" and write each quote in it twice ("")'
-    lines = (line for _, line in numbered_lines(path))
-    number = 0 if header else 1
-    try:
-        for row in csv.reader(lines, delimiter=separator, quoting=_quoting(quoted), strict=True):
-            if len(row) > width:
-                return DataError(f"{path}: row {number} has {len(row)} fields where the first line has {width}; {cure}")
-            number += bool(row)
-        for line_number, line in numbered_lines(path):
-            if quoted and line.count('"') % 2:
-                return DataError(f"{path}: line {line_number} has a quote inside a field; {quotes}")
-    except DataError as fault:
-        return fault
-    except csv.Error:
-        return DataError(f"{path}: row {number} opens a quote and does not close it rightly; {quotes}")
-    return DataError(f"{path}: cannot be read ({first_line(error)}); write it again")
-
-
 def rows_of(text: str, separator: str, quoted: bool = True) -> list[list[str]]:
-    """The non-empty rows of a sample, split at `separator`."""
-    # Only a line feed ends a line, for polars too; the csv module gives up at a bare carriage return.
-    lines = io.StringIO(re.sub("\r(?!\n)", " ", text))
-    return [row for row in csv.reader(lines, delimiter=separator, quoting=_quoting(quoted)) if row]
+    """Split a sample into rows that are not empty."""
+    # For polars only a line feed ends a line; the csv module fails at a single carriage return.
+    return [row for row in csv_rows(io.StringIO(re.sub("\r(?!\n)", " ", text)), separator, quoted) if row]
 
 
-def _quoting(quoted: bool) -> Literal[0, 3]:
-    return csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE
+def csv_rows(lines: Iterable[str], separator: str, quoted: bool, strict: bool = False) -> Iterator[list[str]]:
+    """Split lines into rows of fields; `strict` raises `csv.Error` for unbalanced quotes."""
+    if separator == "::":
+        return (line.rstrip("\r\n").split("::") for line in lines if line.strip("\r\n"))
+    quoting: Literal[0, 3] = csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE
+    return csv.reader(lines, delimiter=separator, quoting=quoting, strict=strict)
 
 
 def _not_utf8(path: Path, line: int, error: UnicodeDecodeError) -> DataError:
@@ -106,4 +86,4 @@ def _not_utf8(path: Path, line: int, error: UnicodeDecodeError) -> DataError:
 
 
 def _broken_gzip(path: Path, line: int) -> DataError:
-    return DataError(f"{path}: the gzip data is damaged or breaks off after line {line}; copy or download it again")
+    return DataError(f"{path}: the gzip data is damaged or ends after line {line}; copy or download it again")

@@ -1,7 +1,6 @@
-"""Time as a number to sort by: epoch seconds or milliseconds, dates, ISO text.
+"""Times as sortable numbers: epoch seconds, milliseconds, dates, ISO text.
 
-Numbers stay as they are (nothing is gained by converting what is only compared); dates and ISO text become
-nanoseconds. `Unit` says which, for the check of the range and for the span that is reported.
+Numbers stay as they are, because they are only compared; dates and ISO text become nanoseconds.
 """
 
 from dataclasses import dataclass
@@ -13,44 +12,46 @@ from dpformer.data.read.columns import TIME
 from dpformer.data.read.log import Log
 from dpformer.errors import DataError
 
-# 2100-01-01 in seconds: later than any log, and a number of milliseconds read as seconds always is.
+# 2100-01-01 in seconds. Milliseconds read as seconds are always later.
 LATEST = 4_102_444_800
-# Milliseconds from here (1973-03-03) on; as seconds it would be the year 5138, so the units never overlap.
-SMALLEST_MS = 100_000_000_000
-_CURE = "write epoch seconds, milliseconds or ISO text (2020-05-17T12:00:00) from 1970 on, or drop that row"
+_CURE = "write epoch seconds, milliseconds or ISO text (2020-05-17T12:00:00) from 1970 to 2099, or drop that row"
 
 
 @dataclass(frozen=True)
 class Unit:
-    """A unit of time: how many make a second, and the smallest number that it may have."""
+    """A unit of time: units per second, and the smallest number accepted."""
 
     name: str
     per_second: int
     smallest: int = 0
 
     def text(self, value: float) -> str:
-        """The UTC time of a value, to the second."""
+        """Format a value as UTC time, to the second."""
         return datetime.fromtimestamp(int(value) // self.per_second, timezone.utc).strftime("%Y-%m-%d %H:%M:%S")
 
 
-SECONDS, MILLISECONDS, NANOSECONDS = Unit("seconds", 1), Unit("milliseconds", 1000, SMALLEST_MS), Unit("dates", 10**9)
+# 10**11 ms is 1973-03-03; 10**11 s is the year 5138, so the ranges of the units do not overlap.
+UNITS = SECONDS, MILLISECONDS, NANOSECONDS = (
+    Unit("seconds", 1),
+    Unit("milliseconds", 1000, 10**11),
+    Unit("dates", 10**9),
+)
 
 
 def time_expression(log: Log) -> tuple[pl.Expr, bool]:
-    """How the column `timestamp` becomes a number, and whether that is nanoseconds (else it is a number as found).
+    """Return how to read the column `timestamp`, and whether the result is nanoseconds.
 
-    What cannot be read becomes null; `check_times` then names its row.
+    Values that cannot be read become null; `check_times` reports them.
     """
     time = pl.col(TIME)
     dtype = log.schema()[TIME]
     if dtype.is_integer() or dtype.is_float() or dtype.is_decimal() or dtype == pl.Null:
         return time.cast(pl.Float64 if not dtype.is_integer() else pl.Int64, strict=False), False
     if dtype.is_temporal() and dtype not in (pl.Time, pl.Duration):
-        # Microseconds hold every year; the step to nanoseconds is taken only inside the range that is accepted.
+        # int64 nanoseconds do not hold every year, so check the range in microseconds first.
         second = time.cast(pl.Datetime("us"), strict=False).to_physical() // 10**6
-        return pl.when(second.is_between(0, LATEST - 1)).then(
-            time.cast(pl.Datetime("ns"), strict=False).to_physical()
-        ), True
+        nanoseconds = time.cast(pl.Datetime("ns"), strict=False).to_physical()
+        return pl.when(second.is_between(0, LATEST - 1)).then(nanoseconds), True
     if dtype in (pl.String, pl.Categorical, pl.Enum):
         text = time.cast(pl.String).str.strip_chars()
         number = text.cast(pl.Float64, strict=False)
@@ -58,11 +59,11 @@ def time_expression(log: Log) -> tuple[pl.Expr, bool]:
         if len(first) and first.item() is not None:
             return number, False
         return _iso(text), True
-    raise DataError(f"{log.name}: column {log.columns[TIME]!r} is of type {dtype}, which is no time; {_CURE}")
+    raise DataError(f"{log.name}: column {log.columns[TIME]!r} has type {dtype}, which is not a time; {_CURE}")
 
 
 def _iso(text: pl.Expr) -> pl.Expr:
-    """ISO 8601: a date, or a date and time with or without fraction and offset; without offset it is UTC."""
+    """Parse ISO 8601: a date, or date and time, with or without fraction and offset. Without offset it is UTC."""
     spaced = text.str.replace("[Tt]", " ").str.replace("[Zz]$", "+00:00")
     clock = "%Y-%m-%d %H:%M:%S%.f"
     with_offset = spaced.str.to_datetime(clock + "%#z", time_unit="ns", time_zone="UTC", strict=False)
@@ -72,17 +73,14 @@ def _iso(text: pl.Expr) -> pl.Expr:
         spaced.str.to_datetime("%Y-%m-%d %H:%M", time_unit="ns", strict=False),
         spaced.str.to_date("%Y-%m-%d", strict=False).cast(pl.Datetime("ns"), strict=False),
     ]
-    # A year with four digits that nanoseconds cannot hold would wrap round into an innocent one.
+    # Years outside the range of int64 nanoseconds would wrap around to a valid time.
     plausible = text.str.slice(0, 4).cast(pl.Int32, strict=False).is_between(1970, 2099)
     return pl.when(plausible).then(pl.coalesce(forms)).to_physical()
 
 
 def check_times(log: Log, times: pl.Series, nanoseconds: bool) -> Unit:
-    """The unit of the times; a `DataError` names the first event whose time is missing, unreadable or absurd.
-
-    Numbers are milliseconds if most of them are as large as milliseconds are.
-    """
-    unit = NANOSECONDS if nanoseconds else unit_of(int((times >= SMALLEST_MS).sum() or 0), len(times))
+    """Return the unit of the times; raise an error for the first time that is missing or out of range."""
+    unit = NANOSECONDS if nanoseconds else unit_of(large_times(times), len(times))
     sound = sound_times(times, unit)
     if sound.all():
         return unit
@@ -90,24 +88,31 @@ def check_times(log: Log, times: pl.Series, nanoseconds: bool) -> Unit:
     raise bad_time(log, row, times[row] is None, unit)
 
 
+def large_times(times: pl.Series) -> int:
+    """Count numbers that are large enough to be milliseconds."""
+    return int((times >= MILLISECONDS.smallest).sum() or 0)
+
+
 def unit_of(large: int, events: int) -> Unit:
-    """The unit of numbers of which `large` are as large as milliseconds are."""
+    """Choose the unit of numbers: milliseconds if most are large enough."""
     return MILLISECONDS if 2 * large > events else SECONDS
 
 
 def sound_times(times: pl.Series, unit: Unit) -> pl.Series:
-    """Which of the times lie between 1970 and 2100, bool."""
+    """Which times are between 1970 and 2100, bool."""
     sound = times.is_between(unit.smallest, LATEST * unit.per_second - 1).fill_null(False)
     return sound & times.is_not_nan().fill_null(False) if times.dtype.is_float() else sound
 
 
 def bad_time(log: Log, row: int, unreadable: bool, unit: Unit) -> DataError:
-    """The line about the time of an event, which is missing, unreadable or absurd."""
+    """Return the error for a time that is missing, unreadable or out of range."""
     raw = log.collect(log.frame.select(TIME).slice(row, 1)).item()
     if raw is None or raw == "":
         return log.error(row, TIME, "no time", _CURE)
     if (isinstance(raw, int | float) and raw < 0) or str(raw).startswith("-"):
         return log.error(row, TIME, f"the time {raw} is negative", _CURE)
     if unreadable and not isinstance(raw, datetime):
-        return log.error(row, TIME, f"{raw!r} is no time" + (" as in the first row" if row else ""), _CURE)
-    return log.error(row, TIME, f"the time {raw} is absurd (read as {unit.name})", _CURE)
+        return log.error(
+            row, TIME, f"{raw!r} is not a recognised time" + (", unlike the first row" if row else ""), _CURE
+        )
+    return log.error(row, TIME, f"the time {raw} (read as {unit.name}) is out of range", _CURE)

@@ -1,4 +1,4 @@
-"""Logs that do not fit one machine: the same sequences by Spark. See docs/scaling.md."""
+"""Prepare logs larger than one machine with Spark. See docs/scaling.md."""
 
 from dpformer.data.spark.engine import prepare_spark
 

@@ -10,7 +10,7 @@ import polars as pl
 
 from dpformer.data import Dataset, Sequences, save
 from dpformer.data.manifest import MANIFEST_FORMAT, MANIFEST_VERSION
-from dpformer.data.split import SHORTEST_SPLIT
+from dpformer.data.sequences import SHORTEST_SPLIT
 from dpformer.fit.recipe import Recipe, Tuning
 
 SAMPLES = 20
