@@ -58,7 +58,11 @@ def histogram_std(folder: Path) -> float:
 def attack_on_prior(folder: Path, noise: Float32Noise | GridNoise) -> PriorAttack:
     tensors = load_file(folder / "model.safetensors")
     return PriorAttack(
-        tensors["transitions.head"], tensors["transitions.prior"], TransitionSettings().popularity, histogram_std(folder), noise
+        tensors["transitions.head"],
+        tensors["transitions.prior"],
+        TransitionSettings().popularity,
+        histogram_std(folder),
+        noise,
     )
 
 

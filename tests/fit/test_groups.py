@@ -45,7 +45,9 @@ def test_a_sampler_that_draws_more_is_refused():
 def test_a_sum_does_not_change_when_the_next_one_is_made():
     people = prepare(demo_frame()).sequences
     plan = PrivacyPlan(len(people), len(people) // 2, 10, float("inf"), 1e-6, 0.0)
-    trainer = Trainer(Transformer(TransformerSpec(items=int(people.items.max()), max_length=8, d=8)), plan, Optimisation(max_length=8))
+    trainer = Trainer(
+        Transformer(TransformerSpec(items=int(people.items.max()), max_length=8, d=8)), plan, Optimisation(max_length=8)
+    )
     first = trainer.query.sum(people, Sample(np.arange(100), bytes(32)), 2.0**-26)
     kept = {name: value.copy() for name, value in first.items()}
     trainer.query.sum(people, Sample(np.arange(100, 300), bytes(32)), 2.0**-26)

@@ -6,10 +6,10 @@ import polars as pl
 import pytest
 
 from dpformer import DPFormer, load_model
+from dpformer.artifact.layout import ITEMS
 from dpformer.data import load, prepare, save
 from dpformer.errors import DPFormerError
 from dpformer.evaluation import evaluate, held_out
-from dpformer.fit.folder import ITEMS
 from dpformer.fit.session import begin, go_on
 
 from .conftest import small_log, small_recipe
