@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
-from dpformer.fit.session import AnyRun
+from dpformer.fit.session import Run
 
 from dpformer.data import prepare, save
 from dpformer.fit import recipe
-from dpformer.fit.recipe import Recipe, make_recipe
 from dpformer.fit.workers import Team, Worker
 from dpformer.privacy import Curator, plan, statement
 
@@ -63,19 +62,13 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def small_recipe(**options: Any) -> Recipe:
-    """A seeded recipe of 10 steps."""
-    small = {"epsilon": 20.0, "delta": 1e-3, "d": 8, "max_length": 6, "epochs": 5.0, "seed": 1}
-    return make_recipe(**{**small, **options})
-
-
-def plant_curator(run: AnyRun, **options: Any) -> None:
+def plant_curator(run: Run, **options: Any) -> None:
     """Let a run ask a Curator with other noise, or another sampler."""
     old = run.curator
     run.curator = Curator(old._people, old.plan, old.ledger, old.keys, **options)
 
 
-def plant_worker(run: AnyRun, kind: type[Worker]) -> None:
+def plant_worker(run: Run, kind: type[Worker]) -> None:
     """Let a worker of another kind make the run's sums, alone."""
     trainer = run.trainer
     trainer.query.team = Team(kind(trainer.model, trainer.worker.clipping), 1)

@@ -252,16 +252,17 @@ import os, shutil, sys
 from contextlib import suppress
 from pathlib import Path
 import torch
+from dpformer.artifact import write as write_module
 from dpformer.fit import folder as folder_module
 from dpformer.fit.run import resume
 from dpformer.fit.one_shot import resume_one_shot
 start, place, many = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
 # polars does not survive a fork.
 dataset = folder_module.load(folder_module.data_of(start))
-packed, hashes = folder_module.pack_catalogue(dataset.catalogue), folder_module.column_hashes(dataset.catalogue)
+packed, hashes = write_module.pack_catalogue(dataset.catalogue), write_module.column_hashes(dataset.catalogue)
 folder_module.load = lambda folder: dataset
-folder_module.pack_catalogue = lambda catalogue: packed
-folder_module.column_hashes = lambda catalogue: hashes
+write_module.pack_catalogue = lambda catalogue: packed
+write_module.column_hashes = lambda catalogue: hashes
 torch.set_num_threads(1)
 idle, none, here = os.open(place / "idle", os.O_CREAT | os.O_RDWR), place / "none", os.open(place, os.O_RDONLY)
 waste = {

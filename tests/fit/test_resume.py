@@ -15,6 +15,7 @@ from dpformer.fit.session import finish_written, go_on
 from safetensors.torch import load_file
 
 from dpformer import load_model
+from dpformer.artifact import write as write_module
 from dpformer.errors import DPFormerError, PrivacyError
 from dpformer.fit import folder as folder_module
 from dpformer.fit import statistics_stages as releases
@@ -90,7 +91,7 @@ def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(kind, tmp_path, data
 
 def test_another_seed_gives_another_model(tmp_path, data, whole):
     other = train(tmp_path / "run", data, small_recipe(seed=2))
-    assert not torch.equal(model_of(other)["model.embedding.weight"], model_of(whole)["model.embedding.weight"])
+    assert not torch.equal(model_of(other)["embedding.weight"], model_of(whole)["embedding.weight"])
 
 
 def test_without_a_seed_a_replay_is_the_same_and_free(tmp_path, data):
@@ -209,10 +210,10 @@ def test_a_second_death_during_the_resume(tmp_path, data, monkeypatch, whole):
 def test_kill_9_at_random_moments(tmp_path, data, monkeypatch, whole):
     """Real processes, killed while they resume, train, write checkpoints and release: at a call to the disk, not by the clock."""
     dataset = folder_module.load(data)
-    packed = folder_module.pack_catalogue(dataset.catalogue)
+    packed = write_module.pack_catalogue(dataset.catalogue)
     # polars does not survive a fork.
     monkeypatch.setattr(folder_module, "load", lambda folder: dataset)
-    monkeypatch.setattr(folder_module, "pack_catalogue", lambda catalogue: packed)
+    monkeypatch.setattr(write_module, "pack_catalogue", lambda catalogue: packed)
     dice = random.Random(1)
     first = tmp_path / "first"
     start(first, data, small_recipe()).close()

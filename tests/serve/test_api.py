@@ -182,10 +182,10 @@ def test_no_log_line_holds_what_was_sent(client, recommender, caplog, monkeypatc
         client.get("/secret-path")
         client.post("/recommend", content=b'{"histories": [["secret-item"')
 
-        def broken(history):
+        def broken(self, history):
             raise KeyError(f"secret-item {history}")
 
-        monkeypatch.setattr(recommender.released, "encode", broken)
+        monkeypatch.setattr(type(recommender.artifact), "encode", broken)
         failed = client.post("/recommend", json={"histories": [["secret-item"]]})
     finally:
         logger.removeHandler(handler)

@@ -158,28 +158,27 @@ def division_by_the_realised_batch(patch):
     patch.setattr(trainer_module.Trainer, "gradients", gradients)
 
 
-def a_frozen_parameter(patch):
-    plain = Recipe.build
+def changed_network(patch, change):
+    """Change the network that is trained, and the released one."""
+    build, network = Recipe.build, verify_run_module._network
+    patch.setattr(Recipe, "build", lambda self, items: change(build(self, items)))
+    patch.setattr(verify_run_module, "_network", lambda model: change(network(model)))
 
-    def build(self, items):
-        model = plain(self, items)
+
+def a_frozen_parameter(patch):
+    def freeze(model):
         model.recurrent.bias_ih.requires_grad_(False)
         return model
 
-    patch.setattr(Recipe, "build", build)
+    changed_network(patch, freeze)
 
 
 def an_unused_parameter(patch):
-    plain = Recipe.build
-
-    def build(self, items):
-        model = plain(self, items)
+    def add(model):
         model.recurrent.spare = nn.Parameter(torch.zeros(3))
-        load = model.load_state_dict
-        model.load_state_dict = lambda state, **options: load({"recurrent.spare": torch.zeros(3), **state})
         return model
 
-    patch.setattr(Recipe, "build", build)
+    changed_network(patch, add)
 
 
 def a_parameter_that_never_moves(patch):
