@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpformer.data import Sequences, collate, demo_frame, micro_batches, prepare
-from dpformer.data.batches import cut
+from dpformer.data.batches import class_widths, cut
 from dpformer.errors import DataError
 
 
@@ -25,14 +25,36 @@ LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=50)
 def test_every_sampled_user_is_in_exactly_one_micro_batch(lengths: list[int], budget: int, data: st.DataObject):
     sequences = some_sequences(lengths)
     users = np.array(sorted(data.draw(st.sets(st.integers(0, len(lengths) - 1)))), dtype=np.int64)
-    parts = cut(users, sequences.lengths[users], budget)
+    widths = class_widths(40)[sequences.lengths]
+    parts = cut(users, widths[users], budget)
     assert sorted(np.concatenate([*parts, np.empty(0, dtype=np.int64)]).tolist()) == users.tolist()
     for part in parts:
-        longest = sequences.lengths[part].max()
-        assert len(part) == 1 or len(part) * longest <= budget
-        assert (longest - sequences.lengths[part]).sum() <= budget / 4
-    widest = [sequences.lengths[part].max() for part in parts]
+        assert len(set(widths[part].tolist())) == 1
+        assert len(part) == 1 or len(part) * widths[part[0]] <= budget
+    widest = [widths[part[0]] for part in parts]
     assert widest == sorted(widest, reverse=True)
+
+
+@settings(deadline=None)
+@given(lengths=LENGTHS, budget=st.integers(1, 200), data=st.data())
+def test_a_user_who_leaves_changes_the_width_of_nobody_else(lengths: list[int], budget: int, data: st.DataObject):
+    """Else the float32 arithmetic of all others would round differently, and the same way for users who are alike."""
+    leaving = data.draw(st.integers(0, len(lengths) - 1))
+    without = [0 if user == leaving else length for user, length in enumerate(lengths)]
+
+    def widths(of: list[int]) -> dict[int, int]:
+        batches = micro_batches(some_sequences(of), np.arange(len(of)), max_length=30, token_budget=budget)
+        return {int(user): part.tokens.shape[1] for part in batches for user in part.users if user != leaving}
+
+    assert widths(lengths) == widths(without)
+
+
+def test_a_class_of_lengths_is_at_most_half_as_long_again():
+    widths = class_widths(400)
+    lengths = np.arange(401)
+    assert (widths >= lengths).all()
+    assert (widths <= np.maximum(1.5 * lengths, lengths + 1)).all()
+    assert widths[-1] == 400
 
 
 @settings(deadline=None)
@@ -41,13 +63,14 @@ def test_a_second_budget_counts_no_more_than_so_much_of_each_user(
     lengths: list[int], budget: int, rows: int, longest: int
 ):
     sequences = some_sequences(lengths)
-    parts = cut(np.arange(len(lengths)), sequences.lengths, budget, rows, longest)
+    widths = class_widths(40)[sequences.lengths]
+    parts = cut(np.arange(len(lengths)), widths, budget, rows, longest)
     assert sorted(user for part in parts for user in part) == list(range(len(lengths)))
     for part in parts:
-        assert len(part) == 1 or np.minimum(sequences.lengths[part], longest).sum() <= rows
+        assert len(part) == 1 or np.minimum(widths[part], longest).sum() <= rows
     # Where it is never reached, it changes nothing.
-    alone = cut(np.arange(len(lengths)), sequences.lengths, budget)
-    ample = cut(np.arange(len(lengths)), sequences.lengths, budget, budget * longest, longest)
+    alone = cut(np.arange(len(lengths)), widths, budget)
+    ample = cut(np.arange(len(lengths)), widths, budget, budget * longest, longest)
     assert [part.tolist() for part in ample] == [part.tolist() for part in alone]
 
 
@@ -59,7 +82,7 @@ def test_tensors_hold_the_last_items_and_nothing_else(lengths: list[int], max_le
     seen = 0
     for part in micro_batches(sequences, everybody, max_length=max_length, token_budget=budget):
         assert part.tokens.dtype == part.lengths.dtype == torch.int64
-        assert part.tokens.shape == (len(part.users), int(part.lengths.max()))
+        assert part.tokens.shape == (len(part.users), class_widths(max_length)[part.lengths[0]])
         for user, tokens, length in zip(part.users, part.tokens, part.lengths, strict=True):
             assert tokens[:length].tolist() == sequences[user][-max_length:].tolist()
             assert not tokens[length:].any()
@@ -74,12 +97,12 @@ def test_the_example_in_the_docstring():
     assert batch.lengths.tolist() == [3, 1]
 
 
-def test_sorting_by_length_saves_most_of_the_padding():
+def test_classes_of_length_save_most_of_the_padding():
     sequences = prepare(demo_frame()).sequences
     batch = list(micro_batches(sequences, np.arange(len(sequences)), max_length=50, token_budget=4096))
     positions = sum(part.tokens.numel() for part in batch)
     events = sum(int(part.lengths.sum()) for part in batch)
-    assert 1 - events / positions < 0.1
+    assert 1 - events / positions < 0.2
     assert 1 - events / (50 * len(sequences)) > 0.5
 
 

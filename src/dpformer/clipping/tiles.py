@@ -44,7 +44,7 @@ class Tile:
 
 @dataclass(frozen=True)
 class Group:
-    """`size` samples of similar length, from place `at` in `Tiling.order`; their T tokens each follow each other from `start`.
+    """`size` samples padded to T tokens, from place `at` in `Tiling.order`; their tokens follow each other from `start`.
 
     kept: their gradients at E are kept, and not their D.
     """
@@ -105,7 +105,7 @@ class Tiling:
         self.padding = column >= counts[self.owners]
         # Where tokens are in the flattened [B * L]; None if all are, in order.
         self.positions: Tensor | None = None
-        if not self.ordered or lengths[-1:] != [weights.shape[1]]:
+        if not self.ordered or tokens != weights.numel() or bool(self.padding.any()):
             # Padding stands for its sample's first token.
             begin = counts.cumsum(0) - counts
             column = begin[self.owners] + column.masked_fill(self.padding, 0)
@@ -132,17 +132,32 @@ class Tiling:
         return tuple(part.clone() for part in sums.unbind(1))
 
 
+def padded(T: int) -> int:
+    """The length that a sample of T tokens is filled up to: at most an eighth more, and the same whoever else is in the batch.
+
+    >>> [padded(T) for T in (7, 15, 16, 17, 33, 200)]
+    [7, 15, 16, 18, 36, 208]
+    """
+    step = 1 << max(0, T.bit_length() - 4)
+    return -(-T // step) * step
+
+
 def _groups(lengths: list[int], most: int, d: int, route: Route | None) -> list[Group]:
-    """Cut samples, by descending length, into groups of at most so many tokens."""
+    """Cut samples, by descending length, into groups of one padded length and of at most so many tokens.
+
+    The shape that a sample is computed in depends on its own length alone, so that a sample that leaves the batch does not change
+    how the others are rounded.
+    """
     groups: list[Group] = []
+    kept = [d <= T and not by_pairs(T, d, route) for T in lengths]
+    widths = [T if alone else padded(T) for T, alone in zip(lengths, kept, strict=True)]
     start, k = 0, 0
     while k < len(lengths) and lengths[k] > 0:
-        T = lengths[k]
-        n = min(len(lengths) - k, max(1, most // T))
-        # Much shorter samples go to a group of their own rather than be padded.
-        while 2 * lengths[k + n - 1] < T:
-            n -= 1
-        groups.append(Group(n, T, start, k, kept=d <= T and not by_pairs(T, d, route)))
+        T = widths[k]
+        n, end = 1, min(len(lengths), k + max(1, most // T))
+        while k + n < end and (widths[k + n], kept[k + n]) == (T, kept[k]):
+            n += 1
+        groups.append(Group(n, T, start, k, kept[k]))
         start += n * T
         k += n
     return groups
