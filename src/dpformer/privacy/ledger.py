@@ -82,8 +82,8 @@ class Ledger:
             if self._entries[place] == entry:
                 return False
             raise PrivacyError(
-                f"answer {place} ({name}) was charged for another sum than this one, and a second answer is not paid for. Resume "
-                "with the same data, dpformer, torch, number of threads and kind of processor, or fit again in another folder"
+                f"answer {place} ({name}) was charged for another sum than the one made now; a second answer is not paid for. "
+                "Resume with the same data, dpformer, torch, number of threads and kind of processor, or fit again elsewhere"
             )
         if place > len(self._entries):
             raise PrivacyError(f"answer {place} ({name}) is asked before {len(self._entries)}; ask in the plan's order")

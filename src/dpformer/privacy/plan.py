@@ -142,11 +142,11 @@ def make_plan(
         raise PrivacyError("no steps: give epochs or steps")
     steps = steps or 0
     _check_steps(steps, shares)
+    noise_delta = delta - threshold_delta
+    releases = split_budget(gaussian_multiplier(epsilon, noise_delta) * (1 + 1e-6), shares)
     if steps == 0 and abs(sum(shares.values()) - 1) > 1e-9:
         raise PrivacyError(f"without steps the shares must sum to 1, not {sum(shares.values()):g}")
-    noise_delta = delta - threshold_delta
     sigma = step_multiplier(epsilon, noise_delta, batch_size / users, steps, shares) if steps else 0.0
-    releases = split_budget(gaussian_multiplier(epsilon, noise_delta) * (1 + 1e-6), shares)
     return PrivacyPlan(users, batch_size, steps, epsilon, delta, sigma, releases, threshold_delta)
 
 
