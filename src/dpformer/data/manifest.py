@@ -83,13 +83,11 @@ class Record:
 
     def manifest(self, sizes: Mapping[str, int], sha256: str | None) -> dict[str, Any]:
         """Return the manifest. sizes: users, items and events; sha256: hash of the log."""
+        log = self.log
+        size = sum(file.stat().st_size for file in log.files)
         source = {
-            "name": self.log.name,
-            "format": self.log.format,
-            "files": len(self.log.files),
-            "bytes": sum(file.stat().st_size for file in self.log.files),
-            "sha256": sha256,
-            "columns": {role: name for role, name in self.log.columns.items() if role in (USER, ITEM, TIME, TITLE)},
+            **{"name": log.name, "format": log.format, "files": len(log.files), "bytes": size, "sha256": sha256},
+            "columns": {role: name for role, name in log.columns.items() if role in (USER, ITEM, TIME, TITLE)},
         }
         return {
             "format": MANIFEST_FORMAT,

@@ -65,7 +65,5 @@ class Options:
         """List, in sentences, the filters that the guarantee for one user does not cover."""
         if self.min_events <= 1:
             return []
-        return [
-            f"items and users were filtered by --min-events {self.min_events}, which counts over people: one person's "
-            "events decide whether events of other people stay"
-        ]
+        filtered = f"items and users were filtered by --min-events {self.min_events}, which counts over people"
+        return [f"{filtered}: one person's events decide whether events of other people stay"]

@@ -78,7 +78,7 @@ def load(folder: Path | str) -> Dataset:
         raise DataError(f"{folder}: was not written by dpformer prepare ({first_line(error)}); {_AGAIN}") from None
     # A user in two rows would be sampled and clipped as two users, and the guarantee is for one.
     if twice := len(sequences.users) - sequences.users.n_unique():
-        raise DataError(f"{folder}: contains {twice} users more than once; {_AGAIN}")
+        raise DataError(f"{folder}: {twice} users are in it more than once; {_AGAIN}")
     del manifest["files"]
     return Dataset(sequences, catalogue, manifest)
 

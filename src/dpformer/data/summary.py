@@ -34,15 +34,10 @@ def figures(lengths: np.ndarray, counts: np.ndarray) -> dict[str, Any]:
     short = int((lengths < SHORTEST_SPLIT).sum())
     running = np.cumsum(counts) / events
     head = max(1, round(items / 10))
-    ascending = counts[::-1]
-    gini = float(2 * (np.arange(1, items + 1) * ascending).sum() / (items * events) - (items + 1) / items)
+    gini = float(2 * (np.arange(items, 0, -1) * counts).sum() / (items * events) - (items + 1) / items)
     return {
-        "users": users,
-        "items": items,
-        "events": events,
-        "density": events / (users * items),
-        "evaluated_users": users - short,
-        "short_users": short,
+        **{"users": users, "items": items, "events": events, "density": events / (users * items)},
+        **{"evaluated_users": users - short, "short_users": short},
         "length": {"mean": float(lengths.mean()), **dict(zip(QUANTILES.values(), quantiles, strict=True))},
         "tail": {
             "events_of_top_tenth": float(running[head - 1]),
@@ -70,9 +65,7 @@ def draw_long_tail(users: int, counts: np.ndarray, path: Path) -> None:
     axes.plot(ranks, counts, color="#1b4f72", linewidth=1.8)
     axes.set(xscale="log", yscale="log", xlabel="item, by rank of frequency", ylabel="events")
     axes.set_ylim(bottom=0.8)
-    axes.set_title(
-        f"{users:,} users, {len(counts):,} items, {counts.sum():,} events: 10 % of the items have {share:.0%}",
-        fontsize=9,
-    )
+    sizes = f"{users:,} users, {len(counts):,} items, {counts.sum():,} events"
+    axes.set_title(f"{sizes}: 10 % of the items have {share:.0%}", fontsize=9)
     axes.grid(True, which="major", alpha=0.25)
     figure.savefig(path, format="png")

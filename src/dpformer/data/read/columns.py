@@ -75,9 +75,8 @@ def find_columns(names: Sequence[str], wanted: Wanted, where: str) -> dict[str, 
     if wanted.hint in names:
         columns[ITEM] = str(wanted.hint)
     if len(set(columns.values())) < len(columns):
-        raise DataError(
-            f"{where}: a column is asked for twice ({_listed(list(columns.values()))}); name different ones"
-        )
+        twice = _listed(list(columns.values()))
+        raise DataError(f"{where}: a column is asked for twice ({twice}); name different ones")
     plain = {_plain(name): name for name in reversed(names) if name not in columns.values()}  # the first of equal names
     for role in (ITEM, TITLE) if wanted.items else ALIASES:
         match = next((plain[alias] for alias in ALIASES[role] if alias in plain), None)

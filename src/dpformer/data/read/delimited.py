@@ -51,14 +51,16 @@ def read_delimited(path: Path, text: str, wanted: Wanted) -> Log:
     if layout.separator == "::":
         frame = _split_lines(layout)
     else:
-        frame = pl.scan_csv(
+        quote, names = '"' if layout.quoted else None, list(layout.names)
+        rows = pl.scan_csv(
             path,
-            separator=layout.separator,
             has_header=layout.header,
-            new_columns=list(layout.names),
-            quote_char='"' if layout.quoted else None,
+            separator=layout.separator,
+            quote_char=quote,
             infer_schema=False,
-        ).filter(~pl.all_horizontal(pl.all().is_null()))  # blank lines
+            new_columns=names,
+        )
+        frame = rows.filter(~pl.all_horizontal(pl.all().is_null()))  # blank lines
     explain = functools.partial(_fault, layout)
     return Log(wanted.select(frame, columns), str(path), layout.format, columns, explain, (path,), untyped_ids=True)
 
@@ -95,12 +97,10 @@ def _separator(path: Path, text: str, wanted: Wanted) -> str:
         if all(wanted.named(role, rows[0]) for role in wanted.required):
             return separator
         widths[separator] = sum(len(row) == len(rows[0]) for row in rows) / len(rows)
-    if not widths and wanted.items:
-        raise DataError(f"{path}: row 1 does not name the item; add a first line with the name item_id")
     if not widths:
-        raise DataError(
-            f"{path}: row 1 has one field only; separate user, item and time by comma, tab, semicolon, | or space"
-        )
+        one = "row 1 has one field only; separate user, item and time by comma, tab, semicolon, | or space"
+        unnamed = "row 1 does not name the item; add a first line with the name item_id"
+        raise DataError(f"{path}: {unnamed if wanted.items else one}")
     return max(widths, key=lambda separator: widths[separator])
 
 

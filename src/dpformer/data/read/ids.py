@@ -102,10 +102,7 @@ def _encode_numbers(column: pl.Series) -> Coded:
     low, high = int(numbers.min()), int(numbers.max())
     span = high - low + 1
     if span <= 4 * len(numbers) + 1_000_000:
-        present = np.zeros(span, dtype=bool)
-        present[numbers - low] = True
-        place = np.cumsum(present, dtype=np.int32) - np.int32(1)
-        return Coded(place[numbers - low], pl.Series(np.flatnonzero(present) + low))
+        return compact(Coded(numbers - low, pl.Series(np.arange(span) + low)))
     ids = column.unique().sort()
     return Coded(column.replace_strict(ids, np.arange(len(ids), dtype=np.int32)).to_numpy(), ids)
 

@@ -1,6 +1,7 @@
 """JSON lines: strict JSON is read by polars, Amazon's Python literals (2014) line by line."""
 
 import ast
+import functools
 import io
 import json
 from collections.abc import Iterator
@@ -32,14 +33,11 @@ def read_json_lines(path: Path, wanted: Wanted) -> Log:
     columns = find_columns(names, wanted, str(path))
     used = wanted.used(columns)
     schema = {name: _dtype(path, first_number, role, name, sample) for role, name in used.items()}
-    if strict and not wanted.items:
-        frame = pl.scan_ndjson(path, schema=schema)
-    else:
-        frame = _parsed(path, schema, whole=wanted.items)
+    by_polars = strict and not wanted.items
+    frame = pl.scan_ndjson(path, schema=schema) if by_polars else _parsed(path, schema, whole=wanted.items)
     form = "JSON lines" if strict else "Python-literal lines"
-    return Log(
-        wanted.select(frame, columns), str(path), form, columns, lambda error: _fault(path, schema, error), (path,)
-    )
+    explain = functools.partial(_fault, path, schema)
+    return Log(wanted.select(frame, columns), str(path), form, columns, explain, (path,))
 
 
 def looks_like_json(path: Path, first: str) -> bool:
@@ -95,9 +93,8 @@ def _dtype(path: Path, number: int, role: str, name: str, sample: list[dict[str,
         return pl.String() if role in (TIME, TITLE) else pl.Categorical()
     if isinstance(value, bool | int | float):
         return {bool: pl.Boolean(), int: pl.Int64(), float: pl.Float64()}[type(value)]
-    raise DataError(
-        f"{path}: line {number}, column {name!r}: {_kind(value)} where one value is needed; flatten it first"
-    )
+    where = f"{path}: line {number}, column {name!r}"
+    raise DataError(f"{where}: {_kind(value)} where one value is needed; flatten it first")
 
 
 def _kind(value: object) -> str:
@@ -125,14 +122,9 @@ def _fault(path: Path, schema: dict[str, pl.DataType], error: BaseException) -> 
             for name, value in ((name, record[name]) for name in schema if record.get(name) is not None):
                 where, kind = f"{path}: line {number}, column {name!r}", kinds.setdefault(name, _kind(value))
                 if _kind(value) != kind:
-                    return DataError(
-                        f"{where}: {_kind(value)} where the lines before have {kind}; use one type per column"
-                    )
+                    return DataError(f"{where}: {_kind(value)} where lines before have {kind}; use one type per column")
                 if schema[name] == pl.Int64 and not (isinstance(value, int) and -(2**63) <= value < 2**63):
-                    return DataError(
-                        f"{where}: {value} is not a whole number of 64 bits, as in the lines before; write ids as "
-                        'text ("...")'
-                    )
+                    return DataError(f"{where}: {value} is not a whole number of 64 bits; write all ids as text")
     except DataError as fault:
         return fault
     return DataError(f"{path}: cannot be read ({first_line(error)}); write it again as JSON lines")

@@ -47,9 +47,7 @@ def sample(path: Path) -> str:
     if len(head) == SAMPLE_BYTES:
         head = head[: head.rfind(b"\n") + 1] or head
     if b"\x00" in head:
-        raise DataError(
-            f"{path}: is neither text (UTF-8), gzip nor Parquet; export the log as CSV, JSON lines or Parquet"
-        )
+        raise DataError(f"{path}: is neither text (UTF-8), gzip nor Parquet; export it as CSV, JSON lines or Parquet")
     try:
         text = head.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -79,10 +77,8 @@ def csv_rows(lines: Iterable[str], separator: str, quoted: bool, strict: bool = 
 
 
 def _not_utf8(path: Path, line: int, error: UnicodeDecodeError) -> DataError:
-    byte = error.object[error.start]
-    return DataError(
-        f"{path}: line {line} is not UTF-8 (byte 0x{byte:02x}); convert it first: iconv -f latin1 -t utf-8 OLD > NEW"
-    )
+    byte, cure = error.object[error.start], "convert it first: iconv -f latin1 -t utf-8 OLD > NEW"
+    return DataError(f"{path}: line {line} is not UTF-8 (byte 0x{byte:02x}); {cure}")
 
 
 def _broken_gzip(path: Path, line: int) -> DataError:

@@ -31,11 +31,8 @@ class Unit:
 
 
 # 10**11 ms is 1973-03-03; 10**11 s is the year 5138, so the ranges of the units do not overlap.
-UNITS = SECONDS, MILLISECONDS, NANOSECONDS = (
-    Unit("seconds", 1),
-    Unit("milliseconds", 1000, 10**11),
-    Unit("dates", 10**9),
-)
+SECONDS, MILLISECONDS, NANOSECONDS = Unit("seconds", 1), Unit("milliseconds", 1000, 10**11), Unit("dates", 10**9)
+UNITS = (SECONDS, MILLISECONDS, NANOSECONDS)
 
 
 def time_expression(log: Log) -> tuple[pl.Expr, bool]:
@@ -43,8 +40,7 @@ def time_expression(log: Log) -> tuple[pl.Expr, bool]:
 
     Values that cannot be read become null; `check_times` reports them.
     """
-    time = pl.col(TIME)
-    dtype = log.schema()[TIME]
+    time, dtype = pl.col(TIME), log.schema()[TIME]
     if dtype.is_integer() or dtype.is_float() or dtype.is_decimal() or dtype == pl.Null:
         return time.cast(pl.Float64 if not dtype.is_integer() else pl.Int64, strict=False), False
     if dtype.is_temporal() and dtype not in (pl.Time, pl.Duration):

@@ -39,17 +39,12 @@ class Disk:
 
     def table(self, frame: pl.DataFrame) -> DataFrame:
         """Give a polars frame to Spark."""
-        file = self._new()
-        frame.write_parquet(file)
-        return self.spark.read.parquet(_pattern(file))
+        return self.spark.read.parquet(_pattern(self._write(frame)))
 
-    def _write(self, frame: DataFrame) -> Path:
-        folder = self._new()
-        frame.write.parquet(_uri(folder))
-        return folder
-
-    def _new(self) -> Path:
-        return self.folder / f"step-{next(self._numbers)}.parquet"
+    def _write(self, frame: DataFrame | pl.DataFrame) -> Path:
+        path = self.folder / f"step-{next(self._numbers)}.parquet"
+        frame.write_parquet(path) if isinstance(frame, pl.DataFrame) else frame.write.parquet(_uri(path))
+        return path
 
 
 def _uri(path: Path) -> str:
