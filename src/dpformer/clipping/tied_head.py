@@ -199,7 +199,7 @@ class Plain(torch.autograd.Function):
         ctx.head = head
         if ctx.needs_input_grad[1]:
             ctx.save_for_backward(hidden, targets, weights)  # the head may read them again
-        return head.losses
+        return head.losses.clone()  # else the head would refer to its node of the graph, and the node to the head
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
