@@ -90,6 +90,17 @@ def _touches_first(key: Any) -> bool:
     return not (first is None or first is Ellipsis or first == slice(None)) if not isinstance(first, Tensor) else True
 
 
+def check_used(recorder: Recorder) -> None:
+    """Raise if a trainable parameter has no use."""
+    used = {id(view.parameter) for use in recorder.uses for view in use.views}
+    if unused := [name for name, p in recorder.trainable if id(p) not in used]:
+        raise ClippingError(
+            f"parameter {unused[0]!r} requires a gradient and is not used in the forward pass"
+            + (f" (and {len(unused) - 1} more)" if len(unused) > 1 else "")
+            + ": freeze it with requires_grad_(False), or use it"
+        )
+
+
 def check_graph(recorder: Recorder, losses: Tensor) -> None:
     """Raise if any leaf other than the recorder's anchor can receive a gradient from `losses`."""
     seen: set[Any] = set()

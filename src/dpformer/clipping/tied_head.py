@@ -8,8 +8,6 @@ For tokens t with hidden state H_t, target y_t and weight w_t, and the table E `
 Logits and D exist for one tile at a time, in reused memory; tiles.py has the tiles and what is kept of them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 
@@ -46,13 +44,6 @@ class TiedCrossEntropy(nn.Module):
     def forward(
         self, hidden: Tensor, table: Tensor, targets: Tensor, weights: Tensor, bias: Tensor | None = None
     ) -> Tensor:
-        """See the class."""
-        self.check(hidden, targets, weights, bias)
-        return tied_cross_entropy(hidden, table, targets, weights, bias, self._workspace)
-
-    @staticmethod
-    def check(hidden: Tensor, targets: Tensor, weights: Tensor, bias: Tensor | None) -> None:
-        """An error if shapes do not fit, the bias is trained or a weight is negative."""
         if hidden.dim() != 3 or targets.shape != hidden.shape[:2] or weights.shape != targets.shape:
             raise ClippingError(
                 f"wanted hidden [B, L, d], targets and weights [B, L]; got {tuple(hidden.shape)}, {tuple(targets.shape)}, "
@@ -62,6 +53,7 @@ class TiedCrossEntropy(nn.Module):
             raise ClippingError("the output bias of TiedCrossEntropy is fixed; detach it")
         if bool((weights < 0).any()):
             raise ClippingError("a weight of TiedCrossEntropy is negative; weights are 0 for padding, else positive")
+        return tied_cross_entropy(hidden, table, targets, weights, bias, self._workspace)
 
 
 def tied_cross_entropy(

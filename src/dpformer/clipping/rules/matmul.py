@@ -13,16 +13,12 @@
 tensor([45.], dtype=torch.float64)
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from dpformer.clipping.algebra import Form
-from dpformer.clipping.recorder import Recorder, register_rule
+from dpformer.clipping.recorder import Forms, Recorder, register_rule
 from dpformer.clipping.rules.shapes import from_broadcast, per_sample
 from dpformer.clipping.views import View
 
@@ -46,7 +42,7 @@ def matmul(
             function, r, "multiplies it in a shape without a rule (wanted [B, ..., p] @ [p, q] or [p])"
         )
 
-    def derive(gradient: Tensor, batch: int) -> Iterator[tuple[View, Form]]:
+    def derive(gradient: Tensor, batch: int) -> Forms:
         if r.value.dim() == 1:
             yield r, from_broadcast(r, gradient[..., None] * left.detach(), batch)
         else:
@@ -62,7 +58,7 @@ def _from_left(recorder: Recorder, function: Any, p: View, right: Tensor) -> Ten
         raise recorder.refuse(function, p, "multiplies it in a shape without a rule (wanted [q, p] @ [B, p, T])")
     output = torch.matmul(p.value.detach(), right)
 
-    def derive(gradient: Tensor, batch: int) -> Iterator[tuple[View, Form]]:
+    def derive(gradient: Tensor, batch: int) -> Forms:
         dtype = p.parameter.dtype
         rows = per_sample(gradient.transpose(1, 2), batch, dtype)
         yield p, p.from_outer(rows, per_sample(right.transpose(1, 2), batch, dtype))
@@ -89,7 +85,7 @@ def addmm(
     output = torch.addmm(recorder.value(input), mat1, recorder.value(mat2))
     b, _, w = views
 
-    def derive(gradient: Tensor, batch: int) -> Iterator[tuple[View, Form]]:
+    def derive(gradient: Tensor, batch: int) -> Forms:
         if w is not None:
             dtype = w.parameter.dtype
             yield w, w.from_outer(per_sample(mat1, batch, dtype), per_sample(gradient, batch, dtype))

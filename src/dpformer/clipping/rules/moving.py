@@ -13,8 +13,6 @@ Learned positions: with the gradients (1, 2) at two times, `P[:2]` gets (1, 2) a
 tensor([5.], dtype=torch.float64)
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
