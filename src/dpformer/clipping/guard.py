@@ -54,8 +54,7 @@ class Samples:
 
     def merged(self, tensor: Tensor) -> int | None:
         """The first dimension of the tensor that this one is a flattening of, if it was seen to be one."""
-        found = self._merged.get(id(tensor))
-        return None if found is None else found[0]
+        return self._merged.get(id(tensor), (None,))[0]
 
     def note(
         self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Tensor], out: Any

@@ -60,8 +60,7 @@ class PhantomClipping:
         self.module = module
         self.clip = Clip(max_norm, rule)
         self.route = route
-        # Samples whose gradient was not finite, since this object was made.
-        self.nonfinite = 0
+        self.nonfinite = 0  # samples whose gradient was not finite, since this object was made
         self._seen: set[tuple[Any, ...]] = set()
         self._workspace = Workspace()
         self._eps = _check_parameters((name, p) for name, p in module.named_parameters() if p.requires_grad)
@@ -146,7 +145,7 @@ class PhantomClipping:
         finally:
             for use in early:
                 use.take = None  # it knows the use: a circle would keep the memory of a pass until the collector comes
-        recorder.uses = [use for use in recorder.uses if use.reached]
+        recorder.uses = [u for u in recorder.uses if u.gradient is not None or u.derived is not None]
         check_first(recorder.uses, batch)
         if suspect and check_apart(recorder, losses):
             self._seen.add(structure)

@@ -53,11 +53,6 @@ class Use:
     take: Callable[[Tensor], None] | None = field(default=None, repr=False)
     derived: list[tuple[View, Any]] | None = field(default=None, repr=False)
 
-    @property
-    def reached(self) -> bool:
-        """Whether a gradient came."""
-        return self.gradient is not None or self.derived is not None
-
     def settle(self, batch: int, route: Route | None, gradient: Tensor) -> None:
         """Derive and shorten the forms while the gradient is in the cache, and free it and what else they were made from."""
         self.gradient = gradient
@@ -182,9 +177,7 @@ class Recorder(TorchFunctionMode):
         if self._broadcasts and rule in LAZY:
             args = self._broadcast(args)
         tensors: list[Tensor] = []
-        _collect(args, tensors)
-        if kwargs:
-            _collect(kwargs.values(), tensors)
+        _collect((*args, *kwargs.values()), tensors)
         views = [self._views[id(t)] for t in tensors if id(t) in self._views]
         if not views:
             out = func(*args, **kwargs)

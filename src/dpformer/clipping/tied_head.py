@@ -75,7 +75,6 @@ class HeadPass:
         D = r (U - total onehot y)      total = sum U      r = w / total
 
     The shift is the largest logit; or 0 where `|H| max |E| + max |b|` is small enough, as it usually is.
-
     route: how samples will be measured, as in `PhantomClipping`; "gram" if they will not.
     """
 
@@ -127,9 +126,7 @@ class HeadPass:
 
     def _forward(self) -> tuple[Tensor, Tensor, Tensor]:
         """Losses `[B]`, bounds `[B]`, and the gradient at the tokens' hidden states `[tokens, d]`, still without r."""
-        gradient = torch.empty_like(self.H)
-        hits = torch.empty_like(self.w)
-        totals = self.total[:, None]
+        gradient, hits, totals = torch.empty_like(self.H), torch.empty_like(self.w), self.total[:, None]
         tiles = self.kept.cut(len(self.H))
         # All views at once: there are thousands of tiles in a step, and making a view takes about as long as a small operation.
         sizes = [tile.stop - tile.start for tile, *_ in tiles]

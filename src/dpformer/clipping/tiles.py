@@ -79,8 +79,7 @@ class Tiling:
 
     def __init__(self, weights: Tensor, M: int, d: int, route: Route | None) -> None:
         self.shape = weights.shape
-        # Tokens of a group: whole samples, or one long sample.
-        self.most = max(TILE_TOKENS, GROUP_ELEMENTS // M)
+        self.most = max(TILE_TOKENS, GROUP_ELEMENTS // M)  # tokens of a group of several samples, and of a tile
         used = weights != 0
         counts = used.sum(1)
         lengths = counts.tolist()
@@ -156,8 +155,7 @@ class Kept:
         self.tiling, self.workspace = tiling, workspace
         long = [group for group in tiling.groups if group.kept]
         M, d = table.shape
-        # Tokens of kept samples.
-        self.long = sum(group.size * group.T for group in long)
+        self.long = sum(group.size * group.T for group in long)  # tokens of kept samples
         rows = sum(group.size for group in long) * d
         if (rows + tokens - self.long) * M <= HOLD_ELEMENTS:
             memory = workspace.take("held", rows + tokens - self.long, M, table)

@@ -4,12 +4,8 @@
 
 >>> import torch
 >>> from dpformer.clipping import PhantomClipping
->>> class Scale(torch.nn.Module):
-...     def __init__(self):
-...         super().__init__()
-...         self.p = torch.nn.Parameter(torch.ones(1))
->>> module, x, g = Scale(), torch.tensor([[[1.0], [2.0]]]), torch.tensor([[[3.0], [4.0]]])
->>> PhantomClipping(module).norms(lambda: (x * module.p * g).sum((1, 2)))
+>>> module, x, g = torch.nn.ParameterDict({"p": torch.ones(1)}), torch.tensor([[[1.0], [2.0]]]), torch.tensor([[[3.0], [4.0]]])
+>>> PhantomClipping(module).norms(lambda: (x * module["p"] * g).sum((1, 2)))
 tensor([11.], dtype=torch.float64)
 """
 

@@ -4,12 +4,8 @@
 
 >>> import torch
 >>> from dpformer.clipping import PhantomClipping
->>> class Product(torch.nn.Module):
-...     def __init__(self):
-...         super().__init__()
-...         self.P = torch.nn.Parameter(torch.zeros(2, 1))
->>> module, x = Product(), torch.tensor([[1.0, 2.0]])
->>> PhantomClipping(module).norms(lambda: 3 * (x @ module.P)[:, 0]).square().round()  # 3^2 + 6^2
+>>> module, x = torch.nn.ParameterDict({"P": torch.zeros(2, 1)}), torch.tensor([[1.0, 2.0]])
+>>> PhantomClipping(module).norms(lambda: 3 * (x @ module["P"])[:, 0]).square().round()  # 3^2 + 6^2
 tensor([45.], dtype=torch.float64)
 """
 
@@ -38,9 +34,7 @@ def matmul(
         raise recorder.refuse(function, p, "multiplies it with another parameter")
     output = torch.matmul(left, r.value.detach())
     if r.value.dim() > 2 or left.dim() < 2:
-        raise recorder.refuse(
-            function, r, "multiplies it in a shape without a rule (wanted [B, ..., p] @ [p, q] or [p])"
-        )
+        raise recorder.refuse(function, r, "has no rule for these shapes (wanted [B, ..., p] @ [p, q] or [p])")
 
     def derive(gradient: Tensor, batch: int) -> Forms:
         if r.value.dim() == 1:
@@ -55,7 +49,7 @@ def matmul(
 def _from_left(recorder: Recorder, function: Any, p: View, right: Tensor) -> Tensor:
     """`P @ x` with x `[B, p, T]`: the gradient is `sum_t g[:, t] (x) x[:, t]`."""
     if p.value.dim() != 2 or right.dim() != 3:
-        raise recorder.refuse(function, p, "multiplies it in a shape without a rule (wanted [q, p] @ [B, p, T])")
+        raise recorder.refuse(function, p, "has no rule for these shapes (wanted [q, p] @ [B, p, T])")
     output = torch.matmul(p.value.detach(), right)
 
     def derive(gradient: Tensor, batch: int) -> Forms:

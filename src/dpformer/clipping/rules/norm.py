@@ -11,6 +11,7 @@ tensor([58.], dtype=torch.float64)
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -35,9 +36,8 @@ def layer_norm(
     eps: float = 1e-5,
 ) -> Tensor:
     """F.layer_norm with a trainable weight, bias or both."""
-    output, mean, scale = torch.native_layer_norm(
-        input, list(normalized_shape), recorder.value(weight), recorder.value(bias), eps
-    )
+    own = recorder.value(weight), recorder.value(bias)
+    output, mean, scale = torch.native_layer_norm(input, list(normalized_shape), *own, eps)
     mean, scale = mean.detach(), scale.detach()
     # xhat is computed again when it is needed: cheap, where keeping it would cost as much memory as the input.
     return _record(recorder, function, output, input, (weight, bias), lambda x: (x - mean).mul_(scale))
@@ -54,9 +54,8 @@ def rms_norm(
 ) -> Tensor:
     """F.rms_norm with a trainable weight."""
     output = F.rms_norm(input, normalized_shape, recorder.value(weight), eps)
-    return _record(
-        recorder, function, output, input, (weight, None), lambda x: F.rms_norm(x, normalized_shape, eps=eps)
-    )
+    normalise = partial(F.rms_norm, normalized_shape=normalized_shape, eps=eps)
+    return _record(recorder, function, output, input, (weight, None), normalise)
 
 
 def _record(
