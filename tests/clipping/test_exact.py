@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
 
-from dpformer.clipping import PhantomClipping
+from dpformer.clipping import PhantomClipping, TiedCrossEntropy
 from dpformer.errors import ClippingError
 from tests.clipping.models import Albert, Everything, Recurrent, Tied
 from tests.clipping.oracle import assert_exact
@@ -266,12 +266,31 @@ def test_nothing_of_a_pass_is_left_to_the_garbage_collector():
             seen.append(weakref.ref(x))
         return x.sum((1, 2))
 
-    clipping.backward(losses)  # what is done once only
+    nothing_left(lambda: clipping.backward(losses), seen)
+
+
+@pytest.mark.parametrize("clipped", [True, False])
+def test_nothing_of_a_head_is_left_to_the_garbage_collector(clipped):
+    table, head, seen = nn.Embedding(9, 4), TiedCrossEntropy(), []
+    clipping = PhantomClipping(table)
+
+    def losses():
+        s, w = torch.randint(0, 9, (3, 5)), torch.rand(3, 5)
+        h = table(s).tanh()
+        seen.append(weakref.ref(h))
+        return head(h, table.weight, s, w)
+
+    nothing_left(lambda: clipping.backward(losses) if clipped else losses().sum().backward(), seen)
+
+
+def nothing_left(step, seen):
+    step()  # what is done once only
     seen.clear()
     gc.collect()
     gc.disable()
     try:
-        clipping.backward(losses)
-        assert [ref() for ref in seen] == [None] * 4
+        step()
+        assert seen
+        assert [ref() for ref in seen] == [None] * len(seen)
     finally:
         gc.enable()

@@ -5,16 +5,5 @@ from dpformer.clipping.clip import Clip
 from dpformer.clipping.phantom import PhantomClipping
 from dpformer.clipping.recorder import Recorder, register_rule
 from dpformer.clipping.tied_head import TiedCrossEntropy
-from dpformer.clipping.views import View
 
-__all__ = [
-    "Clip",
-    "Dense",
-    "Outer",
-    "PhantomClipping",
-    "Recorder",
-    "Sparse",
-    "TiedCrossEntropy",
-    "View",
-    "register_rule",
-]
+__all__ = ["Clip", "Dense", "Outer", "PhantomClipping", "Recorder", "Sparse", "TiedCrossEntropy", "register_rule"]

@@ -18,8 +18,6 @@ uses (an embedding that is also the output layer, say) the norm is too small, an
     drop(samples)                        make G_i zero for the marked samples (`[B]`, bool), whatever it was
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Iterable
@@ -57,10 +55,6 @@ class Outer:
         """The size, `[B]`, of the terms whose inner products are too small for their type, though the terms may not be."""
         r, c, tiny = lengths(self.rows), lengths(self.cols), _tiny(self.rows)
         return torch.where((r.square() < tiny) | (c.square() < tiny), r * c, 0.0).sum(1)
-
-    def form(self, out: Tensor, samples: slice = slice(None)) -> None:
-        """Write the gradients of `samples` to `out` `[b, R, C]`."""
-        torch.bmm(self.rows[samples].transpose(1, 2), self.cols[samples], out=out)
 
     def form_into(self, out: Tensor, samples: slice) -> None:
         out.baddbmm_(self.rows[samples].transpose(1, 2), self.cols[samples])
@@ -217,16 +211,16 @@ def merge(forms: list[Form]) -> list[Form]:
 
     So a recurrent weight, used at each of `T` steps, is one linear use of `T` times.
     """
-    merged: list[Form] = []
-    if outers := [f for f in forms if isinstance(f, Outer)]:
-        one = len(outers) == 1
-        merged.append(outers[0] if one else Outer(_cat(f.rows for f in outers), _cat(f.cols for f in outers)))
-    if sparses := [f for f in forms if isinstance(f, Sparse)]:
-        one = len(sparses) == 1
-        merged.append(sparses[0] if one else Sparse(_cat(f.index for f in sparses), _cat(f.values for f in sparses)))
-    if denses := [f for f in forms if isinstance(f, Dense)]:
-        merged.append(functools.reduce(lambda a, b: Dense(a.gradient + b.gradient, a.bound_ + b.bound_), denses))
-    return merged
+    outers = [f for f in forms if isinstance(f, Outer)]
+    sparses = [f for f in forms if isinstance(f, Sparse)]
+    denses = [f for f in forms if isinstance(f, Dense)]
+    if len(outers) > 1:
+        outers = [Outer(_cat(f.rows for f in outers), _cat(f.cols for f in outers))]
+    if len(sparses) > 1:
+        sparses = [Sparse(_cat(f.index for f in sparses), _cat(f.values for f in sparses))]
+    if len(denses) > 1:
+        denses = [functools.reduce(lambda a, b: Dense(a.gradient + b.gradient, a.bound_ + b.bound_), denses)]
+    return [*outers, *sparses, *denses]
 
 
 def squared_norms(gradients: Tensor) -> Tensor:

@@ -1,7 +1,5 @@
 """From a sample's gradient norm to the factor that its gradient is multiplied by."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

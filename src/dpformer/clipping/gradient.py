@@ -131,7 +131,7 @@ class Formed(Pairs):
             samples = slice(start, min(start + chunk, self.batch))
             part = buffer[: samples.stop - start]
             if isinstance(one, Outer):
-                one.form(part, samples)
+                torch.bmm(one.rows[samples].transpose(1, 2), one.cols[samples], out=part)
             else:
                 part.zero_()
                 for form in self.forms:

@@ -54,8 +54,7 @@ class Samples:
 
     def merged(self, tensor: Tensor) -> int | None:
         """The first dimension of the tensor that this one is a flattening of, if it was seen to be one."""
-        found = self._merged.get(id(tensor))
-        return None if found is None else found[0]
+        return self._merged.get(id(tensor), (None,))[0]
 
     def note(
         self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Tensor], out: Any
@@ -88,6 +87,17 @@ class Samples:
 def _touches_first(key: Any) -> bool:
     first = (key[0] if key else slice(None)) if isinstance(key, tuple) else key
     return not (first is None or first is Ellipsis or first == slice(None)) if not isinstance(first, Tensor) else True
+
+
+def check_used(recorder: Recorder) -> None:
+    """Raise if a trainable parameter has no use."""
+    used = {id(view.parameter) for use in recorder.uses for view in use.views}
+    if unused := [name for name, p in recorder.trainable if id(p) not in used]:
+        raise ClippingError(
+            f"parameter {unused[0]!r} requires a gradient and is not used in the forward pass"
+            + (f" (and {len(unused) - 1} more)" if len(unused) > 1 else "")
+            + ": freeze it with requires_grad_(False), or use it"
+        )
 
 
 def check_graph(recorder: Recorder, losses: Tensor) -> None:

@@ -1,7 +1,5 @@
 """Phantom Clipping: exact per-sample clipping for any model, shared parameters included, with one backward pass."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
@@ -15,7 +13,7 @@ from dpformer.clipping import rules  # noqa: F401  (fills the registry)
 from dpformer.clipping.algebra import Dense, Form, merge
 from dpformer.clipping.clip import Clip, Rule
 from dpformer.clipping.gradient import Formed, Gradient, Route, gradient_of, shorten
-from dpformer.clipping.guard import check_apart, check_first, check_graph, is_unclear, structure_of
+from dpformer.clipping.guard import check_apart, check_first, check_graph, check_used, is_unclear, structure_of
 from dpformer.clipping.recorder import Recorder, Use
 from dpformer.clipping.tied import Head, TiedGradient, Weigh
 from dpformer.clipping.workspace import Workspace
@@ -62,8 +60,7 @@ class PhantomClipping:
         self.module = module
         self.clip = Clip(max_norm, rule)
         self.route = route
-        # Samples whose gradient was not finite, since this object was made.
-        self.nonfinite = 0
+        self.nonfinite = 0  # samples whose gradient was not finite, since this object was made
         self._seen: set[tuple[Any, ...]] = set()
         self._workspace = Workspace()
         self._eps = _check_parameters((name, p) for name, p in module.named_parameters() if p.requires_grad)
@@ -111,12 +108,7 @@ class PhantomClipping:
         _check_losses(losses)
         batch = len(losses)
         if batch:
-            if unused := recorder.unused():
-                raise ClippingError(
-                    f"parameter {unused[0]!r} requires a gradient and is not used in the forward pass"
-                    + (f" (and {len(unused) - 1} more)" if len(unused) > 1 else "")
-                    + ": freeze it with requires_grad_(False), or use it"
-                )
+            check_used(recorder)
             with _precise(losses):
                 self._differentiate(recorder, losses)
         for name, p in trainable:
@@ -153,7 +145,7 @@ class PhantomClipping:
         finally:
             for use in early:
                 use.take = None  # it knows the use: a circle would keep the memory of a pass until the collector comes
-        recorder.uses = [use for use in recorder.uses if use.reached]
+        recorder.uses = [u for u in recorder.uses if u.gradient is not None or u.derived is not None]
         check_first(recorder.uses, batch)
         if suspect and check_apart(recorder, losses):
             self._seen.add(structure)

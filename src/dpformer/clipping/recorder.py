@@ -12,8 +12,6 @@ Parameters are always detached, so autograd never reaches one through a torch fu
 autograd.Function) is in the graph: `guard.check_graph` finds it there.
 """
 
-from __future__ import annotations
-
 import functools
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -30,9 +28,10 @@ from dpformer.clipping.guard import Samples
 from dpformer.clipping.views import View
 from dpformer.errors import ClippingError
 
-# From the gradient at a use's output and the batch size to the forms that it adds, one or more for each view used. It runs under
-# `torch.no_grad`: nothing that it makes is recorded.
-Derive = Callable[[Tensor, int], Iterable[tuple[View, Form]]]
+# What a use adds: one or more forms for each view used (`Any`: a `tied.Head` too).
+Forms = Iterable[tuple[View, Form | Any]]
+# From the gradient at a use's output and the batch size to its forms. It runs under `torch.no_grad`: nothing is recorded.
+Derive = Callable[[Tensor, int], Forms]
 
 
 @dataclass
@@ -54,11 +53,6 @@ class Use:
     take: Callable[[Tensor], None] | None = field(default=None, repr=False)
     derived: list[tuple[View, Any]] | None = field(default=None, repr=False)
 
-    @property
-    def reached(self) -> bool:
-        """Whether a gradient came."""
-        return self.gradient is not None or self.derived is not None
-
     def settle(self, batch: int, route: Route | None, gradient: Tensor) -> None:
         """Derive and shorten the forms while the gradient is in the cache, and free it and what else they were made from."""
         self.gradient = gradient
@@ -71,7 +65,7 @@ class Use:
         if all(isinstance(form, Dense) for _, form in self.derived):
             self.saved = ()  # else they are read once more
 
-    def forms(self, batch: int) -> Iterable[tuple[View, Any]]:
+    def forms(self, batch: int) -> Forms:
         """What this use adds to each view's parameter."""
         if 0 in self.shape:
             return []  # an output without elements
@@ -157,7 +151,7 @@ class Recorder(TorchFunctionMode):
         """Make a use of a view that has the batch in it; returns its value."""
         output = view.value.detach().clone()
 
-        def derive(gradient: Tensor, batch: int) -> list[tuple[View, Form]]:
+        def derive(gradient: Tensor, batch: int) -> Forms:
             bound = sizes(gradient.reshape(batch, -1))
             return [(view, view.from_gradient(gradient, batch, bound, own_rows=True))]
 
@@ -183,9 +177,7 @@ class Recorder(TorchFunctionMode):
         if self._broadcasts and rule in LAZY:
             args = self._broadcast(args)
         tensors: list[Tensor] = []
-        _collect(args, tensors)
-        if kwargs:
-            _collect(kwargs.values(), tensors)
+        _collect((*args, *kwargs.values()), tensors)
         views = [self._views[id(t)] for t in tensors if id(t) in self._views]
         if not views:
             out = func(*args, **kwargs)
@@ -220,11 +212,6 @@ class Recorder(TorchFunctionMode):
         for one in looked_up:
             self._broadcasts[id(one)][2].superseded = True
         return _swap(args, {id(one): self.add_view(self._broadcasts[id(one)][1]) for one in looked_up})
-
-    def unused(self) -> list[str]:
-        """Names of trainable parameters without a use."""
-        used = {id(view.parameter) for use in self.uses for view in use.views}
-        return [name for name, p in self.trainable if id(p) not in used]
 
 
 # Properties of a tensor that are not tensors: they are read hundreds of times in a forward pass.

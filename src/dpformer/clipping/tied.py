@@ -7,8 +7,6 @@ reused memory, and added to the sum straight away. Gradients are formed and summ
 order it lies in memory, and is up to twice as fast as D'H.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -87,10 +85,10 @@ class TiedGradient:
         # Squared norms of the other uses alone, for samples that are not formed: of formed ones they are in the gradient.
         all_formed = not len(tiling.empty) and not any(self._by_pairs(group) for group in tiling.groups)
         squared = torch.zeros_like(bound) if all_formed else self.others.squared()
-        norms = _Norms(squared, *((torch.zeros_like(bound), bound) if rest is None else (rest[0], rest[1] + bound)))
+        rest_squared, bounds = (torch.zeros_like(bound), bound) if rest is None else (rest[0], rest[1] + bound)
         # By sample in the order of the tiles, so that a tile takes a slice.
         order = tiling.order
-        pass_ = _Pass(self, weigh, norms.of(order))
+        pass_ = _Pass(self, weigh, squared[order], rest_squared[order], bounds[order])
         H: Tensor | None = None
         for group in tiling.groups:
             if (G := self.head.kept.gradients(group)) is not None:
@@ -100,18 +98,17 @@ class TiedGradient:
                 H = self.head.scaled(self.upstream)
             for tile in self.head.tiles(group, H):
                 pass_.by_pairs(tile) if self._by_pairs(group) else pass_.formed(tile)
-        squared[order] = pass_.norms.squared
+        squared[order] = pass_.squared
         if weigh is not None and pass_.total is not None:
-            whole = pass_.close_block()
-            self.head.kept.release()
             assert self.parameter.grad is not None
-            self.parameter.grad.add_(whole.T)
+            self.parameter.grad.add_(pass_.close_block().T)
+            self.head.kept.release()
             if not all_formed:
                 # The other uses are added here, but for those that went into a formed gradient.
                 pending = torch.zeros_like(squared)
                 pending[order] = pass_.pending
-                at = norms.of(tiling.empty)
-                pending[tiling.empty] = weigh(tiling.empty, at.rest + at.squared, at.bound).double()
+                empty = tiling.empty
+                pending[empty] = weigh(empty, rest_squared[empty] + squared[empty], bounds[empty]).double()
                 if (dropped := ~squared.isfinite()).any():
                     self.others.drop(dropped)
                 self.others.add(pending)
@@ -125,25 +122,19 @@ class TiedGradient:
         return simple and whole and not group.kept and by_pairs(group.T, self.parameter.shape[1], self.route)
 
 
-@dataclass
-class _Norms:
-    """By sample: squared norms of this gradient (first of the other uses, then of all), and of all other gradients; bounds."""
-
-    squared: Tensor
-    rest: Tensor
-    bound: Tensor
-
-    def of(self, samples: Tensor) -> _Norms:
-        return _Norms(self.squared[samples], self.rest[samples], self.bound[samples])
-
-
 class _Pass:
-    """One pass over D. Everything by sample is in the order of the tiles."""
+    """One pass over D. Everything by sample is in the order of the tiles.
 
-    def __init__(self, gradient: TiedGradient, weigh: Weigh | None, norms: _Norms) -> None:
+    squared: squared norms, first of the other uses, then of all uses; rest: of all other gradients; bound: squared bounds.
+    """
+
+    def __init__(
+        self, gradient: TiedGradient, weigh: Weigh | None, squared: Tensor, rest: Tensor, bound: Tensor
+    ) -> None:
         self.head, self.upstream, self.shape = gradient.head, gradient.upstream, gradient.parameter.shape
-        self.weigh, self.norms, self.order = weigh, norms, self.head.tiling.order
-        self.pending = torch.zeros_like(norms.squared)
+        self.weigh, self.order = weigh, self.head.tiling.order
+        self.squared, self.rest, self.bound = squared, rest, bound
+        self.pending = torch.zeros_like(squared)
         self.forms = gradient.others.forms
         self.sparse: Sparse | None = None
         if len(self.forms) == 1 and isinstance(form := self.forms[0], Sparse):
@@ -176,7 +167,7 @@ class _Pass:
         """Samples by their pairs of tokens."""
         part = slice(tile.at, tile.at + len(tile.H))
         own = Outer(tile.D, tile.H)
-        squared = self.norms.squared[part] + _products(tile.D, tile.H)
+        squared = self.squared[part] + _products(tile.D, tile.H)
         if self.sparse is not None:
             squared += 2 * inner(own, Sparse(self.sparse.index[part], self.sparse.values[part]))
         weights, finite = self._settle(part, squared)
@@ -236,10 +227,10 @@ class _Pass:
 
     def _settle(self, part: slice, squared: Tensor) -> tuple[Tensor | None, bool]:
         """Note squared norms `[b]`; returns the weights in the sum, `[b]`, 0 for what is not finite, and whether all are."""
-        self.norms.squared[part] = squared
+        self.squared[part] = squared
         if self.weigh is None:
             return None, True
-        weights = self.weigh(self.order[part], self.norms.rest[part] + squared, self.norms.bound[part])
+        weights = self.weigh(self.order[part], self.rest[part] + squared, self.bound[part])
         # Of numbers that are not negative: one infinity or NaN makes the sum one.
         finite = math.isfinite(float(squared.sum()))
         return (weights if finite else torch.where(squared.isfinite(), weights, 0.0)), finite

@@ -8,8 +8,6 @@ For tokens t with hidden state H_t, target y_t and weight w_t, and the table E `
 Logits and D exist for one tile at a time, in reused memory; tiles.py has the tiles and what is kept of them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 
@@ -46,13 +44,6 @@ class TiedCrossEntropy(nn.Module):
     def forward(
         self, hidden: Tensor, table: Tensor, targets: Tensor, weights: Tensor, bias: Tensor | None = None
     ) -> Tensor:
-        """See the class."""
-        self.check(hidden, targets, weights, bias)
-        return tied_cross_entropy(hidden, table, targets, weights, bias, self._workspace)
-
-    @staticmethod
-    def check(hidden: Tensor, targets: Tensor, weights: Tensor, bias: Tensor | None) -> None:
-        """An error if shapes do not fit, the bias is trained or a weight is negative."""
         if hidden.dim() != 3 or targets.shape != hidden.shape[:2] or weights.shape != targets.shape:
             raise ClippingError(
                 f"wanted hidden [B, L, d], targets and weights [B, L]; got {tuple(hidden.shape)}, {tuple(targets.shape)}, "
@@ -62,6 +53,7 @@ class TiedCrossEntropy(nn.Module):
             raise ClippingError("the output bias of TiedCrossEntropy is fixed; detach it")
         if bool((weights < 0).any()):
             raise ClippingError("a weight of TiedCrossEntropy is negative; weights are 0 for padding, else positive")
+        return tied_cross_entropy(hidden, table, targets, weights, bias, self._workspace)
 
 
 def tied_cross_entropy(
@@ -83,7 +75,6 @@ class HeadPass:
         D = r (U - total onehot y)      total = sum U      r = w / total
 
     The shift is the largest logit; or 0 where `|H| max |E| + max |b|` is small enough, as it usually is.
-
     route: how samples will be measured, as in `PhantomClipping`; "gram" if they will not.
     """
 
@@ -135,9 +126,7 @@ class HeadPass:
 
     def _forward(self) -> tuple[Tensor, Tensor, Tensor]:
         """Losses `[B]`, bounds `[B]`, and the gradient at the tokens' hidden states `[tokens, d]`, still without r."""
-        gradient = torch.empty_like(self.H)
-        hits = torch.empty_like(self.w)
-        totals = self.total[:, None]
+        gradient, hits, totals = torch.empty_like(self.H), torch.empty_like(self.w), self.total[:, None]
         tiles = self.kept.cut(len(self.H))
         # All views at once: there are thousands of tiles in a step, and making a view takes about as long as a small operation.
         sizes = [tile.stop - tile.start for tile, *_ in tiles]
@@ -199,7 +188,7 @@ class Plain(torch.autograd.Function):
         ctx.head = head
         if ctx.needs_input_grad[1]:
             ctx.save_for_backward(hidden, targets, weights)  # the head may read them again
-        return head.losses
+        return head.losses.clone()  # else the head would refer to its node of the graph, and the node to the head
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:

@@ -7,8 +7,6 @@ smaller than its D, `[T, M]`: under clipping, where its norm is needed, the grad
 cache, and kept in place of D.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -81,8 +79,7 @@ class Tiling:
 
     def __init__(self, weights: Tensor, M: int, d: int, route: Route | None) -> None:
         self.shape = weights.shape
-        # Tokens of a group: whole samples, or one long sample.
-        self.most = max(TILE_TOKENS, GROUP_ELEMENTS // M)
+        self.most = max(TILE_TOKENS, GROUP_ELEMENTS // M)  # tokens of a group of several samples, and of a tile
         used = weights != 0
         counts = used.sum(1)
         lengths = counts.tolist()
@@ -173,27 +170,22 @@ class Kept:
         self.tiling, self.workspace = tiling, workspace
         long = [group for group in tiling.groups if group.kept]
         M, d = table.shape
-        # Tokens of kept samples.
-        self.long = sum(group.size * group.T for group in long)
+        self.long = sum(group.size * group.T for group in long)  # tokens of kept samples
         rows = sum(group.size for group in long) * d
         if (rows + tokens - self.long) * M <= HOLD_ELEMENTS:
             memory = workspace.take("held", rows + tokens - self.long, M, table)
             self._G, self._D = memory[:rows].view(-1, d, M), memory[rows:]
             workspace.held_by = self
 
-    @property
-    def valid(self) -> bool:
-        """Whether there is memory, and no other pass has written over it."""
-        return self.workspace.held_by is self
-
     def rows(self, places: slice) -> Tensor | None:
         """D of some tokens `[tokens, M]`, if it is kept."""
         at = places.start - self.long
-        return self._D[at : places.stop - self.long] if self.valid and at >= 0 else None
+        return self._D[at : places.stop - self.long] if self.workspace.held_by is self and at >= 0 else None
 
     def gradients(self, group: Group) -> Tensor | None:
         """Gradients at E of a group's samples, `[size, d, M]`, transposed, if they are kept."""
-        return self._G[group.at : group.at + group.size] if self.valid and group.kept else None
+        own = group.kept and self.workspace.held_by is self
+        return self._G[group.at : group.at + group.size] if own else None
 
     def release(self) -> None:
         """From now on D is computed again: what was kept was written over."""
@@ -204,11 +196,12 @@ class Kept:
         E, and whether they are its first ones.
         """
         tiles: list[tuple[slice, Tensor | None, bool]] = []
-        most, kept = self.tiling.most, [group for group in self.tiling.groups if group.kept and self.valid]
-        for group in kept:
-            for k in range(group.size):
-                G, at = self._G[group.at + k], group.start + k * group.T
+        most = self.tiling.most
+        for group in self.tiling.groups:
+            gradients = self.gradients(group)
+            for k, G in enumerate(() if gradients is None else gradients.unbind()):
+                at = group.start + k * group.T
                 tiles += [(slice(at + t, at + min(t + most, group.T)), G, t == 0) for t in range(0, group.T, most)]
-        start = self.long if self.valid else 0
+        start = tiles[-1][0].stop if tiles else 0
         tiles += [(slice(t, min(t + TILE_TOKENS, tokens)), None, True) for t in range(start, tokens, TILE_TOKENS)]
         return tiles

@@ -1,7 +1,5 @@
 """Memory that is made once and used again: fresh memory of some MB costs more than the arithmetic on it."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -4,59 +4,49 @@
 
 >>> import torch
 >>> from dpformer.clipping import PhantomClipping
->>> class Scale(torch.nn.Module):
-...     def __init__(self):
-...         super().__init__()
-...         self.p = torch.nn.Parameter(torch.ones(1))
->>> module, x, g = Scale(), torch.tensor([[[1.0], [2.0]]]), torch.tensor([[[3.0], [4.0]]])
->>> PhantomClipping(module).norms(lambda: (x * module.p * g).sum((1, 2)))
+>>> module, x, g = torch.nn.ParameterDict({"p": torch.ones(1)}), torch.tensor([[[1.0], [2.0]]]), torch.tensor([[[3.0], [4.0]]])
+>>> PhantomClipping(module).norms(lambda: (x * module["p"] * g).sum((1, 2)))
 tensor([11.], dtype=torch.float64)
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from dpformer.clipping.algebra import Form
-from dpformer.clipping.recorder import Recorder, register_rule
+from dpformer.clipping.recorder import Forms, Recorder, register_rule
 from dpformer.clipping.rules.shapes import from_broadcast
-from dpformer.clipping.views import View
 
 T = torch.Tensor
+Compute = Callable[..., Tensor]
+Terms = Callable[[Tensor, Tensor], Tensor]
 
 
 @register_rule(torch.add, T.add, T.__add__, T.__radd__, T.add_, T.__iadd__, lazy=True)
 def add(recorder: Recorder, function: Any, input: Tensor, other: Tensor, *, alpha: float = 1) -> Tensor:
     """`x + p` or `p + x`."""
-    return _combine(recorder, function, input, other, torch.add, lambda g, x: g, alpha)
+    return _combine(recorder, function, (input, other), torch.add, lambda g, x: g, alpha)
 
 
 @register_rule(torch.sub, T.sub, T.__sub__, T.sub_, T.__isub__, lazy=True)
 def subtract(recorder: Recorder, function: Any, input: Tensor, other: Tensor, *, alpha: float = 1) -> Tensor:
     """`x - p` or `p - x`."""
     sign = -1 if recorder.view(other) is not None else 1
-    return _combine(recorder, function, input, other, torch.sub, lambda g, x: sign * g, alpha)
+    return _combine(recorder, function, (input, other), torch.sub, lambda g, x: sign * g, alpha)
 
 
 @register_rule(torch.mul, T.mul, T.__mul__, T.__rmul__, T.mul_, T.__imul__, lazy=True)
 def multiply(recorder: Recorder, function: Any, input: Tensor, other: Tensor) -> Tensor:
     """`x * p` or `p * x`."""
-    return _combine(recorder, function, input, other, torch.mul, lambda g, x: g * x.detach(), 1)
+    return _combine(recorder, function, (input, other), torch.mul, lambda g, x: g * x.detach())
 
 
 def _combine(
-    recorder: Recorder,
-    function: Any,
-    input: Tensor,
-    other: Tensor,
-    compute: Callable[..., Tensor],
-    terms: Callable[[Tensor, Tensor], Tensor],
-    alpha: float,
+    recorder: Recorder, function: Any, operands: tuple[Tensor, Tensor], compute: Compute, terms: Terms, alpha: float = 1
 ) -> Tensor:
+    """A parameter and a tensor with the batch; `terms` are the gradients at the parameter's copies."""
+    input, other = operands
     a, b = recorder.view(input), recorder.view(other)
     view, x = (a, other) if a is not None else (b, input)
     assert view is not None
@@ -77,7 +67,7 @@ def _combine(
     given = x.detach().clone() if in_place else x
     output = function(x, recorder.value(other)) if in_place else compute(recorder.value(input), recorder.value(other))
 
-    def derive(gradient: Tensor, batch: int) -> Iterator[tuple[View, Form]]:
+    def derive(gradient: Tensor, batch: int) -> Forms:
         yield view, from_broadcast(view, terms(gradient, given), batch)
 
     like = x if x.dim() >= view.value.dim() else output

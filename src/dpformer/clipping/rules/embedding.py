@@ -10,17 +10,14 @@ An item that occurs twice, with gradients 1 and 2, has the gradient 3, not two g
 tensor([34.], dtype=torch.float64)
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dpformer.clipping.algebra import Form, Sparse
-from dpformer.clipping.recorder import Recorder, register_rule
+from dpformer.clipping.algebra import Sparse
+from dpformer.clipping.recorder import Forms, Recorder, register_rule
 from dpformer.clipping.rules.shapes import per_sample
 from dpformer.clipping.views import View
 
@@ -57,7 +54,7 @@ def rows(recorder: Recorder, function: Any, view: View, ids: Tensor, padding: in
     ids = torch.where(ids < 0, ids + len(view.value), ids)
     output = F.embedding(ids, view.value.detach())
 
-    def derive(gradient: Tensor, batch: int) -> Iterator[tuple[View, Form]]:
+    def derive(gradient: Tensor, batch: int) -> Forms:
         index = ids.reshape(batch, -1)
         values = per_sample(gradient, batch, view.parameter.dtype)
         if padding is not None:

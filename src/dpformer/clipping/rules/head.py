@@ -11,41 +11,28 @@ Two items with logits 0 and target 1: D = (1/2, -1/2), so with H = 4 the gradien
 tensor([8.], dtype=torch.float64)
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from typing import Any
 
 from torch import Tensor
 
-from dpformer.clipping.recorder import Recorder, register_rule
+from dpformer.clipping.recorder import Forms, Recorder, register_rule
 from dpformer.clipping.tied import Head
 from dpformer.clipping.tied_head import HeadPass, Plain, tied_cross_entropy
-from dpformer.clipping.views import View
-from dpformer.clipping.workspace import Workspace
 
 
 @register_rule(tied_cross_entropy)
-def tied(
-    recorder: Recorder,
-    function: Any,
-    hidden: Tensor,
-    table: Tensor,
-    targets: Tensor,
-    weights: Tensor,
-    bias: Any,
-    workspace: Workspace,
-) -> Tensor:
-    """The head with a trainable table, which must be a whole parameter."""
+def tied(recorder: Recorder, function: Any, hidden: Tensor, table: Tensor, *rest: Any) -> Tensor:
+    """The head with a trainable table, which must be a whole parameter. rest: targets, weights, bias, workspace."""
     view = recorder.view(table)
     if (fixed := recorder.view(hidden)) is not None:
         raise recorder.refuse(function, fixed, "takes it as hidden states")
     assert view is not None
     if view.value is not view.parameter:
         raise recorder.refuse(function, view, "needs the whole table; use a bias of -inf to leave items out")
+    targets, weights, bias, workspace = rest
     head = HeadPass(hidden.detach(), view.parameter.detach(), targets, weights, bias, workspace, recorder.route)
 
-    def derive(gradient: Tensor, batch: int) -> Iterator[tuple[View, Any]]:
+    def derive(gradient: Tensor, batch: int) -> Forms:
         yield view, Head(head, gradient)
 
     losses = Plain.apply(hidden, view.parameter.detach(), head, targets, weights)

@@ -10,19 +10,14 @@ Two times, one input and one output feature: x = (1, 2), g = (3, 4) give dW = 3*
 tensor([170.], dtype=torch.float64)
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dpformer.clipping.algebra import Form
-from dpformer.clipping.recorder import Recorder, register_rule
+from dpformer.clipping.recorder import Forms, Recorder, register_rule
 from dpformer.clipping.rules.shapes import from_broadcast, per_sample, sizes_of
-from dpformer.clipping.views import View
 
 
 @register_rule(F.linear)
@@ -38,7 +33,7 @@ def linear(recorder: Recorder, function: Any, input: Tensor, weight: Tensor, bia
     if w is not None and w.value.dim() != 2:
         raise recorder.refuse(function, w, "takes it as a vector; give the weight two dimensions")
 
-    def derive(gradient: Tensor, batch: int) -> Iterator[tuple[View, Form]]:
+    def derive(gradient: Tensor, batch: int) -> Forms:
         size = sizes_of(gradient, batch)
         if w is not None:
             if id(input) not in sizes:

@@ -4,25 +4,17 @@
 
 >>> import torch
 >>> from dpformer.clipping import PhantomClipping
->>> class Product(torch.nn.Module):
-...     def __init__(self):
-...         super().__init__()
-...         self.P = torch.nn.Parameter(torch.zeros(2, 1))
->>> module, x = Product(), torch.tensor([[1.0, 2.0]])
->>> PhantomClipping(module).norms(lambda: 3 * (x @ module.P)[:, 0]).square().round()  # 3^2 + 6^2
+>>> module, x = torch.nn.ParameterDict({"P": torch.zeros(2, 1)}), torch.tensor([[1.0, 2.0]])
+>>> PhantomClipping(module).norms(lambda: 3 * (x @ module["P"])[:, 0]).square().round()  # 3^2 + 6^2
 tensor([45.], dtype=torch.float64)
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from dpformer.clipping.algebra import Form
-from dpformer.clipping.recorder import Recorder, register_rule
+from dpformer.clipping.recorder import Forms, Recorder, register_rule
 from dpformer.clipping.rules.shapes import from_broadcast, per_sample
 from dpformer.clipping.views import View
 
@@ -42,11 +34,9 @@ def matmul(
         raise recorder.refuse(function, p, "multiplies it with another parameter")
     output = torch.matmul(left, r.value.detach())
     if r.value.dim() > 2 or left.dim() < 2:
-        raise recorder.refuse(
-            function, r, "multiplies it in a shape without a rule (wanted [B, ..., p] @ [p, q] or [p])"
-        )
+        raise recorder.refuse(function, r, "has no rule for these shapes (wanted [B, ..., p] @ [p, q] or [p])")
 
-    def derive(gradient: Tensor, batch: int) -> Iterator[tuple[View, Form]]:
+    def derive(gradient: Tensor, batch: int) -> Forms:
         if r.value.dim() == 1:
             yield r, from_broadcast(r, gradient[..., None] * left.detach(), batch)
         else:
@@ -59,10 +49,10 @@ def matmul(
 def _from_left(recorder: Recorder, function: Any, p: View, right: Tensor) -> Tensor:
     """`P @ x` with x `[B, p, T]`: the gradient is `sum_t g[:, t] (x) x[:, t]`."""
     if p.value.dim() != 2 or right.dim() != 3:
-        raise recorder.refuse(function, p, "multiplies it in a shape without a rule (wanted [q, p] @ [B, p, T])")
+        raise recorder.refuse(function, p, "has no rule for these shapes (wanted [q, p] @ [B, p, T])")
     output = torch.matmul(p.value.detach(), right)
 
-    def derive(gradient: Tensor, batch: int) -> Iterator[tuple[View, Form]]:
+    def derive(gradient: Tensor, batch: int) -> Forms:
         dtype = p.parameter.dtype
         rows = per_sample(gradient.transpose(1, 2), batch, dtype)
         yield p, p.from_outer(rows, per_sample(right.transpose(1, 2), batch, dtype))
@@ -89,7 +79,7 @@ def addmm(
     output = torch.addmm(recorder.value(input), mat1, recorder.value(mat2))
     b, _, w = views
 
-    def derive(gradient: Tensor, batch: int) -> Iterator[tuple[View, Form]]:
+    def derive(gradient: Tensor, batch: int) -> Forms:
         if w is not None:
             dtype = w.parameter.dtype
             yield w, w.from_outer(per_sample(mat1, batch, dtype), per_sample(gradient, batch, dtype))

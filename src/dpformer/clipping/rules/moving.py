@@ -4,16 +4,10 @@ Learned positions: with the gradients (1, 2) at two times, `P[:2]` gets (1, 2) a
 
 >>> import torch
 >>> from dpformer.clipping import PhantomClipping
->>> class Positions(torch.nn.Module):
-...     def __init__(self):
-...         super().__init__()
-...         self.P = torch.nn.Parameter(torch.zeros(9, 1))
->>> module, x, g = Positions(), torch.zeros(1, 2, 1), torch.tensor([[[1.0], [2.0]]])
->>> PhantomClipping(module).norms(lambda: ((x + module.P[:2]) * g).sum((1, 2))).square().round()
+>>> module, x, g = torch.nn.ParameterDict({"P": torch.zeros(9, 1)}), torch.zeros(1, 2, 1), torch.tensor([[[1.0], [2.0]]])
+>>> PhantomClipping(module).norms(lambda: ((x + module["P"][:2]) * g).sum((1, 2))).square().round()
 tensor([5.], dtype=torch.float64)
 """
-
-from __future__ import annotations
 
 from typing import Any
 
@@ -56,12 +50,8 @@ def getitem(recorder: Recorder, function: Any, input: Tensor, key: Any) -> Tenso
     view = recorder.view(input)
     if view is None:
         raise recorder.refuse(function, recorder.view(key), "uses it as an index")  # type: ignore[arg-type]
-    if (
-        isinstance(key, Tensor)
-        and key.dtype in (torch.int64, torch.int32)
-        and view.layout == "whole"
-        and not view.transposed
-    ):
+    whole = view.layout == "whole" and not view.transposed
+    if whole and isinstance(key, Tensor) and key.dtype in (torch.int64, torch.int32):
         return rows(recorder, function, view, key)
     keys = key if isinstance(key, tuple) else (key,)
     if any(isinstance(k, Tensor) and not recorder.samples.is_shared(k) for k in keys):

@@ -10,19 +10,19 @@ xhat of (1, 3) is (-1, 1); with g = (2, 5) the weight gets (-2, 5) and the bias 
 tensor([58.], dtype=torch.float64)
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dpformer.clipping.algebra import Form
-from dpformer.clipping.recorder import Recorder, register_rule
+from dpformer.clipping.recorder import Forms, Recorder, register_rule
 from dpformer.clipping.rules.shapes import from_broadcast
-from dpformer.clipping.views import View
+
+Parameters = tuple[Tensor | None, Tensor | None]
+Normalise = Callable[[Tensor], Tensor]
 
 
 @register_rule(F.layer_norm)
@@ -36,12 +36,11 @@ def layer_norm(
     eps: float = 1e-5,
 ) -> Tensor:
     """F.layer_norm with a trainable weight, bias or both."""
-    output, mean, scale = torch.native_layer_norm(
-        input, list(normalized_shape), recorder.value(weight), recorder.value(bias), eps
-    )
+    own = recorder.value(weight), recorder.value(bias)
+    output, mean, scale = torch.native_layer_norm(input, list(normalized_shape), *own, eps)
     mean, scale = mean.detach(), scale.detach()
     # xhat is computed again when it is needed: cheap, where keeping it would cost as much memory as the input.
-    return _record(recorder, function, output, input, weight, bias, lambda x: (x - mean).mul_(scale))
+    return _record(recorder, function, output, input, (weight, bias), lambda x: (x - mean).mul_(scale))
 
 
 @register_rule(F.rms_norm)
@@ -55,23 +54,18 @@ def rms_norm(
 ) -> Tensor:
     """F.rms_norm with a trainable weight."""
     output = F.rms_norm(input, normalized_shape, recorder.value(weight), eps)
-    return _record(recorder, function, output, input, weight, None, lambda x: F.rms_norm(x, normalized_shape, eps=eps))
+    normalise = partial(F.rms_norm, normalized_shape=normalized_shape, eps=eps)
+    return _record(recorder, function, output, input, (weight, None), normalise)
 
 
 def _record(
-    recorder: Recorder,
-    function: Any,
-    output: Tensor,
-    input: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    normalise: Callable[[Tensor], Tensor],
+    recorder: Recorder, function: Any, output: Tensor, input: Tensor, parameters: Parameters, normalise: Normalise
 ) -> Tensor:
     if (fixed := recorder.view(input)) is not None:
         raise recorder.refuse(function, fixed, "takes it as its input rather than its weight")
-    w, b = recorder.view(weight), recorder.view(bias)
+    w, b = map(recorder.view, parameters)
 
-    def derive(gradient: Tensor, batch: int) -> Iterator[tuple[View, Form]]:
+    def derive(gradient: Tensor, batch: int) -> Forms:
         if w is not None:
             yield w, from_broadcast(w, normalise(input).mul_(gradient), batch)
         if b is not None:

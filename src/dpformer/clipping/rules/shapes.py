@@ -1,7 +1,5 @@
 """From tensors whose first dimension holds the samples to per-sample matrices and sums."""
 
-from __future__ import annotations
-
 import math
 
 import torch
