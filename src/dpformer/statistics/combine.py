@@ -51,7 +51,7 @@ def measure(asker: Asker, items: int, settings: TransitionSettings, prefix: str 
     """
     answer = asker.ask(Histogram(items, settings.last, prefix + HISTOGRAM))
     histogram = histogram_of(answer)
-    # sigma of all answers together: one with share s has noise sigma / sqrt(s).
+    # sigma of the whole budget: an answer with share s has noise sigma / sqrt(s).
     size = min(settings.head_size(answer.noise_std * math.sqrt(settings.histogram_share)), items)
     head = 1 + np.argsort(-histogram[1:], kind="stable")[:size]
     # Below the noise a count says nothing: the floor keeps weights and logarithms sane.
