@@ -31,7 +31,7 @@ class DPFormer:
     `DPFormer(epsilon=8, delta=1e-5, ...)` takes the settings of `dpformer fit` by name (see docs/training.md) and a `preset`.
 
     fit         a log: a path, or a pandas, polars or Arrow frame with user_id, item_id and, if there is one, timestamp
-    recommend   for `histories` of anybody, or for `users` of the log that it was fitted on
+    recommend   for any `histories`, or for `users` of the log that it was fitted on
     evaluate    on the held-out items of that log; not private
     privacy     the statement
     """
@@ -78,9 +78,10 @@ class DPFormer:
         k: int = 10,
         seen: bool = False,
     ) -> pl.DataFrame:
-        """The best k items for each history: `user_id` (or `history`, its place), `rank`, `item_id`, `title` if known, `score`.
+        """Rank the best k items for each history.
 
-        Items of a history that the model does not know are skipped; an empty one is answered by the released popularity.
+        Returns columns `user_id` (or `history`, its place), `rank`, `item_id`, `title` if there is one, `score`. Items of a
+        history that the model does not know are skipped; an empty history is ranked by the released popularity.
         """
         artifact = self._fitted()
         if (users is None) == (histories is None):
@@ -108,7 +109,7 @@ class DPFormer:
             raise DPFormerError("a loaded model has no data to be evaluated on: use `dpformer evaluate RUN DATA`")
         artifact = self._fitted()
         held = held_out(self._dataset.sequences, item).renumbered(self._dataset.numbers_in(artifact.catalogue))
-        return evaluate(artifact, held, len(artifact.catalogue), max_length=artifact.model.spec.window)
+        return evaluate(artifact, held, len(artifact.catalogue))
 
     @property
     def privacy(self) -> PrivacyStatement:
@@ -116,7 +117,7 @@ class DPFormer:
         return self._fitted().statement
 
     def save(self, folder: Path | str) -> None:
-        """Write the released model and its papers to a new folder; nothing of the data, nothing that is not private."""
+        """Write the released model with statement, ledger and card to a new folder; nothing that is not private."""
         published = self._folder
         self._fitted()
         assert published is not None

@@ -213,7 +213,7 @@ def test_a_transformer_is_ranked_like_any_model():
     torch.manual_seed(0)
     model = Transformer(TransformerSpec(items=ITEMS, max_length=8, d=8)).eval()
     held = held_out(random_sequences(), "test")
-    found = rank(model, held, ITEMS, max_length=8)
+    found = rank(model, held, ITEMS)
     for n, user in enumerate(held.evaluated):
         history = torch.from_numpy(held.histories[user][-8:].astype(np.int64))[None]
         with torch.no_grad():

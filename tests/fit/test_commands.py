@@ -181,7 +181,7 @@ def test_fit_show_and_evaluate(tmp_path, data, dpformer, finished):
     assert "all 20 items ranked for all 55 users" in figures["protocol"]
     assert dpformer("evaluate", run, "--item", "validation").code == 0
     (run / "local.json").unlink()
-    assert_one_line(dpformer("evaluate", run), "does not tell where its data is")
+    assert_one_line(dpformer("evaluate", run), "does not record where its data is")
     metrics = strict_json((run / "metrics.json").read_text())
     assert metrics["not_private"] is True
     assert set(metrics) == {"not_private", "test", "validation"}

@@ -79,7 +79,7 @@ def make(data, tmp_path_factory):
             if evaluated:
                 model = load_model(folder)
                 held = held_out(opened.dataset.sequences, "test")
-                found = evaluate(model, held, len(model.catalogue), max_length=model.model.spec.window)
+                found = evaluate(model, held, len(model.catalogue))
                 (folder / "metrics.json").write_text(json.dumps({"not_private": True, "test": found.figures()}))
             made[name] = folder
         return made[name]
@@ -126,7 +126,7 @@ def test_titles_are_text_and_nothing_else(make):
     assert "&lt;script&gt;alert(1)&lt;/script&gt;, then &lt;/style&gt;" in html
     assert "script" not in {tag for tag, _ in Page(html).tags}
     assert "{{ 7 * 7 }}" in Page(html).text
-    assert "49" not in Page(html).text.split("For histories that were given")[1].split("How to make it again")[0]
+    assert "49" not in Page(html).text.split("For histories that were given")[1].split("Reproduce this run")[0]
 
 
 def test_nobody_of_the_data_is_in_it(html, runs, data):

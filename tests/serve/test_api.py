@@ -21,13 +21,13 @@ from dpformer.serve.app import create_app
 from dpformer.serve.batcher import Batcher, BusyError
 from dpformer.serve.guard import JsonLines
 from dpformer.serve.limits import Limits
-from dpformer.serve.recommender import Recommender, load_for_serving
+from dpformer.serve.ranker import Ranker, load_for_serving
 from dpformer.serve.search import ItemSearch
 from tests.fit.conftest import ITEMS, small_recipe
 
 
 @pytest.fixture(scope="module")
-def recommender(run) -> Recommender:
+def recommender(run) -> Ranker:
     return load_for_serving(run)
 
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from dpformer.serve.app import create_app
-from dpformer.serve.recommender import load_for_serving
+from dpformer.serve.ranker import load_for_serving
 
 schemathesis = pytest.importorskip("schemathesis")
 

@@ -45,19 +45,19 @@ class Artifact:
 
     @property
     def cold_start(self) -> str:
-        """What histories without a known item are ranked by."""
+        """How histories without an item of the catalogue are ranked."""
         return "the order of the catalogue" if self.model.popularity() is None else "the released popularity"
 
     def encode(self, history: Iterable[Any]) -> tuple[list[int], list[str]]:
         """Item numbers of a history of ids or titles, and what is not in the catalogue."""
-        known, unknown = [], []
+        numbers, unknown = [], []
         for item in history:
             number = self._numbers.get(str(item))
             if number is None:
                 unknown.append(str(item))
             else:
-                known.append(number)
-        return known, unknown
+                numbers.append(number)
+        return numbers, unknown
 
     def split(self, history: str) -> list[str]:
         """Items of a text: parts between commas, joined again where only the joined text is in the catalogue."""
@@ -109,14 +109,15 @@ class Artifact:
         return np.concatenate(best), np.concatenate(values)
 
     def recommend(self, histories: Sequence[Sequence[Any]], k: int = 10, seen: bool = False) -> pl.DataFrame:
-        """Ranked items for histories of ids or titles: `history` (its place), `rank`, `item_id`, `title` if known, `score`.
+        """Rank items for histories of ids or titles.
 
-        Items that are not in the catalogue are skipped; `encode` tells which.
+        Returns columns `history` (its place), `rank`, `item_id`, `title` if there is one, `score`. Items that are not in
+        the catalogue are skipped; `encode` returns them.
         """
         return self.frame(*self.rank([self.encode(h)[0] for h in histories], k, seen))
 
     def frame(self, best: np.ndarray, values: np.ndarray) -> pl.DataFrame:
-        """What `rank` gave, as a table with one row a recommendation."""
+        """The result of `rank` as a table with one row per recommendation."""
         places, ranks = np.nonzero(best)
         frame = pl.DataFrame(
             {

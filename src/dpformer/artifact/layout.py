@@ -13,7 +13,7 @@ from __future__ import annotations
 
 CONFIG, SPEC, MODEL, ITEMS = "config.json", "model.json", "model.safetensors", "items.jsonl"
 PRIVACY, CARD, LEDGER = "privacy.json", "README.md", "ledger.jsonl"
-# Against damage; whoever forges a file can forge this one too.
+# Detects damage, not forgery: who forges a file can forge its hash.
 FILES = "files.json"
 EVENTS, METRICS = "events.jsonl", "metrics.json"
 # Not part of the model, and without a hash of the data, which would confirm a guess.

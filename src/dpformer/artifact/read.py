@@ -1,9 +1,9 @@
-"""Read a released folder, which may come from a stranger: hashes and sizes are checked before memory is taken.
+"""Read a released folder that is not trusted: check hashes and sizes before memory is allocated.
 
-Nothing in such a folder is code. What is left to a stranger is size: a few kilobytes that ask for gigabytes. Tensors cannot be
-larger than their file (safetensors sees to that), and the spec may ask for no others than the file has. JSON lines are not
-compressed: what they take in memory is bounded by their size on disk, if all lines have the same fields and no value is an
-object, and both are checked.
+Nothing in a folder is code. An attacker can only try to make a few kilobytes ask for gigabytes. Tensors cannot be larger than
+their file (safetensors checks that), and the spec must ask for exactly the tensors of the file. JSON lines are not compressed:
+their size in memory is bounded by their size on disk, if all lines have the same fields and no value is an object; both are
+checked.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def check_version(folder: Path, config: dict[str, Any]) -> None:
 
 
 def refuse_unfinished(folder: Path) -> None:
-    """Refuse a folder whose run has not ended, or that holds secret state: with it anybody can subtract the noise."""
+    """Refuse a folder whose run has not ended, or that holds secret state, with which the noise can be subtracted."""
     cure = f"finish it with: dpformer resume {folder}"
     private = folder / PRIVATE
     if has_checkpoint(folder):
@@ -133,7 +133,7 @@ def read_statement(folder: Path) -> PrivacyStatement:
 
 
 def _read_model(path: Path, spec: Spec) -> Recommender:
-    """The model; a ValueError if spec and file do not fit together."""
+    """The model; a ValueError if the file does not hold the tensors of the spec."""
     with safe_open(path, framework="pt") as file:
         for name in file.keys():  # noqa: SIM118
             if bool(file.get_tensor(name).isnan().any()):
@@ -148,7 +148,7 @@ def column_hashes(catalogue: pl.DataFrame) -> dict[str, str]:
 
 
 def read_catalogue(path: Path, items: int) -> pl.DataFrame:
-    """Items 1..`items` of `items.jsonl`: `item`, `item_id` (whole numbers or text), `title` if known, and any added columns."""
+    """Read `items.jsonl`: `item` 1..`items`, `item_id` (whole numbers or text), `title` if there is one, any added columns."""
     columns: dict[str, list[Any]] = {}
     with readable(path):
         if (size := path.stat().st_size) > SOME + ITEM_BYTES * items:

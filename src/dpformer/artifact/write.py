@@ -30,7 +30,16 @@ from dpformer.privacy import PrivacyStatement
 
 
 def publish(folder: Path, model: Recommender, catalogue: pl.DataFrame, statement: PrivacyStatement) -> None:
-    """End the run in `folder`, which has its config.json, with this model."""
+    """End the run in `folder` with this model.
+
+    Guarantee: when the model is in place, no secret state is left in the folder.
+
+    Args:
+        folder: of the run; it has config.json and the state in private/.
+        model: made of answers alone.
+        catalogue: its items, in the order of their numbers.
+        statement: what was charged.
+    """
     write_folder(folder / PRIVATE / RELEASE, _files(folder, model, catalogue, statement), mode=0o644)
     complete(folder)
 

@@ -32,10 +32,10 @@ def evaluate(
     model = load_artifact(run)
     if data is None:
         if not (run / LOCAL).exists():
-            raise DPFormerError(f"{run}: does not tell where its data is; say: dpformer evaluate {run} DATA")
+            raise DPFormerError(f"{run}: does not record where its data is; run: dpformer evaluate {run} DATA")
         local = read_json(run / LOCAL)
         if not isinstance(local, dict) or not isinstance(local.get("data"), str):
-            raise DPFormerError(f"{run / LOCAL}: is damaged; say where the data is: dpformer evaluate {run} DATA")
+            raise DPFormerError(f"{run / LOCAL}: is damaged; run: dpformer evaluate {run} DATA")
         data = Path(local["data"])
     dataset = load(data)
     numbers = dataset.numbers_in(model.catalogue)
@@ -65,31 +65,36 @@ def evaluate(
         )
     with stderr.status("ranking all items for all users ..."):
         held = held_out(dataset.sequences, item).renumbered(numbers)
-        found = evaluate_model(model, held, len(model.catalogue), max_length=model.model.spec.window)
-    figures: dict[str, Any] = found.figures()
+        evaluation = evaluate_model(model, held, len(model.catalogue))
+    figures: dict[str, Any] = evaluation.figures()
     path = run / METRICS
-    known = read_json(path) if path.exists() else {"not_private": True}
-    if not isinstance(known, dict):
+    written = read_json(path) if path.exists() else {"not_private": True}
+    if not isinstance(written, dict):
         raise DPFormerError(f"{path}: is damaged; delete it and evaluate again")
-    write_json(path, known | {item: figures}, mode=0o600)
+    write_json(path, written | {item: figures}, mode=0o600)
     if as_json:
         print_json(figures)
         return
-    stdout.print(table(f"{model.model.spec.name}, {item} item", found))
+    stdout.print(table(f"{model.model.spec.name}, {item} item", evaluation))
     stderr.print(f"written to {path}; computed on people's data without noise: not private", soft_wrap=True)
 
 
-def table(title: str, found: "Evaluation") -> "Table":
+def table(title: str, evaluation: "Evaluation") -> "Table":
     """The figures at 10, in percent, with their intervals; the others are in metrics.json."""
     from rich.table import Table
 
-    shown = ("ndcg@10", "hit@10")
-    result = Table(
-        "", *(name.upper() for name in shown), title=title, caption=found.protocol.line(), caption_justify="left"
+    from dpformer.evaluation import HEADLINE
+
+    shown = Table(
+        "",
+        *(name.upper() for name in HEADLINE),
+        title=title,
+        caption=evaluation.protocol.line(),
+        caption_justify="left",
     )
-    rows = {"seen masked": found.masked, "unmasked": found.unmasked}
-    rows |= {f"{name} targets ({part.users:,})": part.metrics for name, part in found.slices.items()}
+    rows = {"seen masked": evaluation.masked, "unmasked": evaluation.unmasked}
+    rows |= {f"{name} targets ({part.users:,})": part.metrics for name, part in evaluation.slices.items()}
     for name, metrics in rows.items():
-        figures = (metrics[key] for key in shown)
-        result.add_row(name, *(f"{100 * f.value:.2f}  [{100 * f.low:.2f}, {100 * f.high:.2f}]" for f in figures))
-    return result
+        figures = (metrics[key] for key in HEADLINE)
+        shown.add_row(name, *(f"{100 * f.value:.2f}  [{100 * f.low:.2f}, {100 * f.high:.2f}]" for f in figures))
+    return shown

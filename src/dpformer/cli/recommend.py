@@ -24,7 +24,7 @@ def recommend(
     ] = None,
     file: Annotated[
         Path | None,
-        typer.Option("--file", help="A log (user_id, item_id, timestamp) or a prepared folder: one answer a user."),
+        typer.Option("--file", help="A log (user_id, item_id, timestamp) or a prepared folder: one list per user."),
     ] = None,
     users: Annotated[str | None, typer.Option(help="With --file: only these users, separated by commas.")] = None,
     k: Annotated[int, typer.Option("-k", help="How many items.")] = 10,
@@ -50,10 +50,10 @@ def recommend(
     model = load(run)
     if history is not None:
         items = model.split(history)
-        known, unknown = model.encode(items)
+        numbers, unknown = model.encode(items)
         for item in unknown:
             stderr.print(f"not in the catalogue, skipped: {item}", markup=False)
-        if not known:
+        if not numbers:
             stderr.print(f"no known item in the history: ranked by {model.cold_start}")
         parts = iter([model.recommend([items], k, seen).drop("history")])
     else:
@@ -70,7 +70,7 @@ def recommend(
 
 
 def _for_users(model: Artifact, file: Path, wanted: str | None, k: int, seen: bool) -> Iterator[pl.DataFrame]:
-    """The answers, some thousand users at a time, so that a file of any size can be written."""
+    """The recommendations, some thousand users at a time, so that a file of any size can be written."""
     import polars as pl
 
     from dpformer.cli.output import stderr

@@ -19,7 +19,7 @@ def serve(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="The address as JSON on stdout, once it is served.")] = False,
 ) -> None:
-    """Serve recommendations: an API, and a page at /. The log goes to stderr as JSON lines, without anybody's history."""
+    """Serve recommendations: an API, and a page at /. The log goes to stderr as JSON lines, without histories."""
     import sys
 
     from dpformer.cli.output import print_json, stderr
@@ -33,19 +33,19 @@ def serve(
         raise DPFormerError(f"serving needs {error.name}: pip install 'dpformer[serve]'") from None
     from dpformer.serve.app import create_app
     from dpformer.serve.limits import Limits
-    from dpformer.serve.recommender import load_for_serving
+    from dpformer.serve.ranker import load_for_serving
     from dpformer.serve.server import address_of, open_socket, serve_until_stopped
 
     limits = Limits(body=max_body, history=max_history, k=max_k, timeout=timeout)
-    recommender = load_for_serving(run, not_private)
+    ranker = load_for_serving(run, not_private)
     opened = open_socket(host, port)
     url = address_of(opened)
 
     def say() -> None:
         if as_json:
-            print_json({"url": url, "run": str(run), "items": len(recommender.ids)})
+            print_json({"url": url, "run": str(run), "items": len(ranker.ids)})
             sys.stdout.flush()
         else:
             stderr.print(f"serving {run} at {url} (Ctrl-C stops it)", markup=False, soft_wrap=True)
 
-    serve_until_stopped(create_app(recommender, limits), opened, limits, say)
+    serve_until_stopped(create_app(ranker, limits), opened, limits, say)

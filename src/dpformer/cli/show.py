@@ -33,20 +33,20 @@ def show(
     refuse_unfinished(run)
     check_files(run)
     spec = read_spec(run)
-    found: dict[str, Any] = {"run": str(run), "finished": True, "items": spec.items, "recipe": config["recipe"]}
+    shown: dict[str, Any] = {"run": str(run), "finished": True, "items": spec.items, "recipe": config["recipe"]}
     if (run / LEDGER).exists():
         account = read_ledger(run)
         plan = account.plan
         charged = epsilon(account.spent(), plan.delta, plan.threshold_delta).epsilon if account.entries else 0.0
-        found["spent"] = {"epsilon": charged, "of": plan.epsilon, "delta": plan.delta}
-        found["steps"] = {"charged": account.steps_charged, "planned": plan.steps}
+        shown["spent"] = {"epsilon": charged, "of": plan.epsilon, "delta": plan.delta}
+        shown["steps"] = {"charged": account.steps_charged, "planned": plan.steps}
     statement = read_statement(run)
     if as_json:
-        print_json(found | {"privacy": json.loads(statement.to_json())})
+        print_json(shown | {"privacy": json.loads(statement.to_json())})
         return
-    stdout.print(f"{run}: {spec.name} over {found['items']:,} items, finished", markup=False, soft_wrap=True)
-    if "spent" in found:
-        spent, steps = found["spent"], found["steps"]
+    stdout.print(f"{run}: {spec.name} over {shown['items']:,} items, finished", markup=False, soft_wrap=True)
+    if "spent" in shown:
+        spent, steps = shown["spent"], shown["steps"]
         stdout.print(
             f"charged: {steps['charged']} of {steps['planned']} steps, epsilon {spent['epsilon']:.3f} of {spent['of']:g} "
             f"at delta {spent['delta']:g}",

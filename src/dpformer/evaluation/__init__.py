@@ -2,11 +2,12 @@
 
 from dpformer.data import HeldOut, held_out
 from dpformer.evaluation.evaluate import Evaluation, Slice, evaluate
-from dpformer.evaluation.metrics import Figure, metrics
+from dpformer.evaluation.metrics import HEADLINE, Figure, metrics
 from dpformer.evaluation.protocol import Protocol
 from dpformer.evaluation.ranking import Ranks, Scorer, rank
 
 __all__ = [
+    "HEADLINE",
     "Evaluation",
     "Figure",
     "HeldOut",

@@ -29,7 +29,7 @@ class Evaluation:
     """Figures as fractions of 1.
 
     masked, unmasked: the metrics with the items of the history taken out, and without. slices: masked, by the popularity
-    of the target. coverage: the share of the catalogue that is in somebody's top k. mean_popularity: events of a recommended
+    of the target. coverage: the share of the catalogue in at least one user's top k. mean_popularity: events of a recommended
     item per user, in the mean over all top-k lists. These figures come from people's data without noise: they are not private.
     """
 
@@ -41,7 +41,7 @@ class Evaluation:
     mean_popularity: dict[str, float]
 
     def figures(self) -> dict[str, Any]:
-        """Ready for JSON, the protocol beside the figures; what has nobody to be computed on is None."""
+        """Ready for JSON, the protocol beside the figures; None for a mean over no users."""
         return {**_plain(asdict(self)), "protocol": self.protocol.line()}
 
 
@@ -52,11 +52,9 @@ def _plain(value: Any) -> Any:
     return None if isinstance(value, float) and math.isnan(value) else value
 
 
-def evaluate(
-    model: Scorer, held: HeldOut, item_count: int, *, max_length: int | None = None, seed: int = 0
-) -> Evaluation:
+def evaluate(model: Scorer, held: HeldOut, item_count: int, *, seed: int = 0) -> Evaluation:
     """Rank all items for every evaluated user. Popularity is counted in the histories. `seed` is of the bootstrap."""
-    ranked = rank(model, held, item_count, max_length)
+    ranked = rank(model, held, item_count)
     counts = np.bincount(held.histories.items, minlength=item_count + 1)
     counts[0] = 0
     users = len(held.histories)

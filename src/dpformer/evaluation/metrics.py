@@ -5,6 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 
 CUTOFFS = (5, 10, 20)
+# The metrics that tables and reports show.
+HEADLINE = ("ndcg@10", "hit@10")
 _DEEPEST = max(CUTOFFS)
 _RESAMPLES, _CONFIDENCE = 2000, 0.95
 

@@ -1,4 +1,4 @@
-"""Rank all items for everybody: one call of the model, one comparison and one top-k for each batch of users."""
+"""Rank all items for all users: one call of the model, one comparison and one top-k for each batch of users."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -33,19 +33,19 @@ class Ranks:
     lists: np.ndarray
 
 
-def rank(model: Scorer, held: HeldOut, item_count: int, max_length: int | None = None) -> dict[str, Ranks]:
+def rank(model: Scorer, held: HeldOut, item_count: int) -> dict[str, Ranks]:
     """Ranks "masked" (items of the history taken out) and "unmasked", for every evaluated user.
 
     Ties count against the model: the rank is the number of other items that do not score below the target, and a
     score that is not a number ties with everything. Masked, a target that stands in the history is taken out with it
-    and is missed. max_length: how much of a history the model takes, from the end; all by default.
+    and is missed.
     """
     users = len(held.evaluated)
     ranks = {kind: np.empty(users, dtype=np.int64) for kind in ("unmasked", "masked")}
     lists = {kind: np.zeros((users, max(CUTOFFS)), dtype=np.int64) for kind in ranks}
     for part in _batches(held, item_count):
         who = held.evaluated[part]
-        batch = collate(held.histories, who, max_length or max(int(held.histories.lengths.max(initial=1)), 1))
+        batch = collate(held.histories, who, max(int(held.histories.lengths.max(initial=1)), 1))
         with torch.no_grad():
             scores = model.scores(batch.tokens, batch.lengths)
         if scores.shape != (len(part), item_count + 1):
@@ -69,7 +69,7 @@ def rank(model: Scorer, held: HeldOut, item_count: int, max_length: int | None =
 
 
 def _batches(held: HeldOut, item_count: int) -> Iterator[np.ndarray]:
-    """Places in `evaluated`, users of like length together, bounded in scores and in tokens."""
+    """Places in `evaluated`, users of similar length in one batch, bounded in scores and in tokens."""
     lengths = held.histories.lengths[held.evaluated]
     order = np.argsort(-lengths, kind="stable")
     start = 0

@@ -209,7 +209,7 @@ An export is a function of the released model alone, so it is covered by the sam
 _FILES = {
     ONNX: "the graph, for ONNX Runtime and others",
     PT2: "the same graph for `torch.export.load`. The format holds a pickle (of the example inputs): load "
-    "only a .pt2 from somebody whom you trust to run code. The other files hold none",
+    "a .pt2 only if you trust its author to run code on your machine. The other files hold none",
     TABLE: "the output table and bias of all items, and their released popularity where there is one",
     ITEMS: "the catalogue",
     PRIVACY: "the privacy statement",
@@ -218,13 +218,15 @@ _FILES = {
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """The exporters talk of their own insides; errors still come through."""
-    logger = logging.getLogger("torch.onnx")
-    before = logger.level
-    logger.setLevel(logging.ERROR)
+    """Silence the exporters' warnings; errors are still raised."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
+    before = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        logger.setLevel(before)
+        for logger, level in zip(loggers, before, strict=True):
+            logger.setLevel(level)

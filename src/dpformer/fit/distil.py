@@ -1,8 +1,7 @@
-"""A network that starts from released statistics: it learns to score as they do, on histories sampled from them.
+"""Train a network on released transition scores, on histories sampled from them.
 
-Nothing of the log is seen here, so it costs no privacy, and any number of steps may be made. What the network has over the
-statistics is smoothness: d numbers an item instead of one number a pair, so that the noise of single cells averages out. What it
-lacks is the detail of single cells.
+The log is not used here, so any number of steps costs no privacy. The network is smoother than the statistics: it has d numbers
+per item instead of one number per pair, so that the noise of single cells averages out. It lacks the detail of single cells.
 """
 
 from __future__ import annotations
@@ -33,17 +32,17 @@ def distil(network: Network, transitions: TransitionScorer, steps: int) -> Itera
     comes from a fixed seed: it has nothing to do with the data, and a run that is made again gets the same network.
     """
     teacher = choose_by(network, transitions)
-    known = teacher.tail > -torch.inf
+    in_head = teacher.tail > -torch.inf
     generator = torch.Generator().manual_seed(0)
-    length = min(network.spec.max_length, 30, int(known.sum()))
+    length = min(network.spec.max_length, 30, int(in_head.sum()))
     if length < 2:
         return
     s = sample(teacher, HISTORIES, length, generator)
     with torch.no_grad():
-        network.embedding.weight[known] = _leading(teacher.matrix[:-1], network.table.shape[1])
+        network.embedding.weight[in_head] = _leading(teacher.matrix[:-1], network.table.shape[1])
         if network.output is not None:
             network.output.weight.copy_(network.embedding.weight)
-    bias = torch.zeros(len(known)).scatter(0, teacher.head, teacher.prior).requires_grad_()
+    bias = torch.zeros(len(in_head)).scatter(0, teacher.head, teacher.prior).requires_grad_()
     optimizer = torch.optim.Adam([*network.parameters(), bias], lr=RATE)
     network.train()
     for step in range(steps):
@@ -51,21 +50,21 @@ def distil(network: Network, transitions: TransitionScorer, steps: int) -> Itera
             group["lr"] = RATE * min(1.0, (step + 1) / WARMUP) * (1 - step / steps)
         drawn = s[torch.randint(0, len(s), (BATCH,), generator=generator)]
         places = torch.randperm(length - 1, generator=generator)[:PLACES].tolist()
-        wanted = torch.cat([scores_at(teacher, drawn, place) for place in places])[:, known].softmax(1)
+        wanted = torch.cat([scores_at(teacher, drawn, place) for place in places])[:, in_head].softmax(1)
         hidden = network.states(drawn)[:, places].transpose(0, 1).flatten(0, 1)
-        learned = (hidden @ network.table[known].T + bias[known]).log_softmax(1)
+        learned = (hidden @ network.table[in_head].T + bias[in_head]).log_softmax(1)
         optimizer.zero_grad()
         (-(wanted * learned).sum(1).mean()).backward()
         optimizer.step()
         yield step + 1
     network.zero_grad(set_to_none=True)
-    _set_bias(network, transitions, bias.detach(), known)
+    _set_bias(network, transitions, bias.detach(), in_head)
 
 
 def choose_by(network: Network, transitions: TransitionScorer) -> TransitionScorer:
     """Give a network the most frequent items as its vocabulary; returns the teacher, which scores rows of its table.
 
-    Rows of items outside the head are known to neither of the two: they score -inf.
+    Rows of items outside the head score -inf.
     """
     none = torch.zeros(1, dtype=torch.int64)
     network.choose(transitions.scores(none[:, None], none)[0], bias=False)  # without a history: by the noisy histogram
@@ -103,10 +102,10 @@ def _leading(matrix: Tensor, d: int) -> Tensor:
 
 
 @torch.no_grad()
-def _set_bias(network: Network, transitions: TransitionScorer, bias: Tensor, known: Tensor) -> None:
+def _set_bias(network: Network, transitions: TransitionScorer, bias: Tensor, in_head: Tensor) -> None:
     """The learned bias for the head; all other items below it, in the order of the noisy histogram."""
     tail = transitions.tail
-    below = float(bias[known].min()) - BELOW + tail / len(tail)
+    below = float(bias[in_head].min()) - BELOW + tail / len(tail)
     network.output_bias[1:] = below[1:]
-    items = network.chosen if network.chosen is not None else torch.arange(len(known))
-    network.output_bias[items[known]] = bias[known]
+    items = network.chosen if network.chosen is not None else torch.arange(len(in_head))
+    network.output_bias[items[in_head]] = bias[in_head]

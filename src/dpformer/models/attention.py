@@ -1,9 +1,9 @@
 """Kernels of causal attention.
 
-In training on a CPU the attention matrix is made some rows at a time, and kept for the gradient: quicker than
-`scaled_dot_product_attention`, which makes it again; and a penalty on the logits and the variance of the output are passes
-over what is in the processor's cache anyway. Elsewhere (on a GPU, under autocast, for very long sequences, where a graph is
-drawn, and without gradients) torch's kernel does it.
+In training on a CPU the attention matrix is computed some rows at a time and kept for the gradient. That is faster than
+`scaled_dot_product_attention`, which computes it again, and a penalty on the logits and the variance of the output are passes
+over rows that are in the processor's cache. Elsewhere (on a GPU, under autocast, for very long sequences, when a graph is
+traced, and without gradients) torch's kernel is used.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-# Entries of attention matrices that are made at a time, and their rows: of keys after these there is nothing to compute.
+# Entries and rows of attention matrices that are computed at a time. For keys after these rows there is nothing to compute.
 MATRIX, ROWS = 2**19, 64
-# Heads times length of sequences whose attention matrices are kept for the gradient: so many numbers are kept for each token.
+# Largest heads * length for which attention matrices are kept for the gradient: this many numbers per token.
 LONGEST = 512
 
 
@@ -39,7 +39,7 @@ def kernel(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> Tenso
     d = v.shape[-1]
     if q.shape[-1] == d:
         return F.scaled_dot_product_attention(q, k, v, **mask)
-    # The quick kernels want values as wide as keys.
+    # The fast kernels need values as wide as keys.
     out = F.scaled_dot_product_attention(
         q,
         k,
@@ -59,7 +59,7 @@ def by_rows(qkv: Tensor) -> bool:
         or torch._C._is_tracing()
         or torch._C._functorch.peek_interpreter_stack() is not None
     ):
-        return False  # a graph is drawn, or torch.func at work, which both want functions of torch alone
+        return False  # tracing and torch.func need functions of torch alone
     return qkv.device.type == "cpu" and qkv.shape[1] * qkv.shape[3] <= LONGEST
 
 

@@ -1,7 +1,7 @@
 """Dropout whose masks can be handed in, so that each sample's mask is a function of that sample alone.
 
-torch draws the masks of a whole batch from one generator: one person's leaving would shift everybody else's, and the clipped
-sum would move by far more than the clipping norm.
+torch draws the masks of a whole batch from one generator: if one person left, the masks of all others would change, and the
+clipped sum would move by far more than the clipping norm.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from torch import Tensor
 
 
 def aside() -> contextlib.AbstractContextManager[Any]:
-    """A block that carries no gradient, and that whoever records a forward pass need not look at: it would take as long again."""
+    """Run a block without gradients and unseen by recorders of a forward pass, which would take as long again for it."""
     return torch.no_grad() if torch.compiler.is_compiling() else _Aside()
 
 
@@ -62,7 +62,7 @@ def linear(var: Tensor, x: Tensor, weight: Tensor, var_weight: Tensor | float) -
 
 
 def squared_lengths(x: Tensor) -> Tensor:
-    """`|x|^2` over the last dimension: one pass and no copy, where the sum of squares would be two and one."""
+    """`|x|^2` over the last dimension, in one pass without a copy."""
     return torch.linalg.vector_norm(x, dim=-1).square()
 
 
@@ -91,7 +91,7 @@ FAR = 12.0
 def _unit_relu(r: Tensor) -> tuple[Tensor, Tensor]:
     """Mean m and variance of `max(0, X)` for X normal with mean r and variance 1; the variance is `Phi + m (r - m)`.
 
-    r is written over: it is one of a few passes over as many numbers as there are features.
+    r is overwritten: fewer passes over memory.
     """
     r = r.clamp_(-FAR, FAR)
     cdf = torch.erf(r * math.sqrt(0.5)).mul_(0.5).add_(0.5)
@@ -107,14 +107,14 @@ def relu(var: Tensor, x: Tensor) -> Tensor:
     return var * unit.view(var.shape)
 
 
-# Vectors at a time that a processor's own cache has room for.
+# Vectors at a time: as many as fit in a processor's cache.
 ROWS = 2048
 
 
 def in_parts(function: Callable[..., Tensor], size: int, *tensors: Tensor) -> Tensor:
-    """`function(*tensors)`, which is of each row alone, for so many rows at a time.
+    """`function(*tensors)`, which treats each row alone, for `size` rows at a time.
 
-    On a GPU, and where a graph is drawn, all at once: there is no cache to keep to, and few and large kernels are better.
+    On a GPU, and when a graph is traced, all at once: few and large kernels are better there.
     """
     if tensors[0].device.type != "cpu" or torch.compiler.is_compiling():
         return function(*tensors)

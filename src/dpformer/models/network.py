@@ -89,6 +89,9 @@ class Network(Recommender):
         rows = torch.arange(len(self.chosen), device=self.chosen.device)
         return rows.new_zeros(self.spec.items + 1).scatter(0, self.chosen, rows)
 
+    def _rows(self, items: Tensor) -> Tensor:
+        return items if self.chosen is None else self.places()[items]
+
     def locate(self, s: Tensor) -> tuple[Tensor, Tensor]:
         """Rows `[B, L]` of item ids `[B, L]`, those outside the vocabulary dropped and the rest moved up; and lengths `[B]`.
 
@@ -98,7 +101,7 @@ class Network(Recommender):
         (tensor([[2, 1, 0, 0],
                 [1, 0, 0, 0]]), tensor([2, 1]))
         """
-        rows = self.places()[s]
+        rows = self._rows(s)
         return _oldest_first(*last_kept(rows, rows > 0, s.shape[1], 0))
 
     def states(self, rows: Tensor) -> Tensor:
@@ -107,7 +110,7 @@ class Network(Recommender):
 
     def last_state(self, history: Tensor, lengths: Tensor) -> Tensor:
         """The hidden state `[B, d]` after the last of the items (of the vocabulary); 0 without a single one."""
-        rows = self.places()[history]
+        rows = self._rows(history)
         keep = (rows > 0) & (torch.arange(history.shape[1], device=history.device) < lengths[:, None])
         width = self.spec.max_length
         if not torch.compiler.is_compiling():  # a graph has one width for all histories

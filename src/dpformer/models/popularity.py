@@ -12,7 +12,7 @@ from dpformer.models.recommender import Recommender, Spec, register, restore
 
 
 class PopularitySpec(Spec):
-    """floor: counts below it cannot be told from none; the noise's standard deviation, or 0 for exact counts."""
+    """floor: counts below it cannot be distinguished from 0; the standard deviation of the noise, or 0 for exact counts."""
 
     kind: Literal["popularity"] = "popularity"
     floor: float = Field(default=0.0, ge=0)
@@ -32,9 +32,9 @@ class Popularity(Recommender):
     @classmethod
     def of(cls, counts: Tensor, floor: float = 0.0) -> Popularity:
         """Make the model from counts `[items + 1]`; entry 0 is not read."""
-        known = counts.to(torch.float32, copy=True)
-        known[0] = -torch.inf
-        model = restore(PopularitySpec(items=len(known) - 1, floor=floor), {"counts": known})
+        floats = counts.to(torch.float32, copy=True)
+        floats[0] = -torch.inf
+        model = restore(PopularitySpec(items=len(floats) - 1, floor=floor), {"counts": floats})
         assert isinstance(model, Popularity)
         return model
 

@@ -1,6 +1,6 @@
-"""Scores by released transitions: what follows the last items of a history. No network.
+"""Score items by released transitions from the last items of a history.
 
-The one implementation of it: for ranking, as the teacher of a network (`fit.distil`), and as the graph that is exported.
+This one implementation ranks, teaches a network (`fit.distil`), and is the graph that is exported.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class TransitionsSpec(Spec):
 
     kind: Literal["transitions"] = "transitions"
     head: int = Field(ge=1)
-    recent: int = Field(default=15, ge=1, le=10**6)
+    recent: int = Field(default=15, ge=1, le=1000)
     popularity: float = Field(default=0.1, ge=0)
 
 
@@ -55,7 +55,7 @@ class TransitionScorer(Recommender):
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor], recent: int = 15, popularity: float = 0.1) -> TransitionScorer:
-        """Make the scorer from its four tensors; a ValueError if they do not fit together."""
+        """Make the scorer from its four tensors; a ValueError if their shapes do not fit."""
         items, head = len(tensors["tail"]) - 1, len(tensors["head"])
         spec = TransitionsSpec(items=items, head=head, recent=recent, popularity=popularity)
         model = restore(spec, tensors)

@@ -1,4 +1,4 @@
-"""What a report says about one run. It reads the run folder alone: the data is never opened, so nobody of it can slip in."""
+"""Collect what a report says about one run, from the run folder alone: the data is never opened."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from torch import Tensor
 from dpformer.artifact import Artifact, load
 from dpformer.artifact.layout import EVENTS, ITEMS, METRICS
 from dpformer.errors import DPFormerError
+from dpformer.evaluation import HEADLINE
 from dpformer.evaluation.evaluate import SLICES
 from dpformer.files import read_json
 from dpformer.privacy import epsilon, read_ledger
@@ -67,7 +68,7 @@ class Facts:
 
     @property
     def publishable(self) -> bool:
-        """Whether what follows from released values alone may be shown to anybody."""
+        """Whether what follows from released values alone may be published."""
         return self.artifact.statement.private and not self.artifact.statement.insecure
 
 
@@ -77,8 +78,8 @@ def gather(folder: Path, name: str, histories: Sequence[str] = ()) -> Facts:
     weights = artifact.model.popularity()
     popularity = None
     if weights is not None:
-        known = weights[1:][weights[1:] > 0]
-        popularity = (known.sort(descending=True).values / known.max()).tolist()
+        positive = weights[1:][weights[1:] > 0]
+        popularity = (positive.sort(descending=True).values / positive.max()).tolist()
     chosen = [_encode(artifact, folder, text) for text in histories] or sample_histories(artifact, weights)
     return Facts(
         name=name,
@@ -97,14 +98,14 @@ def gather(folder: Path, name: str, histories: Sequence[str] = ()) -> Facts:
 
 
 def _encode(artifact: Artifact, folder: Path, history: str) -> list[int]:
-    known, unknown = artifact.encode(artifact.split(history))
+    numbers, unknown = artifact.encode(artifact.split(history))
     if unknown:
         raise DPFormerError(f"--history: {unknown[0]!r} is neither an id nor a title in {folder / ITEMS}")
-    return known
+    return numbers
 
 
 def sample_histories(artifact: Artifact, weights: Tensor | None, count: int = 5) -> list[list[int]]:
-    """Histories of two that are nobody's: items from frequent to rare, each with what the model puts after it."""
+    """Invented histories of two items: items from frequent to rare, each with the item that the model ranks first after it."""
     items = len(artifact.catalogue)
     order = torch.arange(1, items + 1) if weights is None else weights[1:].argsort(descending=True, stable=True) + 1
     # Squares: more of the frequent items, which a private model knows something about.
@@ -117,7 +118,7 @@ def sample_histories(artifact: Artifact, weights: Tensor | None, count: int = 5)
 def written_histories(artifact: Artifact, weights: Tensor, count: int = HISTORIES, length: int = LENGTH) -> Tensor:
     """Histories `[count, length]` that the model writes: a first item by released popularity, then by its own scores.
 
-    They stand in for people's: drawn from released values alone, with a fixed seed, they are nobody's.
+    They are drawn from released values alone, with a fixed seed: no person's history is used.
     """
     generator = torch.Generator().manual_seed(0)
     items = len(artifact.catalogue)
@@ -155,12 +156,12 @@ def _metrics(folder: Path) -> dict[str, Any] | None:
     path = folder / METRICS
     if not path.exists():
         return None
-    found = read_json(path)
+    metrics = read_json(path)
     try:
-        item = "test" if "test" in found else "validation"
-        chosen = found[item]
+        item = "test" if "test" in metrics else "validation"
+        chosen = metrics[item]
         for part in (chosen["masked"], chosen["unmasked"], *(s["metrics"] for s in chosen["slices"].values())):
-            for key in ("ndcg@10", "hit@10"):
+            for key in HEADLINE:
                 _ = part[key]["value"], part[key]["low"], part[key]["high"]
         return {"item": item, **chosen, "protocol": str(chosen["protocol"])}
     except (KeyError, TypeError) as error:
@@ -174,10 +175,10 @@ def _losses(path: Path) -> list[tuple[float, float]]:
         return []
     try:
         events = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-        found = [(float(e["step"]), float(e["loss"])) for e in events if e.get("loss") is not None]
+        points = [(float(e["step"]), float(e["loss"])) for e in events if e.get("loss") is not None]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DPFormerError(f"{path}: is damaged ({error}); delete it to leave the losses out") from None
-    return [(step, loss) for step, loss in found if math.isfinite(loss)]
+    return [(step, loss) for step, loss in points if math.isfinite(loss)]
 
 
 def _spent(folder: Path, artifact: Artifact) -> list[tuple[float, float]]:
@@ -193,7 +194,7 @@ def _attack(folder: Path, artifact: Artifact) -> list[tuple[float, float]]:
     if statement.epsilon == "inf":
         return []
     epsilons, deltas = np.array([statement.epsilon]), np.array([statement.delta])
-    if statement.tuning.kind != "accounted":  # else the one point is all that is known
+    if statement.tuning.kind != "accounted":  # else only this one point is valid
         mechanisms = read_ledger(folder).spent()
         epsilons, deltas = delta_curve(mechanisms, epsilon(mechanisms, statement.delta))
         deltas = deltas + statement.data.threshold_delta
@@ -214,7 +215,7 @@ def _samples(artifact: Artifact, histories: Sequence[Sequence[int]]) -> list[Sam
 
 
 def commands(folder: Path, config: dict[str, Any]) -> list[str]:
-    """What makes such a run again. The noise will be other noise, so the figures will differ a little."""
+    """The commands that make such a run. The noise will differ, and so will the figures, a little."""
     run = shlex.quote(folder.name)
     typed = config.get("command")
     typed = typed if isinstance(typed, dict) else {}
@@ -235,5 +236,5 @@ def _text(value: object) -> str:
 
 
 def _word(value: object) -> str:
-    """A value as one word of a shell; the config may come from a stranger."""
+    """A value as one quoted word of a shell: config.json is not trusted."""
     return shlex.quote(f"{value:g}" if isinstance(value, float) else _text(value))

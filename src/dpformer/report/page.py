@@ -13,6 +13,7 @@ from markupsafe import Markup
 
 from dpformer import __version__
 from dpformer.errors import DPFormerError
+from dpformer.evaluation import HEADLINE
 from dpformer.report import plots
 from dpformer.report.facts import Facts, gather
 
@@ -35,7 +36,7 @@ class Report:
                 "metrics": run.metrics
                 and {
                     "item": run.metrics["item"],
-                    **{key: run.metrics["masked"][key] for key in ("ndcg@10", "hit@10")},
+                    **{key: run.metrics["masked"][key] for key in HEADLINE},
                     "protocol": run.metrics["protocol"],
                     "not_private": True,
                 },
@@ -64,6 +65,7 @@ def _render(runs: tuple[Facts, ...]) -> str:
     return template.render(
         runs=runs,
         plots=plots,
+        headline=HEADLINE,
         style=Markup(_read("style.css")),
         version=__version__,
         comparable=len(protocols) <= 1,
@@ -88,7 +90,7 @@ def _read(name: str) -> str:
 
 
 def _percent(value: float, digits: int = 2) -> str:
-    """A share in percent; a mean over nobody is a dash."""
+    """A share in percent; a mean over no users is a dash."""
     return "–" if value != value else f"{100 * value:.{digits}f}"
 
 

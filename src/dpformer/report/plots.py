@@ -52,9 +52,9 @@ def slices(run: Facts) -> Markup | None:
     """HIT@10 by the popularity of the target."""
     if run.metrics is None:
         return None
-    found = run.metrics["slices"]
-    row = [Bar(**found[name]["metrics"]["hit@10"]) for name in SLICES]
-    groups = [f"{name} ({found[name]['items']:,} items)" for name in SLICES]
+    parts = run.metrics["slices"]
+    row = [Bar(**parts[name]["metrics"]["hit@10"]) for name in SLICES]
+    groups = [f"{name} ({parts[name]['items']:,} items)" for name in SLICES]
     return bars("HIT@10 by popularity of the target", groups, {"HIT@10": row}, Axis("HIT@10", low=0.0, tick=_percent))
 
 

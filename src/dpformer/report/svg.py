@@ -61,8 +61,8 @@ def lines(label: str, series: Sequence[Series], x: Axis, y: Axis) -> Markup:
 
 def bars(label: str, groups: Sequence[str], series: Mapping[str, Sequence[Bar]], y: Axis, base: float = 0.0) -> Markup:
     """Bars from `base` for each group and series, with intervals; a value that is not finite is a dash."""
-    found = [b for row in series.values() for b in row if math.isfinite(b.value)]
-    ends = [v for b in found for v in (b.value, b.low, b.high) if v is not None and math.isfinite(v)]
+    drawn = [b for row in series.values() for b in row if math.isfinite(b.value)]
+    ends = [v for b in drawn for v in (b.value, b.low, b.high) if v is not None and math.isfinite(v)]
     up = _Scale(y, [*ends, base], HEIGHT - _BOTTOM, _TOP)
     room = (WIDTH - _LEFT - _RIGHT) / max(len(groups), 1)
     wide = min(46.0, 0.7 * room / max(len(series), 1))
@@ -141,7 +141,8 @@ class _Scale:
         return math.log10(value) if self.axis.log else value
 
     def __call__(self, value: float) -> float:
-        share = (self._at(value) - self.low) / (self.high - self.low)
+        # Two values may be apart and their logarithms equal.
+        share = (self._at(value) - self.low) / ((self.high - self.low) or 1.0)
         return self.start + min(max(share, 0.0), 1.0) * (self.end - self.start)
 
 

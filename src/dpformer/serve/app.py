@@ -18,14 +18,14 @@ from dpformer.serve.batcher import Batcher, BusyError
 from dpformer.serve.guard import Guard
 from dpformer.serve.limits import Limits
 from dpformer.serve.metrics import CONTENT_TYPE, Metrics
-from dpformer.serve.recommender import Query as Ask
-from dpformer.serve.recommender import Recommender, UnknownColumnError
+from dpformer.serve.ranker import Query as Ask
+from dpformer.serve.ranker import Ranker, UnknownColumnError
 from dpformer.serve.search import ItemSearch
 
 SERVED = (
     "The guarantee is for the people whose data the model was trained on. The history handed in here is not covered by it: it is "
-    "used for this answer, not learned from, and neither stored nor logged by this server; but whoever sees the request or the "
-    "recommendations can tell something of it."
+    "used for this answer, not learned from, and neither stored nor logged by this server; but who sees the request or the "
+    "recommendations can infer something about it."
 )
 _PAGE = {
     "/": ("index.html", "text/html"),
@@ -41,13 +41,13 @@ _BUSY: dict[int | str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def create_app(recommender: Recommender, limits: Limits | None = None) -> FastAPI:
+def create_app(ranker: Ranker, limits: Limits | None = None) -> FastAPI:
     """The application, an ASGI callable."""
     limits = limits or Limits()
-    artifact = recommender.artifact
-    batcher = Batcher(recommender.answer, waiting=limits.waiting, on_batch=lambda size: metrics.batch(size))
+    artifact = ranker.artifact
+    batcher = Batcher(ranker.answer, waiting=limits.waiting, on_batch=lambda size: metrics.batch(size))
     metrics = Metrics(artifact, lambda: batcher.waiting)
-    search = ItemSearch(recommender.ids, recommender.titles)
+    search = ItemSearch(ranker.ids, ranker.titles)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -64,40 +64,40 @@ def create_app(recommender: Recommender, limits: Limits | None = None) -> FastAP
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
         # Without what was sent: it may be long, and it is the client's already.
-        found = [{key: problem[key] for key in ("type", "loc", "msg")} for problem in error.errors()[:20]]
-        return JSONResponse({"detail": found}, 422)
+        problems = [{key: problem[key] for key in ("type", "loc", "msg")} for problem in error.errors()[:20]]
+        return JSONResponse({"detail": problems}, 422)
 
     def item(number: int) -> dict[str, Any]:
-        return {"item_id": recommender.ids[number - 1], "title": recommender.titles[number - 1]}
+        return {"item_id": ranker.ids[number - 1], "title": ranker.titles[number - 1]}
 
     async def recommend(asked: schema.RecommendRequest, request: Request) -> JSONResponse:
         """The best k items for each history. Items that are not in the catalogue are skipped and named."""
         request.scope["histories"] = len(asked.histories)
         try:
-            forbidden = recommender.forbidden(asked.filters)
+            forbidden = ranker.forbidden(asked.filters)
         except UnknownColumnError as error:
             problem = {"type": "unknown_column", "loc": ["body", "filters"], "msg": str(error)}
             return JSONResponse({"detail": [problem]}, 422)
         exclude, unknown_exclude = artifact.encode(asked.exclude)
         encoded = [artifact.encode(history) for history in asked.histories]
-        queries = [Ask(known, asked.k, exclude, forbidden, asked.seen) for known, _ in encoded]
+        queries = [Ask(history, asked.k, exclude, forbidden, asked.seen) for history, _ in encoded]
         try:
-            found = await asyncio.wait_for(batcher.ask(queries), limits.timeout)
+            answers = await asyncio.wait_for(batcher.ask(queries), limits.timeout)
         except (BusyError, asyncio.TimeoutError):
             return JSONResponse({"detail": "the server is busy: try again soon"}, 503, {"retry-after": "1"})
         rankings = [
             {
                 "items": [item(n) | {"rank": rank, "score": score} for rank, (n, score) in enumerate(ranked, 1)],
                 "unknown": unknown,
-                "ranked_by": "history" if known else artifact.cold_start,
+                "ranked_by": "history" if history else artifact.cold_start,
             }
-            for ranked, (known, unknown) in zip(found, encoded, strict=True)
+            for ranked, (history, unknown) in zip(answers, encoded, strict=True)
         ]
         return JSONResponse({"rankings": rankings, "unknown_exclude": unknown_exclude})
 
     # The limits of this server are in the type, so the route is added by hand.
     recommend.__annotations__ = {
-        "asked": schema.request_within(limits, recommender.columns),
+        "asked": schema.request_within(limits, ranker.columns),
         "request": Request,
         "return": JSONResponse,
     }
@@ -127,8 +127,8 @@ def create_app(recommender: Recommender, limits: Limits | None = None) -> FastAP
         return {
             "status": "ok",
             "model": artifact.model.spec.name,
-            "items": len(recommender.ids),
-            "filters": recommender.columns,
+            "items": len(ranker.ids),
+            "filters": ranker.columns,
             "max_k": limits.k,
             "max_history": limits.history,
         }

@@ -72,7 +72,7 @@ class Batcher(Generic[Q, A]):
             while len(entries) < self._size and not self._queue.empty():
                 entries.append(self._queue.get_nowait())
             over = None in entries
-            # Whoever gave up waiting is not worked for.
+            # Skip queries whose client gave up waiting.
             batch = [entry for entry in entries if entry is not None and not entry[1].done()]
             if not batch:
                 continue

@@ -80,7 +80,7 @@ class Guard:
             else:
                 await self.app(scope, _replayed(body, receive), watched)
         except _Gone:
-            status = 499  # nobody is there to be answered; the number is nginx's
+            status = 499  # the client is gone; the number is nginx's
         except Exception as error:  # noqa: BLE001  nothing may reach a log that quotes what it was about
             log.error("failed", extra={"fields": {"id": request_id, **described(error)}})
             if not status:

@@ -100,7 +100,7 @@ class Ranking(BaseModel):
 
     items: list[RankedItem]
     unknown: list[str] = Field(description="Items of the history that are not in the catalogue; they were skipped.")
-    ranked_by: str = Field(description="'history', or what stood in for one without a known item.")
+    ranked_by: str = Field(description="'history', or how a history without an item of the catalogue was ranked.")
 
 
 class RecommendAnswer(BaseModel):

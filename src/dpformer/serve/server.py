@@ -43,7 +43,7 @@ def address_of(opened: socket.socket) -> str:
 def serve_until_stopped(app: FastAPI, opened: socket.socket, limits: Limits, on_start: Callable[[], None]) -> None:
     """Serve until SIGINT or SIGTERM; then take no more requests, answer those that are here, and return."""
     _log_to_stderr()
-    # The event loop has a core of its own: a forward pass on all of them would make everybody wait for it.
+    # One core is left to the event loop: a forward pass on all cores would delay every request.
     torch.set_num_threads(max(1, (os.cpu_count() or 2) - 1))
     config = uvicorn.Config(
         app,

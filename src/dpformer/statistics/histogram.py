@@ -5,14 +5,29 @@ by none changes the sum by a norm of at most 1. All that follows is post-process
 """
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
-from dpformer.data import Sequences
 from dpformer.errors import DataError
 from dpformer.privacy.query import SCALE, Answer, Statistic, Vectors
 
 HISTOGRAM = "histogram"
+
+
+class People(Protocol):
+    """All people's items in one array, those of person k at `offsets[k] : offsets[k + 1]`; `data.Sequences` are such."""
+
+    @property
+    def items(self) -> np.ndarray:
+        """Item numbers, oldest first within each person."""
+
+    @property
+    def offsets(self) -> np.ndarray:
+        """int64 [people + 1]."""
+
+    def __len__(self) -> int:
+        """The number of people."""
 
 
 class Histogram(Statistic):
@@ -21,7 +36,7 @@ class Histogram(Statistic):
     def __init__(self, items: int, last: int = 2000, name: str = HISTOGRAM) -> None:
         self.name, self.shape, self._last = name, (items + 1,), last
 
-    def vectors(self, people: Sequences) -> Vectors:
+    def vectors(self, people: People) -> Vectors:
         """1 / sqrt(n) for each of a person's n distinct items."""
         items = self.shape[0] - 1
         check_items(people, items)
@@ -44,7 +59,7 @@ def frequencies(answer: Answer, users: int) -> ItemFrequencies:
     If every user had k distinct items, the sum would be h_i = n_i / sqrt(k) and its total H = N sqrt(k), so
     p_i = n_i / N = h_i H / N^2: that is the estimate. With users of different lengths it understates what long sequences
     hold; the order of the items is unaffected. The floor is one standard deviation of the noise, below which a count cannot be
-    told from none, and never less than 1 / users.
+    distinguished from 0, and at least 1 / users.
     """
     noisy = histogram_of(answer)
     total = max(float(noisy.sum()), float(users))  # at least one item a user: keeps pure noise from a negative scale
@@ -62,7 +77,7 @@ def histogram_of(answer: Answer) -> np.ndarray:
     return noisy
 
 
-def distinct_items(people: Sequences, items: int, last: int) -> tuple[np.ndarray, np.ndarray]:
+def distinct_items(people: People, items: int, last: int) -> tuple[np.ndarray, np.ndarray]:
     """(user, item) pairs, each once, in order, without padding, among each user's last events."""
     user, keep = recent(people.items != 0, people.offsets, last)
     key = np.unique(user[keep] * (items + 1) + people.items[keep])
@@ -78,7 +93,7 @@ def recent(kept: np.ndarray, offsets: np.ndarray, last: int) -> tuple[np.ndarray
     return user, place[np.arange(len(place)) >= ends[user[place]] - last]
 
 
-def check_items(people: Sequences, items: int) -> None:
+def check_items(people: People, items: int) -> None:
     """Refuse sequences whose offsets or item numbers are not what they have to be."""
     offsets = np.asarray(people.offsets)
     if items < 1:

@@ -3,10 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
-from dpformer.data import Sequences
 from dpformer.privacy.query import Vectors
 from dpformer.privacy.selection import Selection
-from dpformer.statistics.histogram import Histogram
+from dpformer.statistics.histogram import Histogram, People
 
 ITEMS = "items"
 
@@ -19,7 +18,7 @@ class ItemCounts(Selection):
         self.labels = ids
         self._histogram = Histogram(len(ids), last)
 
-    def vectors(self, people: Sequences) -> Vectors:
+    def vectors(self, people: People) -> Vectors:
         """As the histogram's, without its entry for padding."""
         for person, item, value in self._histogram.vectors(people):
             yield person, item - 1, value

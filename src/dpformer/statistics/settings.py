@@ -10,7 +10,7 @@ HEAD_AT_1, LARGEST_HEAD = 1060, 3000
 
 @dataclass(frozen=True)
 class Mix:
-    """The weights of the parts of the score matrix (see `post.score_matrix`); T stands for transposed."""
+    """The weights of the parts of the score matrix (see `score_matrix.score_matrix`); T stands for transposed."""
 
     lift: float = 1.0
     lift_by_rank: float = 0.5
@@ -80,8 +80,8 @@ class TransitionSettings:
     def head_size(self, noise_multiplier: float) -> int:
         """How many items have transitions: `head`, or else 1,060 / sqrt(noise multiplier), 3,000 at most.
 
-        The less noise, the further down the tail transitions can be told from it. The noise is public, so the number says
-        nothing about anybody. The bound keeps memory in check: matrices have this many rows and columns.
+        With less noise, transitions of rarer items stand out from it. The noise is public, so the number reveals nothing.
+        The bound limits memory: matrices have this many rows and columns.
         """
         if self.head is not None:
             return self.head

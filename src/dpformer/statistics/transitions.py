@@ -6,10 +6,9 @@ person's events by none changes the sum by a norm of at most 1.
 
 import numpy as np
 
-from dpformer.data import Sequences
 from dpformer.errors import PrivacyError
 from dpformer.privacy.query import SCALE, Statistic, Vectors
-from dpformer.statistics.histogram import check_items, recent
+from dpformer.statistics.histogram import People, check_items, recent
 
 # Cell weights further than this below the largest count as 0: their squares could not be summed exactly enough.
 _LEAST_WEIGHT = 1e-9
@@ -44,15 +43,15 @@ class Transitions(Statistic):
         self._place[head] = np.arange(len(head))
         self._last, self._lags, self._lag_power = last, lags, lag_power
 
-    def vectors(self, people: Sequences) -> Vectors:
-        """Everybody's unit vectors, some whole people at a time."""
+    def vectors(self, people: People) -> Vectors:
+        """The unit vectors of all people, some whole people at a time."""
         check_items(people, len(self._place) - 1)
         places = self._place[people.items]
         user, keep = recent(places >= 0, people.offsets, self._last)
         user, places = user[keep], places[keep]
         start = 0
         while start < len(user):
-            # Whole people only: somebody cut in two would be normalised twice.
+            # Whole people only: a person cut in two would be normalised twice.
             end = int(
                 np.searchsorted(user, user[min(start + _PAIRS_AT_ONCE // self._lags, len(user)) - 1], side="right")
             )

@@ -46,7 +46,7 @@ def public_transitions(cell: Cell, data: Path, folder: Path, should_stop: Should
         "assumed_public": ["the catalogue of items", f"titles, years and genres of items ({MOVIES})"],
     }
     model = with_public(measured, settings, known, WEIGHT)
-    return {**figures_of(model, dataset, None, ("test",)), "privacy": privacy}
+    return {**figures_of(model, dataset, ("test",)), "privacy": privacy}
 
 
 def with_public(

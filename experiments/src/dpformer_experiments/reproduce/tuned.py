@@ -132,4 +132,4 @@ def tuned_transitions(cell: Cell, data: Path, folder: Path, should_stop: ShouldS
         "configurations": len(GRID),
         "chosen": GRID[best["configuration"]],
     }
-    return {**figures_of(model, dataset, None), "privacy": privacy, "trials": trials}
+    return {**figures_of(model, dataset), "privacy": privacy, "trials": trials}

@@ -136,7 +136,7 @@ def train(cell: Cell, data: Path, folder: Path, should_stop: ShouldStop, tell: T
     model, statement = load_artifact(place), read_statement(place)
     # What training has seen is not asked for.
     items = ITEMS if model.recipe["hold_out"] == "validation" else ("test",)
-    figures = figures_of(model, load(data), model.model.spec.window, items)
+    figures = figures_of(model, load(data), items)
     write_json(place / METRICS, {"not_private": True, **figures})
     steps = statement.steps
     privacy = {
@@ -191,19 +191,16 @@ class Iterates:
         if math.floor(epoch / self._every) == math.floor(before / self._every) and step < plan.steps:
             return
         model = run.trainer.model.eval()
-        found = evaluate(model, self._held, len(run.dataset.catalogue), max_length=run.recipe.window)
+        found = evaluate(model, self._held, len(run.dataset.catalogue))
         line = {"step": step, "epoch": round(epoch, 3), "not_private": True}
         line |= {name: found.masked[name].value for name in ("ndcg@10", "hit@10")}
         append_line(self._path, line)
 
 
-def figures_of(model: Scorer, dataset: Dataset, window: int | None, asked: tuple[str, ...] = ITEMS) -> Done:
+def figures_of(model: Scorer, dataset: Dataset, asked: tuple[str, ...] = ITEMS) -> Done:
     """All figures of a model on the validation and on the test item, or one of them. Not private."""
     items = len(dataset.catalogue)
-    return {
-        item: _plain(evaluate(model, held_out(dataset.sequences, item), items, max_length=window).figures())
-        for item in asked
-    }
+    return {item: _plain(evaluate(model, held_out(dataset.sequences, item), items).figures()) for item in asked}
 
 
 def popularity(cell: Cell, data: Path, folder: Path, should_stop: ShouldStop, tell: Tell) -> Done:
@@ -211,7 +208,7 @@ def popularity(cell: Cell, data: Path, folder: Path, should_stop: ShouldStop, te
     dataset = load(data)
     train = dataset.train("validation")
     model = count_events(train, len(dataset.catalogue))
-    return {**figures_of(model, dataset, None), "privacy": None}
+    return {**figures_of(model, dataset), "privacy": None}
 
 
 def _plain(value: Any) -> Any:

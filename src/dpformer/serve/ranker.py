@@ -32,7 +32,7 @@ class UnknownColumnError(DPFormerError):
     """A filter names a column that the catalogue does not have."""
 
 
-class Recommender:
+class Ranker:
     """A released model that answers many queries at once."""
 
     def __init__(self, artifact: Artifact) -> None:
@@ -89,8 +89,8 @@ class Recommender:
         ]
 
 
-def load_for_serving(run: Path, not_private: bool = False) -> Recommender:
-    """The recommender of a run folder; refuses what should not be put before people."""
+def load_for_serving(run: Path, not_private: bool = False) -> Ranker:
+    """The ranker of a run folder; refuses what should not be put before people."""
     artifact = load(run)
     statement = artifact.statement
     if not statement.private and not not_private:
@@ -103,4 +103,4 @@ def load_for_serving(run: Path, not_private: bool = False) -> Recommender:
             f"{run}: its guarantee does not hold ({'; '.join(statement.insecure)}); serve another run, or say --not-private "
             "if that is meant"
         )
-    return Recommender(artifact)
+    return Ranker(artifact)

@@ -1,0 +1,68 @@
+"""The rooms of the package: who may import whom, how many names each shows, and what a released model needs."""
+
+import ast
+import re
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+SOURCE = ROOT / "src" / "dpformer"
+ANY = {"errors", "files", "__version__"}
+RELEASED = {"artifact", "models", "privacy"}
+# What each room may import beside itself and ANY. Rooms that are not here may import everything.
+MAY_IMPORT: dict[str, set[str]] = {
+    "clipping": set(),
+    "data": set(),
+    "privacy": set(),
+    "models": set(),
+    "statistics": {"privacy"},
+    "artifact": {"models", "privacy"},
+    "evaluation": {"data"},
+    "export": RELEASED,
+    "serve": RELEASED,
+    "report": RELEASED | {"evaluation"},
+    "fit": RELEASED | {"clipping", "data", "statistics", "lost"},
+    "trust": RELEASED | {"clipping", "data", "statistics", "fit", "evaluation"},
+}
+SHOWN = ("models", "artifact", "statistics", "evaluation", "export", "report")
+
+
+def imports(path: Path) -> set[str]:
+    """The rooms of dpformer that a file names, inside functions too."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: a relative import"
+            inner = [f"{node.module}.{alias.name}" for alias in node.names]
+            names |= set(inner) if node.module == "dpformer" else {node.module or ""}
+    return {name.split(".")[1] for name in names if name.startswith("dpformer.")}
+
+
+@pytest.mark.parametrize("room", MAY_IMPORT)
+def test_a_room_imports_what_it_may(room):
+    for path in (SOURCE / room).rglob("*.py"):
+        others = imports(path) - ANY - {room}
+        assert others <= MAY_IMPORT[room], f"{path.relative_to(ROOT)} imports {sorted(others - MAY_IMPORT[room])}"
+
+
+@pytest.mark.parametrize("module", ["artifact", "serve.app", "export", "report"])
+def test_a_released_model_is_used_without_the_code_that_fitted_it(module):
+    program = f"import sys, dpformer.{module}; print(*(name for name in sys.modules if name.startswith('dpformer')))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    loaded = done.stdout.split()
+    assert f"dpformer.{module}" in loaded
+    assert not [name for name in loaded if name.split(".")[1:2] in (["fit"], ["clipping"], ["trust"])]
+
+
+@pytest.mark.parametrize("room", SHOWN)
+def test_a_room_shows_few_names_and_the_documentation_has_them(room):
+    shown = import_module(f"dpformer.{room}").__all__
+    assert len(shown) <= 15
+    pages = "".join(path.read_text() for path in (ROOT / "docs" / "api").glob("*.md"))
+    assert sorted(re.findall(rf"^::: dpformer\.{room}\.(\w+)$", pages, re.MULTILINE)) == sorted(shown)
