@@ -1,4 +1,4 @@
-"""DP-SGD, the paper's eq. DPSGD: ask for the clipped sum of a Poisson batch, divide by the expected batch size, step.
+"""DP-SGD, the paper's eq:DPSGD: ask for the clipped sum of a Poisson batch, divide by the expected batch size, step.
 
     G = (1 / B) (sum_i c_i g_i + sigma C N(0, I))        B the *expected* batch size, a public constant
 

@@ -1,6 +1,6 @@
 """Re-Attention: attention corrected for the noise on its keys.
 
-The paper, eq. reattnbias: a key with variance s^2 makes the expected score of its token too large by a factor,
+The paper, eq:reattnbias: a key with variance s^2 makes the expected score of its token too large by a factor,
 
     E[S_i] = exp(<q, k_i> - M) exp(<q, q> s_i^2 / 2)        and the paper divides scores by it, after the softmax (`literal`).
 
