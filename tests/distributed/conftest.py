@@ -24,7 +24,8 @@ from dpformer.fit.distributed import together
 from dpformer.fit.distributed.ranks import Ranks, join
 from dpformer.fit.recipe import Recipe
 from dpformer.fit.run import resume, start
-from tests.fit.conftest import data, quick_accounting, small_recipe  # noqa: F401
+from tests.fit.conftest import data, quick_accounting  # noqa: F401
+from tests.recipes import small_recipe
 
 Work = Callable[[Ranks], Any]
 SECONDS = 120.0

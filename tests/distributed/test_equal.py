@@ -16,8 +16,9 @@ from dpformer.fit.run import Run, resume
 from dpformer.fit.workers import Team, Worker
 from dpformer.privacy import read_ledger
 from dpformer.privacy.noise import rounded_gaussian
-from tests.distributed.conftest import begun, copied, fork_ranks, small_recipe, train_on
+from tests.distributed.conftest import begun, copied, fork_ranks, train_on
 from tests.fit.conftest import plant_curator
+from tests.recipes import small_recipe
 
 # Sums of some dozen float32 numbers of size 1 in another order, through ten steps of Adam at rate 0.01.
 TOLERANCE = 1e-5

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-from dpformer.fit.session import begin, go_on
 from safetensors.torch import load_file
 
 from dpformer.fit.distributed import together
 from dpformer.fit.distributed.ranks import Ranks
 from dpformer.fit.distributed.together import follow
 from dpformer.fit.recipe import Recipe, make_recipe
+from dpformer.fit.run import resume, start
 from dpformer.privacy import read_ledger
 from dpformer.privacy.plan import GRADIENTS
 from tests.distributed.processes import ranks_of
@@ -52,7 +52,7 @@ def fit(ranks: Ranks, open_run: Any) -> bool | None:
 
 def all_of_them(rank: int, size: int, place: str, data: str) -> list[bool | None]:  # noqa: F811
     ranks = ranks_of(rank, size)
-    return [fit(ranks, lambda n=n, r=r: begin(Path(place) / n, Path(data), r, ranks)) for n, r in RECIPES.items()]
+    return [fit(ranks, lambda n=n, r=r: start(Path(place) / n, Path(data), r, ranks)) for n, r in RECIPES.items()]
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +70,7 @@ def test_two_processes_release_what_one_does(kind, ended, place, data, tmp_path)
     # Without steps rank 0 needs nobody, and nobody waits for it.
     assert [found[list(RECIPES).index(kind)] for found in ended] == [True, None if kind in WITHOUT_STEPS else True]
     one = tmp_path / "one"
-    assert begin(one, data, RECIPES[kind]).train()
+    assert start(one, data, RECIPES[kind]).train()
     several = place / kind
     found, expected = (load_file(run / "model.safetensors") for run in (several, one))
     assert found.keys() == expected.keys()
@@ -90,7 +90,7 @@ def lost_before(rank: int, size: int, folder: str, data: str) -> None:  # noqa: 
     """Rank 1 ends when it is asked for its data."""
     ranks = ranks_of(rank, size)
     together._contents = lambda dataset: os.kill(os.getpid(), signal.SIGKILL) if rank else {}
-    fit(ranks, lambda: begin(Path(folder), Path(data), RECIPES["joined"], ranks))
+    fit(ranks, lambda: start(Path(folder), Path(data), RECIPES["joined"], ranks))
 
 
 def lost_meanwhile(rank: int, size: int, folder: str, data: str) -> None:  # noqa: F811
@@ -106,12 +106,12 @@ def lost_meanwhile(rank: int, size: int, folder: str, data: str) -> None:  # noq
 
     told.calls = 0  # type: ignore[attr-defined]
     Ranks.tell = told  # type: ignore[method-assign]
-    fit(ranks, lambda: begin(Path(folder), Path(data), RECIPES["joined"], ranks))
+    fit(ranks, lambda: start(Path(folder), Path(data), RECIPES["joined"], ranks))
 
 
 def resumed(rank: int, size: int, folder: str) -> bool | None:
     ranks = ranks_of(rank, size)
-    return fit(ranks, lambda: go_on(Path(folder), ranks=ranks))
+    return fit(ranks, lambda: resume(Path(folder), ranks=ranks))
 
 
 def test_a_rank_lost_before_anything_was_begun(data, tmp_path):  # noqa: F811

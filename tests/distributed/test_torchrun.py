@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from dpformer.privacy import read_ledger
-from tests.distributed.conftest import begun, free_port, small_recipe
+from tests.distributed.conftest import begun, free_port
+from tests.recipes import small_recipe
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 # Everybody is in every batch: a plan that needs no numerical accounting. Slow steps, to be killed in one.

@@ -21,7 +21,8 @@ from dpformer.errors import DPFormerError
 from dpformer.fit.recipe import PRESETS, Recipe, make_recipe
 from dpformer.fit.run import start
 from dpformer.privacy import parse_statement, read_ledger
-from tests.fit.conftest import ITEMS, USERS, small_log, small_recipe
+from tests.fit.conftest import ITEMS, USERS, small_log
+from tests.recipes import small_recipe
 
 SMALL = [
     *("--epsilon", "20", "--delta", "1e-3", "--seed", "1"),

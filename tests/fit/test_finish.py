@@ -13,18 +13,18 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from dpformer.fit.session import begin, finish_written, go_on
 
 from dpformer import DPFormer, load_model
 from dpformer.artifact.write import is_written
 from dpformer.errors import DPFormerError
 from dpformer.fit.checkpoint import Checkpoints
+from dpformer.fit.folder import finish_written
 from dpformer.fit.recipe import Recipe
-from dpformer.fit.run import resume
+from dpformer.fit.run import resume, start
 from dpformer.privacy import Keys, read_ledger
-from tests.fit.conftest import small_recipe
+from tests.recipes import small_recipe
 
-RECIPES = {"network": small_recipe(epochs=1.0), "statistics": small_recipe(model="popularity")}
+RECIPES = {"network": small_recipe(epochs=1.0), "statistics": small_recipe("popularity")}
 CALLS = ("replace", "rename", "unlink", "rmdir", "fsync", "mkdir", "open")
 SECRETS = 12  # answers and more of the runs here
 
@@ -91,12 +91,12 @@ def ready(request, tmp_path_factory, data) -> tuple[Path, Path]:
 
 
 def make_ready(folder: Path, data: Path, recipe: Recipe) -> tuple[Path, Path]:
-    run = begin(folder / "ready", data, recipe)
+    run = start(folder / "ready", data, recipe)
     if recipe.epochs and recipe.model == "transformer":
         assert not run.train(should_stop=lambda: run.step == run.plan.steps)
     run.close()
     whole = Path(shutil.copytree(folder / "ready", folder / "whole"))
-    assert go_on(whole).train()
+    assert resume(whole).train()
     assert not holds_secrets(whole)
     assert holds_secrets(folder / "ready")  # so the search would find one
     return folder / "ready", whole
@@ -153,7 +153,7 @@ def test_a_crash_at_each_call_of_the_end(ready, tmp_path, monkeypatch, dpformer)
         run = None
         with dying(monkeypatch, number) as calls:
             try:
-                run = go_on(folder)
+                run = resume(folder)
                 run.train()
             except Killed:
                 pass
@@ -182,7 +182,7 @@ def test_a_crash_at_each_call_of_the_cure(ready, tmp_path, monkeypatch, dpformer
     """The release is written, and nothing is deleted yet; then each call of `resume` dies in turn."""
     start, whole = ready
     written = Path(shutil.copytree(start, tmp_path / "written"))
-    run = go_on(written)
+    run = resume(written)
     with monkeypatch.context() as patched:
         patched.setattr("dpformer.artifact.write.complete", lambda folder: None)
         run.train()
@@ -214,7 +214,7 @@ def test_a_crash_at_each_call_of_the_cure(ready, tmp_path, monkeypatch, dpformer
 def test_a_disk_that_refuses_is_one_line_with_the_cure(call, ready, tmp_path, monkeypatch, dpformer):
     start, whole = ready
     folder = Path(shutil.copytree(start, tmp_path / "run"))
-    run = go_on(folder)
+    run = resume(folder)
 
     def denied(*arguments, **options):
         raise OSError(errno.EACCES, os.strerror(errno.EACCES))

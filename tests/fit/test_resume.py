@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from dpformer.fit.session import finish_written, go_on
 from safetensors.torch import load_file
 
 from dpformer import load_model
@@ -19,13 +18,15 @@ from dpformer.artifact import write as write_module
 from dpformer.errors import DPFormerError, PrivacyError
 from dpformer.fit import folder as folder_module
 from dpformer.fit import statistics_stages as releases
+from dpformer.fit.folder import finish_written
 from dpformer.fit.recipe import Recipe
 from dpformer.fit.run import resume, start
 from dpformer.fit.workers import Worker
 from dpformer.privacy import parse_statement, read_ledger
 from dpformer.privacy.noise import poisson_draw
-from tests.fit.conftest import plant_curator, plant_worker, small_recipe
+from tests.fit.conftest import plant_curator, plant_worker
 from tests.fit.test_step import without
+from tests.recipes import small_recipe
 
 KINDS = {
     "transformer": {"dropout": 0.2, "reattention": "logits", "averaging": "ema"},
@@ -174,7 +175,7 @@ def test_death_at_every_call_that_touches_the_disk(tmp_path, data, monkeypatch):
         if lived:
             continue
         try:
-            run = go_on(folder)
+            run = resume(folder)
         except PrivacyError:
             raise
         except DPFormerError as error:

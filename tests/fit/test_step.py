@@ -22,7 +22,7 @@ from dpformer.models.dropout import use_masks
 from dpformer.privacy import Curator, Keys, PrivacyPlan, Sample, create_ledger, make_plan, read_ledger
 from dpformer.privacy.noise import kept_by_dropout, poisson_draw, rounded_gaussian
 from dpformer.privacy.query import grid_step
-from tests.fit.conftest import small_recipe
+from tests.recipes import small_recipe
 
 ITEMS, LENGTH = 9, 5
 GRID = 2.0**-26

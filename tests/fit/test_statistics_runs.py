@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from dpformer.fit.session import begin, go_on
 from safetensors.torch import load_file
 
 from dpformer import DPFormer, load_model
 from dpformer.data import demo_frame, prepare, save
 from dpformer.errors import DPFormerError
-from dpformer.fit.recipe import make_recipe
+from dpformer.fit.presets import make_recipe
+from dpformer.fit.run import resume, start
 from dpformer.privacy import read_ledger
 from dpformer.privacy.noise import rounded_gaussian
 from tests.fit.conftest import plant_curator
@@ -27,7 +27,7 @@ def recipe(**options):
 
 @pytest.mark.parametrize(("model", "releases"), [("transitions", 4), ("popularity", 1)])
 def test_every_release_is_charged_and_the_model_loads(data, tmp_path, model, releases):
-    run = begin(tmp_path / "run", data, recipe(model=model))
+    run = start(tmp_path / "run", data, recipe(model=model))
     assert run.train()
     account = read_ledger(tmp_path / "run")
     assert len(account.entries) == releases
@@ -41,9 +41,9 @@ def test_every_release_is_charged_and_the_model_loads(data, tmp_path, model, rel
 
 
 def test_a_crash_between_releases_costs_nothing_more(data, tmp_path):
-    whole = begin(tmp_path / "whole", data, recipe())
+    whole = start(tmp_path / "whole", data, recipe())
     whole.train()
-    run = begin(tmp_path / "run", data, recipe())
+    run = start(tmp_path / "run", data, recipe())
     drawn = []
 
     def dies(key, shape, std):
@@ -58,22 +58,22 @@ def test_a_crash_between_releases_costs_nothing_more(data, tmp_path):
     run.close()
     assert len(read_ledger(tmp_path / "run").entries) == 3, "charged before the noise is drawn"
     assert not (tmp_path / "run" / "model.safetensors").exists()
-    again = go_on(tmp_path / "run")
+    again = resume(tmp_path / "run")
     assert again.train()
     assert len(read_ledger(tmp_path / "run").entries) == 4
     a, b = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "run"))
     assert a.keys() == b.keys()
     assert all(torch.equal(a[key], b[key]) for key in a)
     with pytest.raises(DPFormerError, match="finished"):
-        go_on(tmp_path / "run")
+        resume(tmp_path / "run")
 
 
 def test_refusals(data, tmp_path):
     with pytest.raises(DPFormerError, match="finite epsilon"):
         recipe(epsilon=float("inf"))
-    begin(tmp_path / "run", data, recipe(model="popularity")).train()
+    start(tmp_path / "run", data, recipe(model="popularity")).train()
     with pytest.raises(DPFormerError, match="exists already"):
-        begin(tmp_path / "run", data, recipe())
+        start(tmp_path / "run", data, recipe())
 
 
 def test_the_estimator_and_the_command_take_them_too(data, tmp_path, dpformer):

@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from dpformer.fit.session import begin, go_on
 
 from dpformer import load_model
 from dpformer.data import load
 from dpformer.errors import DPFormerError
 from dpformer.fit import statistics_stages as releases
 from dpformer.fit.recipe import PRIOR, make_recipe
+from dpformer.fit.run import resume, start
 from dpformer.models import Ensemble
 from dpformer.models.ensemble import FLOOR
 from dpformer.privacy import epsilon, read_ledger
@@ -20,7 +20,7 @@ def recipe(**options):
 
 
 def test_all_releases_and_steps_are_paid_from_one_budget(data, tmp_path):
-    run = begin(tmp_path / "run", data, recipe())
+    run = start(tmp_path / "run", data, recipe())
     assert run.train()
     account = read_ledger(tmp_path / "run")
     plan = account.plan
@@ -36,7 +36,7 @@ def test_all_releases_and_steps_are_paid_from_one_budget(data, tmp_path):
 
 
 def test_scores_are_those_of_both(data, tmp_path):
-    begin(tmp_path / "run", data, recipe(prior_weight=0.7)).train()
+    start(tmp_path / "run", data, recipe(prior_weight=0.7)).train()
     released = load_model(tmp_path / "run")
     joined = released.model
     assert isinstance(joined, Ensemble)
@@ -54,20 +54,20 @@ def test_scores_are_those_of_both(data, tmp_path):
 
 @pytest.mark.parametrize("steps", [0, 2])
 def test_a_run_that_was_stopped_goes_on_with_the_same_prior(data, tmp_path, monkeypatch, steps):
-    whole = begin(tmp_path / "whole", data, recipe())
+    whole = start(tmp_path / "whole", data, recipe())
     whole.train()
     if steps:
         seen = []
-        run = begin(tmp_path / "run", data, recipe())
+        run = start(tmp_path / "run", data, recipe())
         assert not run.train(seen.append, lambda: len(seen) == steps)
     else:  # after the histogram, before the prior
         with monkeypatch.context() as patch:
             patch.setattr(releases, "prior", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
             with pytest.raises(KeyboardInterrupt):
-                begin(tmp_path / "run", data, recipe())
+                start(tmp_path / "run", data, recipe())
     if steps:
         run.close()
-    assert go_on(tmp_path / "run").train()
+    assert resume(tmp_path / "run").train()
     one, other = load_model(tmp_path / "whole").model, load_model(tmp_path / "run").model
     assert isinstance(one, Ensemble)
     assert isinstance(other, Ensemble)
@@ -80,7 +80,7 @@ def test_a_run_that_was_stopped_goes_on_with_the_same_prior(data, tmp_path, monk
 @pytest.mark.parametrize("epochs", [0.0, 3.0])
 def test_a_network_that_starts_from_the_prior_spends_the_same_budget(data, tmp_path, epochs):
     share = 0.4 if epochs else 1.0
-    begin(tmp_path / "run", data, recipe(distil=5, epochs=epochs, histogram_share=0.0, prior_share=share)).train()
+    start(tmp_path / "run", data, recipe(distil=5, epochs=epochs, histogram_share=0.0, prior_share=share)).train()
     account = read_ledger(tmp_path / "run")
     plan = account.plan
     assert account.released == {r.name for r in plan.releases}
@@ -96,12 +96,12 @@ def test_a_network_that_starts_from_the_prior_spends_the_same_budget(data, tmp_p
 @pytest.mark.parametrize("histogram_share", [0.0, 0.03])
 def test_a_network_that_starts_from_the_prior_can_be_resumed(data, tmp_path, histogram_share):
     options = {"distil": 5, "histogram_share": histogram_share, "vocabulary": 6, "prior_weight": 0.0}
-    begin(tmp_path / "whole", data, recipe(**options)).train()
+    start(tmp_path / "whole", data, recipe(**options)).train()
     seen = []
-    run = begin(tmp_path / "run", data, recipe(**options))
+    run = start(tmp_path / "run", data, recipe(**options))
     assert not run.train(seen.append, lambda: len(seen) == 2)
     run.close()
-    assert go_on(tmp_path / "run").train()
+    assert resume(tmp_path / "run").train()
     one, other = load_model(tmp_path / "whole").model, load_model(tmp_path / "run").model
     for name, value in one.state_dict().items():
         assert torch.equal(value, other.state_dict()[name]), name
@@ -109,12 +109,12 @@ def test_a_network_that_starts_from_the_prior_can_be_resumed(data, tmp_path, his
 
 def test_a_crash_while_it_learns_from_the_prior_costs_nothing(data, tmp_path, monkeypatch):
     options = {"distil": 5, "epochs": 0.0, "histogram_share": 0.0, "prior_share": 1.0}
-    begin(tmp_path / "whole", data, recipe(**options)).train()
+    start(tmp_path / "whole", data, recipe(**options)).train()
     with monkeypatch.context() as patch:
         patch.setattr(releases, "distil", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
-            begin(tmp_path / "run", data, recipe(**options))
-    assert go_on(tmp_path / "run").train()
+            start(tmp_path / "run", data, recipe(**options))
+    assert resume(tmp_path / "run").train()
     one, other = load_model(tmp_path / "whole").model, load_model(tmp_path / "run").model
     for name, value in one.state_dict().items():
         assert torch.equal(value, other.state_dict()[name]), name
@@ -137,7 +137,7 @@ def test_a_start_from_nothing_is_refused(options, said):
 @pytest.mark.parametrize(("hold_out", "missing"), [("validation", 2), ("test", 1), ("nothing", 0)])
 def test_training_sees_all_but_what_is_held_out(data, tmp_path, hold_out, missing):
     dataset = load(data)
-    run = begin(tmp_path / "run", data, recipe(hold_out=hold_out, prior_share=0.0, vocabulary=None))
+    run = start(tmp_path / "run", data, recipe(hold_out=hold_out, prior_share=0.0, vocabulary=None))
     lengths = dataset.sequences.lengths
     expected = [n - missing if n >= 3 else n for n in lengths.tolist()]
     assert run.curator._people.lengths.tolist() == expected
@@ -148,7 +148,7 @@ def test_training_sees_all_but_what_is_held_out(data, tmp_path, hold_out, missin
     ("hold_out", "item", "code"), [("test", "validation", 2), ("nothing", "test", 2), ("test", "test", 0)]
 )
 def test_an_item_that_training_saw_is_not_evaluated(data, tmp_path, dpformer, hold_out, item, code):
-    begin(
+    start(
         tmp_path / "run", data, recipe(hold_out=hold_out, model="transitions", prior_share=0.0, preset="default")
     ).train()
     done = dpformer("evaluate", tmp_path / "run", "--item", item, "--json")
