@@ -62,14 +62,14 @@ def found(*processes: Process) -> list[str]:
 def test_everybody_finds_the_others_of_the_same_start(at_the_store):
     """Ranks 1 and 2 come before rank 0, and read what rank 0 of the start before has left."""
     names = set()
-    for start in range(3):
+    for number in range(3):
         others = [Process(at_the_store(), rank, 3) for rank in (1, 2)]
         time.sleep(0.1)
         assert all(process.is_alive() for process in others), "met somebody of an earlier start"
         name, *same = found(Process(at_the_store(), 0, 3), *others)
         assert same == [name, name]
         names.add(name)
-        assert len(names) == start + 1
+        assert len(names) == number + 1
 
 
 def test_a_start_that_came_to_nothing(at_the_store):
