@@ -587,7 +587,7 @@ def test_a_trainer_of_another_plan_gets_no_answer(tmp_path):
     with pytest.raises(PrivacyError, match="the ledger is of another plan"):
         Curator(TRAIN, plan_of(epsilon=40), create_ledger(tmp_path, made.plan), Keys(5))
     releasing = plan_of(shares={"histogram": 0.1})
-    with pytest.raises(PrivacyError, match="not the next of the plan, which is 'histogram'"):
+    with pytest.raises(PrivacyError, match="not the next of the plan, 'histogram'"):
         made.make_step(curator(tmp_path / "other", releasing))
 
 
