@@ -234,7 +234,7 @@ def test_nobody_but_rank_0_has_keys(loaded, whole, tmp_path):
 def test_only_a_restart_of_the_same_job_goes_on(tmp_path, loaded):
     folder, recipe = tmp_path / "run", small_recipe()
     run = start(folder, loaded, recipe, Ranks(job="a"))
-    run.trainer.make_step(run.curator)
+    run.begin_steps().make_step(run.curator)
     run.save()
     run.close()
     for ranks in (Ranks(), Ranks(job="a"), Ranks(job="b", restarts=1), Ranks(job=None, restarts=1)):

@@ -22,6 +22,7 @@ from tests.fit.conftest import data, quick_accounting  # noqa: F401
 from tests.recipes import small_recipe
 
 Open = Callable[..., Meeting]
+RECIPES = {"network": small_recipe(histogram=False, batch_size=60), "popularity": small_recipe("popularity")}
 
 
 @pytest.fixture
@@ -95,7 +96,7 @@ def test_a_restart_on_another_machine_does_not_pay_again(at_the_store, data, tmp
     """Rank 0 has another disk after the restart: it does not see the run that was begun, and must not begin it anew."""
     meeting = at_the_store()
     first = start(tmp_path / "here", data, small_recipe(), Ranks(job=meeting.job, meeting=meeting))
-    first.trainer.make_step(first.curator)
+    first.begin_steps().make_step(first.curator)
     first.close()
     again = Ranks(job=meeting.job, restarts=1, meeting=at_the_store())
     with pytest.raises(DPFormerError, match=r"is not the run that torchrun began .* that is .*/here on machine"):
@@ -112,9 +113,9 @@ def test_a_restart_before_anything_was_begun_begins(at_the_store, data, tmp_path
     assert start(tmp_path / "run", data, small_recipe("popularity"), ranks).train()
 
 
-@pytest.mark.parametrize("model", ["transformer", "popularity"])
-def test_only_the_job_that_released_is_told_that_all_is_done(model, data, tmp_path):  # noqa: F811
-    folder, recipe = tmp_path / "run", small_recipe(model=model, batch_size=60, histogram_share=0.0)
+@pytest.mark.parametrize("kind", RECIPES)
+def test_only_the_job_that_released_is_told_that_all_is_done(kind, data, tmp_path):  # noqa: F811
+    folder, recipe = tmp_path / "run", RECIPES[kind]
     assert start(folder, data, recipe, Ranks(job="a")).train()
     (folder / "private").mkdir()  # a crash between the release and this
     before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
@@ -130,9 +131,9 @@ def test_only_the_job_that_released_is_told_that_all_is_done(model, data, tmp_pa
     assert before == {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
 
 
-@pytest.mark.parametrize("model", ["transformer", "popularity"])
-def test_a_run_belongs_to_the_job_that_went_on_with_it(model, data, tmp_path):  # noqa: F811
-    folder, recipe = tmp_path / "run", small_recipe(model=model, batch_size=60, histogram_share=0.0)
+@pytest.mark.parametrize("kind", RECIPES)
+def test_a_run_belongs_to_the_job_that_went_on_with_it(kind, data, tmp_path):  # noqa: F811
+    folder, recipe = tmp_path / "run", RECIPES[kind]
     start(folder, data, recipe, Ranks(job="a")).close()
     assert resume(folder, ranks=Ranks(job="b")).train()
     assert not finished(folder, Ranks(job="a", restarts=1))

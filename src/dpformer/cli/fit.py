@@ -143,7 +143,7 @@ def _follow(ranks: Ranks, data: Path | None, run: Path) -> None:
     try:
         with stoppable() as asked:
             follower = follow(ranks, data)
-            if follower is not None and not follower.train(lambda: bool(asked)):
+            if bool(asked) if follower is None else not follower.train(lambda: bool(asked)):
                 sys.exit(130)
     except LeaderError:
         raise
