@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 
+from dpformer.artifact import write as write_module
 from dpformer.data import load
 from dpformer.errors import DPFormerError
 from dpformer.fit import folder as folder_module
@@ -24,7 +25,7 @@ from dpformer.fit.distributed import together
 from dpformer.fit.distributed.ranks import Ranks, join
 from dpformer.fit.recipe import Recipe
 from dpformer.fit.run import resume, start
-from tests.fit.conftest import data, quick_accounting, small_recipe  # noqa: F401
+from tests.fit.conftest import data, quick_accounting  # noqa: F401
 
 Work = Callable[[Ranks], Any]
 SECONDS = 120.0
@@ -109,16 +110,20 @@ def _be(rank: int, size: int, port: int, folder: Path, work: Work, seconds: floa
 def loaded(data: Path, monkeypatch: pytest.MonkeyPatch) -> Path:  # noqa: F811
     """The prepared data, read before any process is forked: polars does not survive a fork."""
     dataset = load(data)
-    packed = folder_module.pack_catalogue(dataset.catalogue)
-    monkeypatch.setattr(folder_module, "pack_catalogue", lambda catalogue: packed)
+    packed, hashes = write_module.pack_catalogue(dataset.catalogue), write_module.column_hashes(dataset.catalogue)
+    monkeypatch.setattr(write_module, "pack_catalogue", lambda catalogue: packed)
+    monkeypatch.setattr(write_module, "column_hashes", lambda catalogue: hashes)
     for module in (folder_module, run_module, together):
         monkeypatch.setattr(module, "load", lambda folder: dataset)
     return data
 
 
 def begun(folder: Path, data: Path, recipe: Recipe) -> Path:  # noqa: F811
-    """A run that is begun (with its histogram), and has made no step."""
-    start(folder, data, recipe).close()
+    """A run that is ready for its first step: the stages before the steps are done, and saved."""
+    run = start(folder, data, recipe)
+    run.begin_steps()
+    run.save()
+    run.close()
     return folder
 
 
@@ -142,6 +147,3 @@ def train_on(folder: Path, **options: Any) -> Work:
             run.close()
 
     return work
-
-
-__all__ = ["small_recipe"]

@@ -64,7 +64,7 @@ def train(ranks: Ranks, open_run: Any, stop_at: int = 0) -> bool:
         return follower.train()
     run = open_run()
     try:
-        return run.train(should_stop=lambda: run.step == stop_at, checkpoint_seconds=0.0)
+        return run.train(should_stop=lambda: 0 < stop_at == run.step, checkpoint_seconds=0.0)
     finally:
         run.close()
 

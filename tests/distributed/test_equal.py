@@ -1,6 +1,7 @@
 """Several processes train the same model as one, and state the same."""
 
 import json
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -8,23 +9,23 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from dpformer.fit.distributed.ranks import Ranks
+from dpformer.fit.distributed.ranks import ALONE, Ranks
 from dpformer.fit.distributed.together import follow
 from dpformer.fit.dpsgd import Trainer
 from dpformer.fit.gradient_sum import Groups
-from dpformer.fit.run import Run, resume
+from dpformer.fit.run import resume
 from dpformer.fit.workers import Team, Worker
-from dpformer.privacy import read_ledger
+from dpformer.privacy import Curator, read_ledger
 from dpformer.privacy.noise import rounded_gaussian
-from tests.distributed.conftest import begun, copied, fork_ranks, small_recipe, train_on
-from tests.fit.conftest import plant_curator
+from tests.distributed.conftest import begun, copied, fork_ranks, train_on
+from tests.recipes import small_recipe
 
 # Sums of some dozen float32 numbers of size 1 in another order, through ten steps of Adam at rate 0.01.
 TOLERANCE = 1e-5
 KINDS = {
-    "transformer": {"reattention": "logits", "averaging": "ema"},
+    "transformer": {"reattention": "logits"},
     "gru": {"model": "gru"},
-    "pure": {"vocabulary": 7, "popularity_bias": True, "recency": 0.8, "identity": True, "batch_size": 60},
+    "pure": {"vocabulary": 7, "recency": 0.8, "batch_size": 60},
     "not private": {"epsilon": float("inf")},
 }
 
@@ -78,23 +79,24 @@ def test_uneven_and_empty_ranks_and_a_user_who_is_not_finite(team, tmp_path, loa
         trainer.query.team.size = team
         trainer.query.groups = Groups(7, 7)
 
-    def lead(run: Run) -> list[float]:
-        prepare(run.trainer)
+    def lead(folder: Path, ranks: Ranks = ALONE) -> list[float]:
         left = iter(draws)
-        plant_curator(run, draw=lambda key, users, rate: next(left))
+        given = partial(Curator, draw=lambda key, users, rate: next(left))
+        run = resume(folder, ranks=ranks, make_curator=given)
+        prepare(run.trainer)
         reports = [run.trainer.make_step(run.curator) for _ in draws]
         return [*weights_of(run.trainer), *(report.nonfinite for report in reports)]
 
     def work(ranks: Ranks) -> list[float]:
         if ranks.first:
-            return lead(resume(several, ranks=ranks))
+            return lead(several, ranks)
         follower = follow(ranks)
         prepare(follower.trainer)
         for _ in draws:
             follower.trainer.follow_step(follower._people)
         return weights_of(follower.trainer)
 
-    expected = lead(resume(one))
+    expected = lead(one)
     assert sum(expected[-len(draws) :]) > 0
     ended = fork_ranks(tmp_path / "ends", 4, work)
     assert [end.error for end in ended] == [""] * 4
@@ -115,13 +117,12 @@ def test_noise_is_added_once(defect, tmp_path, loaded, monkeypatch):
     """
     recipe = small_recipe(batch_size=60, epochs=10.0, seed=None, d=32)
     several = begun(tmp_path / "several", loaded, recipe)
-    one = resume(copied(several, "one"))
     plain = Ranks.sum_to_first_
 
     def without_noise(key: bytes, shape: tuple[int, ...], std: float) -> np.ndarray:
         return np.zeros(shape, dtype=np.int64)
 
-    plant_curator(one, noise=without_noise)
+    one = resume(copied(several, "one"), make_curator=partial(Curator, noise=without_noise))
     query, noiseless = one.trainer.query, one.curator.ask(one.trainer.query)
     std, grid = noiseless.noise_std, noiseless.grid
     one.close()

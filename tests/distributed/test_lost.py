@@ -10,16 +10,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from dpformer.fit.session import begin
 
 from dpformer.errors import DPFormerError
 from dpformer.fit.distributed import together
 from dpformer.fit.distributed.ranks import Ranks
 from dpformer.fit.distributed.together import follow
 from dpformer.fit.gradient_sum import GradientSum
-from dpformer.fit.run import resume
+from dpformer.fit.run import resume, start
 from dpformer.privacy import read_ledger
-from tests.distributed.conftest import begun, copied, fork_ranks, small_recipe, train_on
+from tests.distributed.conftest import begun, copied, fork_ranks, train_on
+from tests.recipes import small_recipe
 
 
 def steps_seen(folder: Path) -> int:
@@ -109,7 +109,7 @@ def test_another_sum_is_refused(tmp_path, whole, loaded, monkeypatch):
 
     monkeypatch.setattr(Ranks, "sum_to_first_", rounded)
     ended = fork_ranks(tmp_path / "ends", 2, train_on(folder))
-    assert "PrivacyError: answer 1 (gradients) was charged for another sum than the one made now" in ended[0].error
+    assert "PrivacyError: answer 1 (gradients) was charged for another sum than this one" in ended[0].error
     assert read_ledger(folder).steps_charged == 2
 
 
@@ -233,14 +233,14 @@ def test_nobody_but_rank_0_has_keys(loaded, whole, tmp_path):
 
 def test_only_a_restart_of_the_same_job_goes_on(tmp_path, loaded):
     folder, recipe = tmp_path / "run", small_recipe()
-    run = begin(folder, loaded, recipe, Ranks(job="a"))
-    run.trainer.make_step(run.curator)
+    run = start(folder, loaded, recipe, Ranks(job="a"))
+    run.begin_steps().make_step(run.curator)
     run.save()
     run.close()
     for ranks in (Ranks(), Ranks(job="a"), Ranks(job="b", restarts=1), Ranks(job=None, restarts=1)):
         with pytest.raises(DPFormerError, match="exists already"):
-            begin(folder, loaded, recipe, ranks)
-    again = begin(folder, loaded, recipe, Ranks(job="a", restarts=1))
+            start(folder, loaded, recipe, ranks)
+    again = start(folder, loaded, recipe, Ranks(job="a", restarts=1))
     assert again.step == 1
     assert again.train()
     assert json.loads((folder / "privacy.json").read_text())["steps"]["charged"] == again.plan.steps

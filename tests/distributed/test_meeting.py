@@ -11,15 +11,18 @@ from pathlib import Path
 
 import pytest
 import torch.distributed as dist
-from dpformer.fit.session import begin, finished, go_on
 
 from dpformer.errors import DPFormerError
 from dpformer.fit.distributed.ranks import Ranks
 from dpformer.fit.distributed.rendezvous import Meeting
+from dpformer.fit.distributed.together import finished
+from dpformer.fit.run import resume, start
 from dpformer.privacy import read_ledger
-from tests.fit.conftest import data, quick_accounting, small_recipe  # noqa: F401
+from tests.fit.conftest import data, quick_accounting  # noqa: F401
+from tests.recipes import small_recipe
 
 Open = Callable[..., Meeting]
+RECIPES = {"network": small_recipe(histogram=False, batch_size=60), "popularity": small_recipe("popularity")}
 
 
 @pytest.fixture
@@ -60,14 +63,14 @@ def found(*processes: Process) -> list[str]:
 def test_everybody_finds_the_others_of_the_same_start(at_the_store):
     """Ranks 1 and 2 come before rank 0, and read what rank 0 of the start before has left."""
     names = set()
-    for start in range(3):
+    for number in range(3):
         others = [Process(at_the_store(), rank, 3) for rank in (1, 2)]
         time.sleep(0.1)
         assert all(process.is_alive() for process in others), "met somebody of an earlier start"
         name, *same = found(Process(at_the_store(), 0, 3), *others)
         assert same == [name, name]
         names.add(name)
-        assert len(names) == start + 1
+        assert len(names) == number + 1
 
 
 def test_a_start_that_came_to_nothing(at_the_store):
@@ -92,47 +95,47 @@ def test_two_torchruns_at_one_address_are_two_jobs(at_the_store):
 def test_a_restart_on_another_machine_does_not_pay_again(at_the_store, data, tmp_path):  # noqa: F811
     """Rank 0 has another disk after the restart: it does not see the run that was begun, and must not begin it anew."""
     meeting = at_the_store()
-    first = begin(tmp_path / "here", data, small_recipe(), Ranks(job=meeting.job, meeting=meeting))
-    first.trainer.make_step(first.curator)
+    first = start(tmp_path / "here", data, small_recipe(), Ranks(job=meeting.job, meeting=meeting))
+    first.begin_steps().make_step(first.curator)
     first.close()
     again = Ranks(job=meeting.job, restarts=1, meeting=at_the_store())
     with pytest.raises(DPFormerError, match=r"is not the run that torchrun began .* that is .*/here on machine"):
-        begin(tmp_path / "there", data, small_recipe(), again)
+        start(tmp_path / "there", data, small_recipe(), again)
     with pytest.raises(DPFormerError, match="is not the run that torchrun began"):
-        begin(tmp_path / "there", data, small_recipe(model="popularity"), again)
+        start(tmp_path / "there", data, small_recipe("popularity"), again)
     assert not (tmp_path / "there").exists()
-    assert begin(tmp_path / "here", data, small_recipe(), again).train()
+    assert start(tmp_path / "here", data, small_recipe(), again).train()
 
 
 def test_a_restart_before_anything_was_begun_begins(at_the_store, data, tmp_path):  # noqa: F811
     ranks = Ranks(job=at_the_store().job, restarts=2, meeting=at_the_store())
     assert not finished(tmp_path / "run", ranks)
-    assert begin(tmp_path / "run", data, small_recipe(model="popularity"), ranks).train()
+    assert start(tmp_path / "run", data, small_recipe("popularity"), ranks).train()
 
 
-@pytest.mark.parametrize("model", ["transformer", "popularity"])
-def test_only_the_job_that_released_is_told_that_all_is_done(model, data, tmp_path):  # noqa: F811
-    folder, recipe = tmp_path / "run", small_recipe(model=model, batch_size=60, histogram_share=0.0)
-    assert begin(folder, data, recipe, Ranks(job="a")).train()
+@pytest.mark.parametrize("kind", RECIPES)
+def test_only_the_job_that_released_is_told_that_all_is_done(kind, data, tmp_path):  # noqa: F811
+    folder, recipe = tmp_path / "run", RECIPES[kind]
+    assert start(folder, data, recipe, Ranks(job="a")).train()
     (folder / "private").mkdir()  # a crash between the release and this
     before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
     for ranks in (Ranks(), Ranks(job="a"), Ranks(job="b", restarts=1), Ranks(restarts=1)):
         assert not finished(folder, ranks, resuming=False)
         with pytest.raises(DPFormerError, match="exists already"):
-            begin(folder, data, recipe, ranks)
+            start(folder, data, recipe, ranks)
     with pytest.raises(DPFormerError, match="is finished"):
-        go_on(folder, ranks=Ranks(job="b"))
+        resume(folder, ranks=Ranks(job="b"))
     (folder / "private").mkdir(exist_ok=True)
     assert finished(folder, Ranks(job="a", restarts=1), resuming=False)
     assert not (folder / "private").exists()
     assert before == {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
 
 
-@pytest.mark.parametrize("model", ["transformer", "popularity"])
-def test_a_run_belongs_to_the_job_that_went_on_with_it(model, data, tmp_path):  # noqa: F811
-    folder, recipe = tmp_path / "run", small_recipe(model=model, batch_size=60, histogram_share=0.0)
-    begin(folder, data, recipe, Ranks(job="a")).close()
-    assert go_on(folder, ranks=Ranks(job="b")).train()
+@pytest.mark.parametrize("kind", RECIPES)
+def test_a_run_belongs_to_the_job_that_went_on_with_it(kind, data, tmp_path):  # noqa: F811
+    folder, recipe = tmp_path / "run", RECIPES[kind]
+    start(folder, data, recipe, Ranks(job="a")).close()
+    assert resume(folder, ranks=Ranks(job="b")).train()
     assert not finished(folder, Ranks(job="a", restarts=1))
     assert finished(folder, Ranks(job="b", restarts=1))
     assert set(json.loads((folder / "local.json").read_text())) == {"data", "job"}

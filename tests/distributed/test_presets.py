@@ -1,4 +1,4 @@
-"""What rank 0 does alone, or before the steps: statistics, priors, distilled networks. As one process does it, paid for once."""
+"""What rank 0 does alone, or before the steps: statistics and distilled networks. As one process does it, paid for once."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 import torch
-from dpformer.fit.session import begin, go_on
 from safetensors.torch import load_file
 
 from dpformer.fit.distributed import together
 from dpformer.fit.distributed.ranks import Ranks
 from dpformer.fit.distributed.together import follow
-from dpformer.fit.recipe import Recipe, make_recipe
+from dpformer.fit.presets import make_recipe
+from dpformer.fit.recipe import Recipe
+from dpformer.fit.run import resume, start
 from dpformer.privacy import read_ledger
 from dpformer.privacy.plan import GRADIENTS
 from tests.distributed.processes import ranks_of
@@ -27,15 +28,20 @@ BUDGET: dict[str, Any] = {"epsilon": 20.0, "delta": 1e-3, "seed": 1}
 SMALL: dict[str, Any] = {**BUDGET, "d": 8, "max_length": 6}
 # Everybody is in every batch: a plan that needs no numerical accounting.
 STEPS: dict[str, Any] = {**SMALL, "batch_size": 60, "epochs": 4.0}
+ALL = [
+    {"stage": "histogram"},
+    {"stage": "transitions", "share": 0.4},
+    {"stage": "distil", "steps": 2},
+    {"stage": "dpsgd"},
+]
 RECIPES: dict[str, Recipe] = {
-    "transitions": make_recipe("best", model="transitions", **BUDGET),
-    "popularity": make_recipe("best", model="popularity", **BUDGET),
-    "distilled": make_recipe("distilled", **{**SMALL, "distil": 2}),
+    "transitions": make_recipe("transitions", **BUDGET),
+    "popularity": make_recipe("popularity", **BUDGET),
+    "default": make_recipe("default", **{**SMALL, "distil.steps": 2}),
     "whole": make_recipe("whole", **STEPS),
-    "joined": make_recipe("joined", **STEPS),
-    "distilled, then steps": make_recipe("joined", **{**STEPS, "distil": 2}),
+    "distilled, then steps": make_recipe("whole", stages=ALL, **STEPS),
 }
-WITHOUT_STEPS = ("transitions", "popularity", "distilled")
+WITHOUT_STEPS = ("transitions", "popularity", "default")
 
 
 def fit(ranks: Ranks, open_run: Any) -> bool | None:
@@ -52,7 +58,7 @@ def fit(ranks: Ranks, open_run: Any) -> bool | None:
 
 def all_of_them(rank: int, size: int, place: str, data: str) -> list[bool | None]:  # noqa: F811
     ranks = ranks_of(rank, size)
-    return [fit(ranks, lambda n=n, r=r: begin(Path(place) / n, Path(data), r, ranks)) for n, r in RECIPES.items()]
+    return [fit(ranks, lambda n=n, r=r: start(Path(place) / n, Path(data), r, ranks)) for n, r in RECIPES.items()]
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +76,7 @@ def test_two_processes_release_what_one_does(kind, ended, place, data, tmp_path)
     # Without steps rank 0 needs nobody, and nobody waits for it.
     assert [found[list(RECIPES).index(kind)] for found in ended] == [True, None if kind in WITHOUT_STEPS else True]
     one = tmp_path / "one"
-    assert begin(one, data, RECIPES[kind]).train()
+    assert start(one, data, RECIPES[kind]).train()
     several = place / kind
     found, expected = (load_file(run / "model.safetensors") for run in (several, one))
     assert found.keys() == expected.keys()
@@ -90,11 +96,11 @@ def lost_before(rank: int, size: int, folder: str, data: str) -> None:  # noqa: 
     """Rank 1 ends when it is asked for its data."""
     ranks = ranks_of(rank, size)
     together._contents = lambda dataset: os.kill(os.getpid(), signal.SIGKILL) if rank else {}
-    fit(ranks, lambda: begin(Path(folder), Path(data), RECIPES["joined"], ranks))
+    fit(ranks, lambda: start(Path(folder), Path(data), RECIPES["whole"], ranks))
 
 
 def lost_meanwhile(rank: int, size: int, folder: str, data: str) -> None:  # noqa: F811
-    """Rank 1 ends while rank 0 releases the prior."""
+    """Rank 1 ends while rank 0 asks for the transitions."""
     ranks = ranks_of(rank, size)
     tell = Ranks.tell
 
@@ -106,12 +112,33 @@ def lost_meanwhile(rank: int, size: int, folder: str, data: str) -> None:  # noq
 
     told.calls = 0  # type: ignore[attr-defined]
     Ranks.tell = told  # type: ignore[method-assign]
-    fit(ranks, lambda: begin(Path(folder), Path(data), RECIPES["joined"], ranks))
+    fit(ranks, lambda: start(Path(folder), Path(data), RECIPES["whole"], ranks))
 
 
 def resumed(rank: int, size: int, folder: str) -> bool | None:
     ranks = ranks_of(rank, size)
-    return fit(ranks, lambda: go_on(Path(folder), ranks=ranks))
+    return fit(ranks, lambda: resume(Path(folder), ranks=ranks))
+
+
+def stopped(rank: int, size: int, folder: str, data: str) -> list[Any]:  # noqa: F811
+    """Rank 0 is asked to stop after the histogram."""
+    ranks = ranks_of(rank, size)
+    if rank:
+        return [follow(ranks) is None]
+    run = start(Path(folder), Path(data), RECIPES["whole"], ranks)
+    seen: list[str] = []
+    done = run.train(lambda progress: seen.append(progress.stage), lambda: True)
+    run.close()
+    return [done, *seen]
+
+
+def test_a_stop_before_the_steps_ends_all_and_is_resumed(ended, place, data, tmp_path):  # noqa: F811
+    folder = tmp_path / "run"
+    assert run_together(2, stopped, str(folder), str(data)) == [[False, "histogram"], [True]]
+    assert [entry.name for entry in read_ledger(folder).entries] == ["histogram"]
+    assert run_together(2, resumed, str(folder)) == [True, True]
+    assert read_ledger(folder).entries == read_ledger(place / "whole").entries
+    assert (folder / "model.safetensors").read_bytes() == (place / "whole" / "model.safetensors").read_bytes()
 
 
 def test_a_rank_lost_before_anything_was_begun(data, tmp_path):  # noqa: F811
@@ -123,15 +150,15 @@ def test_a_rank_lost_before_anything_was_begun(data, tmp_path):  # noqa: F811
     assert not folder.exists()
 
 
-def test_a_rank_lost_while_the_prior_is_released(ended, place, data, tmp_path):  # noqa: F811
+def test_a_rank_lost_while_the_transitions_are_asked_for(ended, place, data, tmp_path):  # noqa: F811
     """What was released is in the ledger; going on makes it again with the same noise, and pays nothing more."""
     folder = tmp_path / "run"
     (_, error), (code, _) = run_together(2, lost_meanwhile, str(folder), str(data), failing=True)
     assert code == -signal.SIGKILL
     assert f"Go on with: dpformer resume {folder}, or under torchrun with any number of processes" in error
     charged = read_ledger(folder).entries
-    assert len(charged) == 5
+    assert [entry.name for entry in charged] == ["histogram", "transitions 1", "transitions 2", "transitions 3"]
     assert not any(entry.name == GRADIENTS for entry in charged)
     assert run_together(2, resumed, str(folder)) == [True, True]
-    assert read_ledger(folder).entries == read_ledger(place / "joined").entries
-    assert (folder / "model.safetensors").read_bytes() == (place / "joined" / "model.safetensors").read_bytes()
+    assert read_ledger(folder).entries == read_ledger(place / "whole").entries
+    assert (folder / "model.safetensors").read_bytes() == (place / "whole" / "model.safetensors").read_bytes()

@@ -7,19 +7,20 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from dpformer.fit.session import begin, go_on
 
 from dpformer.data import load
 from dpformer.data.store import ITEMS, SHARDS, finish
 from dpformer.data.summary import item_counts
 from dpformer.errors import DataError
+from dpformer.fit.run import resume, start
 from dpformer.privacy import read_ledger
 from tests.distributed.processes import ranks_of, together, train
-from tests.fit.conftest import data, quick_accounting, small_recipe  # noqa: F401
+from tests.fit.conftest import data, quick_accounting  # noqa: F401
+from tests.recipes import small_recipe
 
 RECIPES = {
-    "network": small_recipe(vocabulary=11, popularity_bias=True, histogram_share=0.1, dropout=0.2),
-    "popularity": small_recipe(model="popularity"),
+    "network": small_recipe(vocabulary=11, share=0.1, dropout=0.2),
+    "popularity": small_recipe("popularity"),
 }
 
 
@@ -56,7 +57,7 @@ def assert_same(folder: Path, other: Path) -> None:
 @pytest.mark.parametrize("kind", RECIPES)
 def test_one_process(kind, data, shards, tmp_path):  # noqa: F811
     for name, source in (("whole", data), ("shards", shards)):
-        assert begin(tmp_path / name, source, RECIPES[kind]).train()
+        assert start(tmp_path / name, source, RECIPES[kind]).train()
     assert_same(tmp_path / "shards", tmp_path / "whole")
 
 
@@ -66,10 +67,10 @@ def several(rank: int, size: int, place: str, whole: str, shards: str) -> list[b
     for name, source in (("whole", whole), ("shards", shards)):
 
         def fit(name: str = name, source: str = source) -> object:
-            return begin(folder / name, Path(source), RECIPES["network"], ranks)
+            return start(folder / name, Path(source), RECIPES["network"], ranks)
 
         found.append(train(ranks, fit, stop_at=4 if name == "shards" else 0))
-    found.append(train(ranks, lambda: go_on(folder / "shards", ranks=ranks)))
+    found.append(train(ranks, lambda: resume(folder / "shards", ranks=ranks)))
     return found
 
 
@@ -84,10 +85,10 @@ def test_a_shard_that_is_missing_or_changed_is_refused(data, tmp_path):  # noqa:
     content = second.read_bytes()
     pl.read_parquet(second)[:-1].write_parquet(second)
     with pytest.raises(DataError, match=r"part-00001.parquet: is not what the manifest says"):
-        begin(tmp_path / "run", folder, RECIPES["network"])
+        start(tmp_path / "run", folder, RECIPES["network"])
     second.unlink()
     with pytest.raises(DataError, match=r"part-00001.parquet: is missing"):
-        begin(tmp_path / "run", folder, RECIPES["network"])
+        start(tmp_path / "run", folder, RECIPES["network"])
     assert not (tmp_path / "run").exists()
     second.write_bytes(content)
     load(folder)
@@ -96,5 +97,5 @@ def test_a_shard_that_is_missing_or_changed_is_refused(data, tmp_path):  # noqa:
 def test_nobody_is_two_people(data, tmp_path):  # noqa: F811
     """Somebody in two shards would be drawn and clipped twice, and be told of the guarantee for one."""
     folder = write_shards(data, tmp_path / "data", [20, 40], again=1)
-    with pytest.raises(DataError, match=r"2 users are in it more than once; run dpformer prepare again"):
+    with pytest.raises(DataError, match=r"contains 2 users more than once; run dpformer prepare again"):
         load(folder)

@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 
 from dpformer.privacy import read_ledger
-from tests.distributed.conftest import begun, free_port, small_recipe
+from tests.distributed.conftest import begun, free_port
+from tests.recipes import small_recipe
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 # Everybody is in every batch: a plan that needs no numerical accounting. Slow steps, to be killed in one.
-SETTINGS = ("batch_size=60", "epochs=30", "histogram_share=0", "d=8", "averaging=none", "blocks=1", "max_length=10")
+SETTINGS = ("batch_size=60", "epochs=30", "d=8", "blocks=1", "max_length=10")
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -25,7 +26,7 @@ def environment(**more: str) -> dict[str, str]:
 
 def fit(data: Path, folder: Path) -> list[str]:
     settings = [part for setting in SETTINGS for part in ("--set", setting)]
-    budget = ["--preset", "default", "--epsilon", "20", "--delta", "0.001", "--seed", "3"]
+    budget = ["--preset", "pure", "--epsilon", "20", "--delta", "0.001", "--seed", "3"]
     return ["-m", "dpformer", "fit", str(data), "-o", str(folder), *budget, *settings, "--quiet"]
 
 
@@ -129,9 +130,7 @@ def _ip(*arguments: str) -> None:
 
 
 def test_two_machines_meet_and_train(tmp_path, data, hosts):
-    folder = begun(
-        tmp_path / "run", data, small_recipe(batch_size=60, epochs=5.0, averaging="none", histogram_share=0.0)
-    )
+    folder = begun(tmp_path / "run", data, small_recipe(histogram=False, batch_size=60, epochs=5.0))
     agents = []
     for rank, host in enumerate(hosts):
         meeting = ["--nnodes", "2", "--node-rank", str(rank), "--master-addr", "10.77.0.1", "--master-port", "29511"]

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import get_args
 
 import numpy as np
 import polars as pl
@@ -18,13 +17,13 @@ from dpformer import load_model
 from dpformer.artifact.read import column_hashes
 from dpformer.data import load
 from dpformer.errors import DPFormerError
-from dpformer.fit.recipe import PRESETS, Recipe, make_recipe
 from dpformer.fit.run import start
 from dpformer.privacy import parse_statement, read_ledger
-from tests.fit.conftest import ITEMS, USERS, small_log, small_recipe
+from tests.fit.conftest import ITEMS, USERS, small_log
+from tests.recipes import small_recipe
 
 SMALL = [
-    *("--epsilon", "20", "--delta", "1e-3", "--seed", "1"),
+    *("--preset", "pure", "--epsilon", "20", "--delta", "1e-3", "--seed", "1"),
     *("--set", "d=8", "--set", "max-length=6", "--set", "epochs=5"),
 ]
 
@@ -160,9 +159,9 @@ def test_another_size_than_the_catalogue_is_refused(copy, dpformer):
 # fit, resume, show
 
 
-def test_fit_show_and_evaluate(tmp_path, data, dpformer, finished):
+def test_fit_show_and_evaluate(tmp_path, data, dpformer):
     run = tmp_path / "run"
-    done = dpformer("fit", data, "--run", run, *SMALL, "--preset", "default", "--json")
+    done = dpformer("fit", data, "--run", run, *SMALL, "--json")
     assert done.code == 0
     result = strict_json(done.out)
     assert result["steps"] == result["privacy"]["steps"]["charged"] == 10
@@ -170,7 +169,9 @@ def test_fit_show_and_evaluate(tmp_path, data, dpformer, finished):
     assert "loss" in done.err
     assert "(not private)" in done.err
     # The command line and the library do the same.
-    assert (run / "model.safetensors").read_bytes() == (finished / "model.safetensors").read_bytes()
+    library = tmp_path / "library"
+    assert start(library, data, small_recipe("pure", d=8, max_length=6, epochs=5)).train()
+    assert (run / "model.safetensors").read_bytes() == (library / "model.safetensors").read_bytes()
     shown = strict_json(dpformer("show", run, "--json").out)
     assert shown["finished"]
     assert shown["steps"] == {"charged": 10, "planned": 10}
@@ -191,67 +192,26 @@ def test_fit_show_and_evaluate(tmp_path, data, dpformer, finished):
 
 def test_without_privacy_everything_says_so(tmp_path, data, dpformer):
     run = tmp_path / "run"
-    done = dpformer("fit", data, "--run", run, "--epsilon", "inf", "--set", "epochs=2", "--set", "d=8", "--quiet")
+    done = dpformer(
+        "fit",
+        data,
+        "--run",
+        run,
+        "--preset",
+        "pure",
+        "--epsilon",
+        "inf",
+        "--set",
+        "epochs=2",
+        "--set",
+        "d=8",
+        "--quiet",
+    )
     assert done.out.startswith("NOT PRIVATE")
     assert "step" not in done.err
     shown = strict_json(dpformer("show", run, "--json").out)
     assert shown["recipe"]["epsilon"] == "inf"
     assert not shown["privacy"]["private"]
-
-
-def test_settings_from_preset_file_and_flags(tmp_path):
-    file = tmp_path / "settings.toml"
-    file.write_text('learning_rate = 0.5\nmodel = "gru"\nreattention = "off"\nepsilon = inf\n')
-    recipe = make_recipe("paper", file, model="lstm")
-    assert (recipe.d, recipe.learning_rate, recipe.model, recipe.epsilon) == (64, 0.5, "lstm", float("inf"))
-    assert make_recipe() == Recipe()
-    for model in get_args(Recipe.model_fields["model"].annotation):
-        assert make_recipe("best", model=model).model == model
-    for preset in PRESETS:
-        make_recipe(preset)
-        if preset != "distilled":
-            assert make_recipe(preset, epsilon=float("inf")).prior_share == 0
-    with pytest.raises(DPFormerError, match="give a finite epsilon"):
-        make_recipe("distilled", epsilon=float("inf"))
-    # The best makes no steps, unless something is said about steps.
-    assert make_recipe("best", d=16) == make_recipe("distilled", d=16)
-    assert make_recipe("best", epochs=0) == make_recipe("distilled")
-    for said in ({"epochs": 2.0}, {"learning_rate": 0.1}, {"prior_share": 0.5}, {"reattention": "off"}):
-        assert make_recipe("best", **said) == make_recipe("joined", **said)
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("learning_rat = 1", "unknown setting 'learning_rat'; did you mean 'learning_rate'?"),
-        ("learning_rate = nan", "setting 'learning_rate'"),
-        ("learning_rate = inf", "setting 'learning_rate'"),
-        ("dropout = 1.0", "setting 'dropout'"),
-        ("d = 2.5", "setting 'd'"),
-        ("d = 10\nheads = 3", "not a multiple of heads"),
-        ("epsilon = 0", "setting 'epsilon'"),
-        ("epsilon = nan", "epsilon"),
-        ("[model]\nx = 1", "setting 'model'"),
-        ('noise = "crypto"', "setting 'noise' was removed: there is one noise"),
-        ("seed = -1", "setting 'seed'"),
-        ("seed = 9223372036854775808", "setting 'seed'"),
-        ("batch_size = 0", "setting 'batch_size'"),
-        ('model = "gru"\nreattention = "logits"', "reattention is for the transformer"),
-        ('reattention = "logits"\nhistogram_share = 0', "reattention needs item frequencies"),
-        ("vocabulary = 5\nhistogram_share = 0", "vocabulary and popularity_bias need item frequencies"),
-        ("popularity_bias = true\nhistogram_share = 0", "vocabulary and popularity_bias need item frequencies"),
-        ('model = "gru"\nrecency = 1.0', "recency and identity are for the transformer"),
-        ('model = "transitions"\nvocabulary = 5', "are for networks"),
-        ("vocabulary = 0", "setting 'vocabulary'"),
-        ("d = ", "is not TOML"),
-        ("delta = 0.5", "delta"),
-        ("epochs = 1e-9\nhistogram_share = 0.0\nmax_norm = -1", "setting 'max_norm'"),
-    ],
-)
-def test_a_wrong_setting_is_one_line_and_makes_no_run(text, message, tmp_path, data, dpformer):
-    (tmp_path / "settings.toml").write_text(text)
-    assert_one_line(dpformer("fit", data, "--run", tmp_path / "run", "--config", tmp_path / "settings.toml"), message)
-    assert not (tmp_path / "run").exists()
 
 
 def test_wrong_arguments_are_one_line(tmp_path, data, dpformer, finished):
@@ -286,7 +246,7 @@ def test_evaluate_wants_the_catalogue_of_the_model(tmp_path, dpformer, copy):
 def test_a_signal_stops_safely_and_resume_goes_on(number, tmp_path, data):
     run = tmp_path / "run"
     tool = [sys.executable, "-m", "dpformer"]
-    settings = ["--set", "epochs=300", "--set", "d=8", "--delta", "1e-3", "--quiet"]
+    settings = ["--preset", "pure", "--set", "epochs=300", "--set", "d=8", "--delta", "1e-3", "--quiet"]
     child = subprocess.Popen([*tool, "fit", data, "--run", run, *settings], stderr=subprocess.PIPE, text=True)
     _wait_for(lambda: (run / "events.jsonl").exists() and (run / "events.jsonl").read_text().count("\n") > 3, child)
     child.send_signal(number)
@@ -376,7 +336,7 @@ def test_a_model_with_a_vocabulary_ranks_all_items(model, tmp_path, data):
     """Items outside the vocabulary are ranked by the released histogram, and so is everything for who has none in it."""
     from dpformer.fit.run import start
 
-    recipe = small_recipe(model=model, vocabulary=4, popularity_bias=True, epochs=1.0)
+    recipe = small_recipe(model=model, vocabulary=4, epochs=1.0)
     assert start(tmp_path / "run", data, recipe).train()
     released = load_model(tmp_path / "run")
     popularity = released.model.popularity().numpy()
@@ -408,7 +368,7 @@ def test_a_cold_start_is_ranked_by_the_released_popularity(finished, dpformer, d
     assert popularity[got].tolist() == sorted(popularity[1:].tolist(), reverse=True)
     assert len(popularity[1:].unique()) > 3
     folder = tmp_path / "none"
-    assert start(folder, data, small_recipe(histogram_share=0.0, epochs=1.0)).train()
+    assert start(folder, data, small_recipe(histogram=False, epochs=1.0)).train()
     done = dpformer("recommend", folder, "--history", "nobody knows", "-k", "3", "--json")
     assert "by the order of the catalogue" in done.err
     assert [row["item_id"] for row in strict_json(done.out)] == ["i00", "i01", "i02"]
@@ -459,13 +419,3 @@ def test_an_unfinished_run_has_no_model(tmp_path, data, dpformer):
     with pytest.raises(DPFormerError, match=r"holds secret state .* and no released model yet, so it is not opened"):
         load_model(run)
     assert_one_line(dpformer("show", run), f"finish it with: dpformer resume {run}")
-
-
-def test_the_documentation_has_every_setting():
-    page = (Path(__file__).parent.parent.parent / "docs" / "training.md").read_text()
-    whole, page = page, page[page.index("| setting |") :]
-    rows = [line for line in page.splitlines() if line.startswith("| `")]
-    expected = [f"| `{name}` | {field.default} | {field.description} |" for name, field in Recipe.model_fields.items()]
-    assert rows[: len(expected)] == expected
-    for preset in PRESETS:
-        assert f"`{preset}`" in whole

@@ -6,9 +6,9 @@ from dpformer import load_model
 from dpformer.data import load, prepare_named, save
 from dpformer.data.named import DEMO
 from dpformer.evaluation import evaluate, held_out
-from dpformer.fit.recipe import make_recipe
 from dpformer.fit.run import start
 from dpformer.fit.scorers import count_events
+from tests.recipes import plain_recipe
 
 
 def test_a_private_model_beats_popularity_and_a_model_without_privacy_beats_both(tmp_path):
@@ -18,10 +18,10 @@ def test_a_private_model_beats_popularity_and_a_model_without_privacy_beats_both
     popular = count_events(held.histories, items)
     found = {"popularity": evaluate(popular, held, items)}
     for epsilon in (8.0, float("inf")):
-        recipe = make_recipe(epsilon=epsilon, epochs=20.0, seed=1)
+        recipe = plain_recipe(epsilon=epsilon, epochs=20.0, seed=1)
         assert start(tmp_path / str(epsilon), tmp_path / "data", recipe).train()
         model = load_model(tmp_path / str(epsilon))
-        found[str(epsilon)] = evaluate(model, held, items, max_length=recipe.max_length)
+        found[str(epsilon)] = evaluate(model, held, items, max_length=model.model.spec.window)
         assert model.statement.private == (epsilon == 8.0)
         assert model.statement.epsilon == ("inf" if epsilon != 8.0 else pytest.approx(8.0, rel=2e-3))
     ndcg = {name: figures.masked["ndcg@10"] for name, figures in found.items()}

@@ -6,7 +6,8 @@ import torch
 from dpformer.errors import DPFormerError
 from dpformer.fit import estimate as module
 from dpformer.fit.estimate import estimate
-from tests.fit.conftest import small_recipe
+from dpformer.models import build
+from tests.recipes import small_recipe
 
 
 @pytest.fixture(autouse=True)
@@ -30,12 +31,13 @@ def clock(monkeypatch):
     return made
 
 
-def test_it_times_a_whole_micro_batch_here():
-    recipe = small_recipe(token_budget=700)
+def test_it_times_a_whole_micro_batch_here(monkeypatch):
+    settings = small_recipe().network
+    monkeypatch.setattr(module, "TOKEN_BUDGET", 700)
     before = torch.get_rng_state()
-    found = estimate(recipe, items=50, users=200, length=6)
+    found = estimate(settings, items=50, users=200, length=6)
     assert torch.equal(torch.get_rng_state(), before)
-    assert found.parameters == sum(p.numel() for p in recipe.build(50).parameters())
+    assert found.parameters == sum(p.numel() for p in build(settings.spec(50)).parameters())
     assert (found.tokens_per_step, found.timed_items, found.whole) == (1200, 50, True)
     assert found.timed_tokens == 700 * 3 // 8 // 7 * 6  # rows of the head: three for eight tokens
     assert 0 < found.seconds < 60
@@ -43,21 +45,21 @@ def test_it_times_a_whole_micro_batch_here():
 
 
 def test_seconds_grow_with_users(clock):
-    one, two = (estimate(small_recipe(), 50, users, 6) for users in (4000, 8000))
+    one, two = (estimate(small_recipe().network, 50, users, 6) for users in (4000, 8000))
     assert two.seconds == pytest.approx(2 * one.seconds)
     assert two.memory_bytes - one.memory_bytes < 2**26
 
 
 def test_a_large_table_is_timed_with_fewer_items(clock, monkeypatch):
     monkeypatch.setattr(module, "TABLE", 8 * 100)
-    small, large = (estimate(small_recipe(d=8), items, 64, 6) for items in (100, 1000))
+    small, large = (estimate(small_recipe().network, items, 64, 6) for items in (100, 1000))
     assert {items for _, items in clock} == {100}
     assert large.seconds == pytest.approx(10 * small.seconds, rel=0.01)
     assert large.memory_bytes - small.memory_bytes >= 4 * 7 * 900 * 8
 
 
 def test_a_slow_micro_batch_is_replaced_by_a_small_one(clock):
-    found = estimate(small_recipe(), 50, 8000, 6)
+    found = estimate(small_recipe().network, 50, 8000, 6)
     assert not found.whole
     assert found.timed_tokens <= 256
     assert len(clock) == 1
@@ -67,4 +69,4 @@ def test_a_slow_micro_batch_is_replaced_by_a_small_one(clock):
 def test_a_network_that_is_too_large_is_refused(monkeypatch):
     monkeypatch.setattr(module, "PARAMETERS", 100)
     with pytest.raises(DPFormerError, match="too large to time here; lower --dim or --blocks"):
-        estimate(small_recipe(), 50, 64, 6)
+        estimate(small_recipe().network, 50, 64, 6)

@@ -13,18 +13,18 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from dpformer.fit.session import begin, finish_written, go_on
 
 from dpformer import DPFormer, load_model
 from dpformer.artifact.write import is_written
 from dpformer.errors import DPFormerError
 from dpformer.fit.checkpoint import Checkpoints
+from dpformer.fit.folder import finish_written
 from dpformer.fit.recipe import Recipe
-from dpformer.fit.run import resume
+from dpformer.fit.run import resume, start
 from dpformer.privacy import Keys, read_ledger
-from tests.fit.conftest import small_recipe
+from tests.recipes import small_recipe
 
-RECIPES = {"network": small_recipe(epochs=1.0), "statistics": small_recipe(model="popularity")}
+RECIPES = {"network": small_recipe(epochs=1.0), "statistics": small_recipe("popularity")}
 CALLS = ("replace", "rename", "unlink", "rmdir", "fsync", "mkdir", "open")
 SECRETS = 12  # answers and more of the runs here
 
@@ -91,12 +91,12 @@ def ready(request, tmp_path_factory, data) -> tuple[Path, Path]:
 
 
 def make_ready(folder: Path, data: Path, recipe: Recipe) -> tuple[Path, Path]:
-    run = begin(folder / "ready", data, recipe)
-    if recipe.epochs and recipe.model == "transformer":
+    run = start(folder / "ready", data, recipe)
+    if recipe.steps_on_data:
         assert not run.train(should_stop=lambda: run.step == run.plan.steps)
     run.close()
     whole = Path(shutil.copytree(folder / "ready", folder / "whole"))
-    assert go_on(whole).train()
+    assert resume(whole).train()
     assert not holds_secrets(whole)
     assert holds_secrets(folder / "ready")  # so the search would find one
     return folder / "ready", whole
@@ -146,14 +146,14 @@ def assert_safe(folder: Path, dpformer: Callable) -> bool:
 
 
 def test_a_crash_at_each_call_of_the_end(ready, tmp_path, monkeypatch, dpformer):
-    start, whole = ready
+    begun, whole = ready
     seen = {"before": 0, "release written": 0, "secrets gone": 0, "some files in place": 0, "complete": 0}
     for number in range(1, 1000):
-        folder = Path(shutil.copytree(start, tmp_path / f"run-{number}"))
+        folder = Path(shutil.copytree(begun, tmp_path / f"run-{number}"))
         run = None
         with dying(monkeypatch, number) as calls:
             try:
-                run = go_on(folder)
+                run = resume(folder)
                 run.train()
             except Killed:
                 pass
@@ -180,9 +180,9 @@ def test_a_crash_at_each_call_of_the_end(ready, tmp_path, monkeypatch, dpformer)
 
 def test_a_crash_at_each_call_of_the_cure(ready, tmp_path, monkeypatch, dpformer):
     """The release is written, and nothing is deleted yet; then each call of `resume` dies in turn."""
-    start, whole = ready
-    written = Path(shutil.copytree(start, tmp_path / "written"))
-    run = go_on(written)
+    begun, whole = ready
+    written = Path(shutil.copytree(begun, tmp_path / "written"))
+    run = resume(written)
     with monkeypatch.context() as patched:
         patched.setattr("dpformer.artifact.write.complete", lambda folder: None)
         run.train()
@@ -212,9 +212,9 @@ def test_a_crash_at_each_call_of_the_cure(ready, tmp_path, monkeypatch, dpformer
 
 @pytest.mark.parametrize("call", ["replace", "unlink", "rmdir", "fsync"])
 def test_a_disk_that_refuses_is_one_line_with_the_cure(call, ready, tmp_path, monkeypatch, dpformer):
-    start, whole = ready
-    folder = Path(shutil.copytree(start, tmp_path / "run"))
-    run = go_on(folder)
+    begun, whole = ready
+    folder = Path(shutil.copytree(begun, tmp_path / "run"))
+    run = resume(folder)
 
     def denied(*arguments, **options):
         raise OSError(errno.EACCES, os.strerror(errno.EACCES))
@@ -255,10 +255,9 @@ import torch
 from dpformer.artifact import write as write_module
 from dpformer.fit import folder as folder_module
 from dpformer.fit.run import resume
-from dpformer.fit.one_shot import resume_one_shot
-start, place, many = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
+begun, place, many = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
 # polars does not survive a fork.
-dataset = folder_module.load(folder_module.data_of(start))
+dataset = folder_module.load(folder_module.data_of(begun))
 packed, hashes = write_module.pack_catalogue(dataset.catalogue), write_module.column_hashes(dataset.catalogue)
 folder_module.load = lambda folder: dataset
 write_module.pack_catalogue = lambda catalogue: packed
@@ -274,7 +273,7 @@ waste = {
 }
 for kind, call in waste.items():
     for number in range(1, many):
-        folder = shutil.copytree(start, place / f"{kind}-{number}")
+        folder = shutil.copytree(begun, place / f"{kind}-{number}")
         child = os.fork()
         if child == 0:
             code = 1
@@ -282,7 +281,7 @@ for kind, call in waste.items():
                 for _ in range(many - number):
                     with suppress(OSError):
                         call()
-                (resume_one_shot if sys.argv[4] == "popularity" else resume)(folder).train()
+                resume(folder).train()
                 code = 0
             finally:
                 os._exit(code)
@@ -305,17 +304,17 @@ def strace(*arguments: object, log: Path | str = os.devnull) -> subprocess.Compl
 
 
 def test_a_kill_at_each_system_call_of_the_end(ready, tmp_path, dpformer):
-    start, whole = ready
-    model = json.loads((start / "config.json").read_text())["recipe"]["model"]
+    begun, whole = ready
+    steps = read_ledger(begun).plan.steps
     inject = f"--inject={','.join(TRACED)}:signal=SIGKILL:when={MANY}"
-    done = strace(inject, sys.executable, "-c", SCRIPT, start, tmp_path, MANY, model)
+    done = strace(inject, sys.executable, "-c", SCRIPT, begun, tmp_path, MANY)
     assert done.returncode == 0, done.stderr
     opened, folders = 0, 0
     for line in done.stdout.splitlines():
         kind, last, code = line.split()
         assert int(code) == 0, done.stderr
         assert is_open(tmp_path / f"{kind}-{last}")  # it had no call left to be killed at
-        assert int(last) > 1 or (kind, model) == ("unlink", "popularity")
+        assert int(last) > 1 or (kind, steps) == ("unlink", 0)
         for number in range(1, int(last)):
             folder, folders = tmp_path / f"{kind}-{number}", folders + 1
             opened += is_open(folder) if number % 5 else assert_safe(folder, dpformer)
@@ -327,7 +326,7 @@ def test_a_kill_at_each_system_call_of_the_end(ready, tmp_path, dpformer):
 
 def test_the_command_killed_in_the_end(tmp_path, data, dpformer):
     """The whole of `dpformer fit`, in a process of its own: killed at the first file of a secret, and at the model's rename."""
-    small = ["--preset", "default", "--epsilon", "20", "--delta", "1e-3", "--seed", "1", "--quiet"]
+    small = ["--preset", "pure", "--epsilon", "20", "--delta", "1e-3", "--seed", "1", "--quiet"]
     small += [part for setting in ("d=8", "max_length=6", "epochs=1") for part in ("--set", setting)]
     whole = tmp_path / "whole"
     fit = [sys.executable, "-m", "dpformer", "fit", data, *small, "--run"]
@@ -357,10 +356,10 @@ def test_the_command_killed_in_the_end(tmp_path, data, dpformer):
 
 
 def test_a_checkpoint_beside_a_finished_model_is_refused_and_cured(ready, tmp_path, dpformer):
-    start, whole = ready
+    begun, whole = ready
     folder = Path(shutil.copytree(whole, tmp_path / "run"))
     assert is_open(folder)
-    shutil.copytree(start / "private", folder / "private")
+    shutil.copytree(begun / "private", folder / "private")
     said = list(openers(folder, dpformer))
     assert all("holds secret state of its run (private/, keys of the noise) beside the model" in one for one in said)
     # Half of a checkpoint is one too.
@@ -372,9 +371,9 @@ def test_a_checkpoint_beside_a_finished_model_is_refused_and_cured(ready, tmp_pa
 
 
 def test_fit_does_not_end_the_run_of_somebody_else(ready, tmp_path, data, dpformer):
-    start, whole = ready
+    begun, whole = ready
     folder = Path(shutil.copytree(whole, tmp_path / "run"))
-    shutil.copytree(start / "private", folder / "private")
+    shutil.copytree(begun / "private", folder / "private")
     done = dpformer("fit", data, "--run", folder, "--quiet")
     assert done.code == 2
     assert "exists already" in done.err
@@ -397,7 +396,7 @@ def test_a_folder_of_the_old_format_opens_in_show_only(ready, tmp_path, dpformer
     said = [one for one in openers(folder, dpformer) if one]
     assert len(said) == 9  # all but the two of `show`
     assert all("noise leaks" in one and "fit again" in one for one in said)
-    for function in (go_on, resume, finish_written):
+    for function in (resume, finish_written):
         shutil.copytree(folder, tmp_path / function.__name__)
         (tmp_path / function.__name__ / "private").mkdir()
         with pytest.raises(DPFormerError, match="noise leaks"):

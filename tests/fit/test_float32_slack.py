@@ -14,8 +14,9 @@ from dpformer.clipping import algebra as forms
 from dpformer.clipping import tied as stream
 from dpformer.data import Sequences
 from dpformer.fit.gradient_sum import FLOAT32_SLACK, GradientSum, Groups
-from dpformer.fit.recipe import make_recipe
+from dpformer.fit.presets import make_recipe
 from dpformer.fit.workers import Team, Worker
+from dpformer.models import build
 from dpformer.privacy import Sample
 from dpformer.privacy.query import grid_step
 
@@ -30,8 +31,7 @@ def people(histories: list[np.ndarray]) -> Sequences:
 
 def query(rule: str, wobble: float) -> GradientSum:
     torch.manual_seed(1)
-    recipe = make_recipe("pure", d=16, max_length=20, vocabulary=ITEMS, rule=rule)
-    model = recipe.build(ITEMS)
+    model = build(make_recipe("pure", d=16, max_length=20, vocabulary=ITEMS).network.spec(ITEMS))
     model.choose(torch.rand(ITEMS + 1) + 0.01, bias=True)
     for p in model.parameters():
         p.data += wobble * torch.randn_like(p)

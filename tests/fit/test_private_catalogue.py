@@ -4,17 +4,18 @@ import json
 
 import polars as pl
 import pytest
-from dpformer.fit.session import begin, go_on
 from typer.testing import CliRunner
 
 from dpformer import DPFormer, load_model
+from dpformer.artifact.layout import ITEMS
 from dpformer.cli.app import app
 from dpformer.data import load, prepare, save
 from dpformer.errors import DPFormerError
 from dpformer.evaluation import evaluate, held_out
-from dpformer.fit.folder import ITEMS
+from dpformer.fit.run import resume, start
+from tests.recipes import small_recipe
 
-from .conftest import small_log, small_recipe
+from .conftest import small_log
 
 ODD = "the-odd-item-of-one-person"
 
@@ -30,15 +31,15 @@ def private(tmp_path_factory):
 
 
 RECIPES = {
-    "popularity": {"model": "popularity"},
-    "transitions": {"model": "transitions"},
-    "network": {"vocabulary": 5, "popularity_bias": True},
+    "popularity": {"preset": "popularity"},
+    "transitions": {"preset": "transitions"},
+    "network": {"vocabulary": 5},
 }
 
 
 @pytest.mark.parametrize("kind", RECIPES)
 def test_the_folder_names_no_item_of_one_person(private, tmp_path, kind):
-    run = begin(tmp_path / "run", private, small_recipe(seed=None, **RECIPES[kind]))
+    run = start(tmp_path / "run", private, small_recipe(seed=None, **RECIPES[kind]))
     run.train()
     run.close()
     for path in (tmp_path / "run").iterdir():
@@ -61,7 +62,7 @@ def test_a_log_whose_items_are_taken_as_they_are_names_it(private, tmp_path):
     dataset = load(private)
     dataset.manifest["catalogue"]["mode"] = "log"
     save(dataset, tmp_path / "data")
-    run = begin(tmp_path / "run", tmp_path / "data", small_recipe(model="popularity"))
+    run = start(tmp_path / "run", tmp_path / "data", small_recipe("popularity"))
     run.train()
     run.close()
     assert ODD in (tmp_path / "run" / ITEMS).read_text()
@@ -70,13 +71,13 @@ def test_a_log_whose_items_are_taken_as_they_are_names_it(private, tmp_path):
 
 def test_a_run_that_was_interrupted_names_the_same_items(private, tmp_path):
     recipe = small_recipe(**RECIPES["network"])
-    whole = begin(tmp_path / "whole", private, recipe)
+    whole = start(tmp_path / "whole", private, recipe)
     whole.train()
     whole.close()
-    cut = begin(tmp_path / "cut", private, recipe)
+    cut = start(tmp_path / "cut", private, recipe)
     cut.train(should_stop=lambda: cut.step >= 3)
     cut.close()
-    again = go_on(tmp_path / "cut")
+    again = resume(tmp_path / "cut")
     again.train()
     again.close()
     for name in (ITEMS, "model.safetensors"):
@@ -84,7 +85,7 @@ def test_a_run_that_was_interrupted_names_the_same_items(private, tmp_path):
 
 
 def test_items_that_the_model_does_not_have_count_as_missed(private, tmp_path):
-    run = begin(tmp_path / "run", private, small_recipe(model="popularity"))
+    run = start(tmp_path / "run", private, small_recipe("popularity"))
     run.train()
     run.close()
     model, dataset = load_model(tmp_path / "run"), load(private)
@@ -100,7 +101,7 @@ def test_items_that_the_model_does_not_have_count_as_missed(private, tmp_path):
 
 def test_the_estimator_takes_a_private_catalogue():
     log = small_log(users=300, items=6).drop("title")
-    model = DPFormer("default", model="popularity", epsilon=20.0, delta=1e-3).fit(log, catalogue="private")
+    model = DPFormer("popularity", epsilon=20.0, delta=1e-3).fit(log, catalogue="private")
     user = log["user_id"][5]
     assert len(model.recommend(users=[user], k=2)) >= 1
     assert model.evaluate().protocol.users > 0
@@ -108,7 +109,7 @@ def test_the_estimator_takes_a_private_catalogue():
 
 def test_nothing_to_name_is_one_clear_line(tmp_path):
     save(prepare(small_log(users=40, items=30).drop("title"), catalogue="private"), tmp_path / "data")
-    run = begin(tmp_path / "run", tmp_path / "data", small_recipe(model="popularity", epsilon=0.1, delta=1e-3))
+    run = start(tmp_path / "run", tmp_path / "data", small_recipe("popularity", epsilon=0.1, delta=1e-3))
     with pytest.raises(DPFormerError, match="--catalogue FILE"):
         run.train()
     run.close()
@@ -118,7 +119,7 @@ def test_a_public_population_decides_rate_and_delta(data, tmp_path):
     recipe = small_recipe(population=400, batch_size=100, epochs=1.0)
     plan = recipe.plan(60)
     assert (plan.users, plan.rate, plan.steps) == (400, 0.25, 4)
-    run = begin(tmp_path / "run", data, recipe)
+    run = start(tmp_path / "run", data, recipe)
     run.train()
     run.close()
     assert load_model(tmp_path / "run").statement.users == 400

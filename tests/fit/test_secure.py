@@ -13,10 +13,20 @@ from dpformer.errors import DPFormerError, PrivacyError
 from dpformer.fit.run import resume, start
 from dpformer.fit.workers import Worker
 from dpformer.privacy import read_ledger
-from tests.fit.conftest import plant_worker, small_log, small_recipe
+from tests.fit.conftest import plant_worker, small_log
+from tests.recipes import small_recipe
 
 MARK = "x7Qz"  # in every user id of `small_log`
-SMALL = ["--set", "d=8", "--set", "max_length=6", "--set", "epochs=2", "--epsilon", "20", "--delta", "0.001"]
+BUDGET = ["--epsilon", "20", "--delta", "0.001"]
+SMALL = [*("--preset", "pure"), *BUDGET, *("--set", "d=8", "--set", "max_length=6", "--set", "epochs=2")]
+KINDS = {
+    "transformer": SMALL,
+    "gru": [*SMALL, "--model", "gru", "--set", "recency=none"],
+    "default": [*BUDGET, "--set", "d=8", "--set", "steps=2"],
+    "whole": [*SMALL, "--preset", "whole"],
+    "transitions": ["--preset", "transitions", *BUDGET],
+    "popularity": ["--preset", "popularity", *BUDGET],
+}
 
 
 def everything(path: Path) -> bytes:
@@ -30,11 +40,11 @@ def everything(path: Path) -> bytes:
     return content
 
 
-@pytest.mark.parametrize("model", ["transformer", "gru", "transitions", "popularity"])
-def test_nobody_is_in_what_is_released_or_printed(model, tmp_path, data, dpformer):
+@pytest.mark.parametrize("kind", KINDS)
+def test_nobody_is_in_what_is_released_or_printed(kind, tmp_path, data, dpformer):
     assert MARK.encode() in everything(data / "sequences.parquet")  # so the search would find it
     run = tmp_path / "run"
-    said = [dpformer("fit", data, "--run", run, "--model", model, *SMALL)]
+    said = [dpformer("fit", data, "--run", run, *KINDS[kind])]
     said += [dpformer("evaluate", run), dpformer("show", run, "--json"), dpformer("recommend", run, "--history", "i03")]
     for done in said:
         assert done.code == 0, done.err
@@ -109,7 +119,7 @@ def test_out_of_memory_in_a_micro_batch_spends_nothing(trouble, tmp_path, data):
             return super().add(batch, masks)
 
     plant_worker(run, Short)
-    with pytest.raises(DPFormerError, match=r"out of memory.*dpformer resume .*token_budget"):
+    with pytest.raises(DPFormerError, match=r"out of memory.*dpformer resume .*smaller network: --set network"):
         run.train()
     run.close()
     assert read_ledger(tmp_path / "run").steps_charged == 3

@@ -10,7 +10,6 @@ from pathlib import Path
 import polars as pl
 import pytest
 import torch
-from dpformer.fit.session import begin
 from safetensors.torch import load_file
 from safetensors.torch import save as to_safetensors
 
@@ -20,7 +19,8 @@ from dpformer.artifact.write import pack_catalogue
 from dpformer.errors import DPFormerError
 from dpformer.files import sha256
 from dpformer.fit.run import start
-from tests.fit.conftest import ITEMS, small_recipe
+from tests.fit.conftest import ITEMS
+from tests.recipes import small_recipe
 
 HASHED = ("config.json", "model.json", "items.jsonl", "privacy.json", "model.safetensors")
 
@@ -261,7 +261,7 @@ def test_no_waiting_for_a_pipe_and_no_endless_json(strange):
 
 def test_transitions_of_a_stranger(tmp_path, data):
     folder = tmp_path / "run"
-    assert begin(folder, data, small_recipe(model="transitions")).train()
+    assert start(folder, data, small_recipe("transitions")).train()
     tensors = load_file(folder / "model.safetensors")
     for name, value in {
         "head": tensors["head"] + ITEMS,
@@ -275,7 +275,7 @@ def test_transitions_of_a_stranger(tmp_path, data):
 
 def test_a_vocabulary_of_a_stranger(tmp_path, data):
     folder = tmp_path / "run"
-    assert begin(folder, data, small_recipe(epochs=1.0, vocabulary=5)).train()
+    assert start(folder, data, small_recipe(epochs=1.0, vocabulary=5)).train()
     tensors = load_file(folder / "model.safetensors")
     for chosen in (tensors["chosen"] + ITEMS, tensors["chosen"] - 2, torch.zeros_like(tensors["chosen"])):
         put(folder, "model.safetensors", to_safetensors({**tensors, "chosen": chosen}))

@@ -4,12 +4,12 @@ import json
 import sys
 
 import pytest
-from dpformer.fit.one_shot import start_one_shot
 
 from dpformer import DPFormer
 from dpformer.fit.events import Event
 from dpformer.fit.run import resume, start
-from tests.fit.conftest import small_log, small_recipe
+from tests.fit.conftest import small_log
+from tests.recipes import small_recipe
 
 
 class Notebook:
@@ -61,20 +61,33 @@ def test_a_broken_tracker_is_dropped_and_the_run_goes_on(data, tmp_path):
 
 def test_statistics_have_a_start_and_an_end(data, tmp_path):
     notebook = Notebook()
-    assert start_one_shot(tmp_path / "run", data, small_recipe(model="popularity")).train(trackers=[notebook])
+    assert start(tmp_path / "run", data, small_recipe("popularity")).train(trackers=[notebook])
     assert [event["event"] for event in notebook.events] == ["start", "end"]
 
 
 def test_an_infinite_epsilon_is_json(data, tmp_path):
     notebook = Notebook()
-    options = small_recipe(epsilon=float("inf")).model_dump() | {"seed": None}
-    DPFormer(**options).fit(small_log(), trackers=[notebook])
+    options = {"epsilon": float("inf"), "delta": 1e-3, "d": 8, "epochs": 1}
+    DPFormer("pure", **options).fit(small_log(), trackers=[notebook])
     assert json.loads(json.dumps(notebook.events, allow_nan=False))[0]["budget"]["epsilon"] == "inf"
 
 
 def test_tensorboard_reads_what_fit_wrote(dpformer, data, tmp_path):
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    small = ["--epsilon", "20", "--delta", "1e-3", "--set", "d=8", "--set", "max-length=6", "--set", "epochs=5"]
+    small = [
+        "--preset",
+        "pure",
+        "--epsilon",
+        "20",
+        "--delta",
+        "1e-3",
+        "--set",
+        "d=8",
+        "--set",
+        "max-length=6",
+        "--set",
+        "epochs=5",
+    ]
     (tmp_path / "board").mkdir(mode=0o755)
     done = dpformer("fit", data, "--run", tmp_path / "run", *small, "--tensorboard", tmp_path / "board", "--quiet")
     assert done.code == 0, done.err

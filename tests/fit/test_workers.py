@@ -120,8 +120,13 @@ def test_weights_that_change_between_steps_are_those_of_all_workers(tmp_path):
     made = trainer(vocabulary=6)
     made.make_step(curator(tmp_path, made.plan))
     p = torch.linspace(0.1, 1.0, 10, dtype=torch.float64)
+
+    def choose() -> None:
+        made.model.choose(p, bias=False)
+        made.query.forget_vocabulary()
+
     for change in (
-        lambda: made.choose(p, bias=False),
+        choose,
         lambda: made.take({name: value * 0.7 for name, value in made.model.state_dict().items() if "chosen" not in name}
                           | {"chosen": made.model.chosen}),
         lambda: made.model.table.data.mul_(1.5),

@@ -73,8 +73,6 @@ def fit(
 
     if split_items:
         raise _no_split_items()
-    if model in ("transitions", "popularity"):
-        raise _is_preset(model)
     flags = {"epsilon": epsilon, "delta": delta, "model": model, "population": population, "seed": seed, "noise": noise}
     options = {key: value for key, value in flags.items() if value is not None} | _settings(setting or [])
     with _joined(timeout) as ranks:
@@ -145,7 +143,7 @@ def _follow(ranks: Ranks, data: Path | None, run: Path) -> None:
     try:
         with stoppable() as asked:
             follower = follow(ranks, data)
-            if follower is not None and not follower.train(lambda: bool(asked)):
+            if bool(asked) if follower is None else not follower.train(lambda: bool(asked)):
                 sys.exit(130)
     except LeaderError:
         raise
@@ -160,12 +158,6 @@ def _no_split_items() -> DPFormerError:
         "--split-items was removed: every preset but `paper` learns 1,000 to 1,500 items, a table that fits any process. "
         "Leave it out; if the table is too large, lower it with --set vocabulary=1500"
     )
-
-
-def _is_preset(name: str) -> DPFormerError:
-    from dpformer.errors import DPFormerError
-
-    return DPFormerError(f"--model {name} is a preset now: use --preset {name}")
 
 
 def _say_alone(processes: int) -> None:

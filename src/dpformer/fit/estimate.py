@@ -2,8 +2,7 @@
 
 A micro-batch of random items, as large as the trainer would cut it, goes through the clipping pass and the workers of a training.
 The seconds of a step are those of the micro-batch, times the expected tokens of a step over the tokens of the micro-batch; noise
-and the update of the weights come on top. Memory is the peak of this process, plus what it does not hold here: Adam's moments
-and the average.
+and the update of the weights come on top. Memory is the peak of this process, plus what it does not hold here: Adam's moments.
 """
 
 from __future__ import annotations
@@ -72,9 +71,8 @@ def estimate(settings: NetworkSettings, items: int, users: int, length: int) -> 
         parameters,
         users * length,
         seconds * users / (timed * workers) * items / timed_items,
-        # Two moments and an average; of items that were not timed also weights and gradient, their sum in float64, and a user's
-        # gradient.
-        peak_bytes() + BYTES * (3 * parameters + 6 * missing),
+        # Two moments; of items that were not timed also weights and gradient, their sum in float64, and a user's gradient.
+        peak_bytes() + BYTES * (2 * parameters + 6 * missing),
         timed * workers * length,
         timed_items,
         timed == most,

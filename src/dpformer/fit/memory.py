@@ -22,7 +22,7 @@ def enough_memory(folder: Path) -> Iterator[None]:
         raise DPFormerError(
             f"{folder}: out of memory; nothing is lost, and nothing was spent that the ledger does not say. Close other "
             f"programs and go on with: dpformer resume {folder}; if it comes again, fit in another folder with a smaller "
-            "micro-batch: --set token_budget=4096"
+            "network: --set network.d=16, or --set network.vocabulary=500"
         ) from None
 
 

@@ -63,7 +63,8 @@ _REMOVED = {
     "prior_weight": "it is transitions.weight now",
     "popularity_bias": "a network with a vocabulary has it",
     "identity": "a network with recency has it",
-    "tried": "it is tuning.configurations now",
+    "tried": 'it is tuning = {"kind": "listed", "configurations": [...]} now',
+    "distil": "it is distil.steps now",
     "rule": "gradients are normalised by default, and clipped flat with dpsgd.max_norm",
     "averaging": "the last iterate is released: the rate falls to 0, and no average was better",
     "token_budget": "micro-batches are cut for a fixed amount of memory",
@@ -86,9 +87,11 @@ def make_recipe(preset: str = "default", file: Path | None = None, **options: An
     given = [(f"{file}: ", _read(file))] if file else []
     for where, source in [*given, ("", options)]:
         if "stages" in source:
-            values["stages"] = [dict(stage) for stage in source["stages"]]
+            values["stages"] = _stages(where, source["stages"])
         for name, value in _flat(source):
             group, key = _place(where, name, values, preset)
+            if key == "model" and value in ("transitions", "popularity"):
+                raise DPFormerError(f"{where}model {value} is a preset now: use --preset {value}")
             _group(values, group)[key] = value
     try:
         return Recipe.model_validate(values)
@@ -98,6 +101,17 @@ def make_recipe(preset: str = "default", file: Path | None = None, **options: An
         message = first["msg"].removeprefix("Value error, ")
         shown = f", not {first['input']!r}" if len(place) and not isinstance(first["input"], dict) else ""
         raise DPFormerError(f"setting {'.'.join(place)!r}: {message}{shown}" if place else message) from None
+
+
+def _stages(where: str, given: Any) -> list[Values]:
+    """Stages that replace those of the preset."""
+    names = list(STAGES)
+    if isinstance(given, list | tuple) and all(isinstance(one, dict) and one.get("stage") in names for one in given):
+        return [dict(one) for one in given]
+    raise DPFormerError(
+        f'{where}stages must be a list such as [{{"stage": "histogram"}}, {{"stage": "dpsgd", "epochs": 20}}]; there are: '
+        f"{', '.join(names)}"
+    )
 
 
 def _flat(source: Values) -> list[tuple[str, Any]]:

@@ -57,7 +57,7 @@ from dpformer.fit.recipe import Recipe
 from dpformer.fit.stage import Outputs, Progress, Setup
 from dpformer.fit.stated import state_privacy
 from dpformer.fit.statistics_stages import choose_items, restrict, stages_before_steps
-from dpformer.models import TransitionScorer, parse_spec, restore
+from dpformer.models import Network, TransitionScorer, build, parse_spec, restore
 from dpformer.privacy import Answer, Curator, Keys, PrivacyPlan, PrivacyStatement
 from dpformer.statistics.histogram import HISTOGRAM
 
@@ -151,14 +151,13 @@ class Run:
         for stage in stages_before_steps(self._setup()):
             self.outputs = yield from stage.run(self.outputs, self.curator)
         if self.recipe.steps_on_data:
-            self._make_trainer()
+            self._make_trainer(network_for_steps(self._setup(), self.outputs))
             self._lead()
 
     def _setup(self) -> Setup:
         return Setup(self.recipe, self.plan, len(self.dataset.catalogue), self._begun.seed)
 
-    def _make_trainer(self) -> Trainer:
-        network = network_for_steps(self._setup(), self.outputs)
+    def _make_trainer(self, network: Network) -> Trainer:
         about = about_run(self.recipe, len(self.dataset.catalogue))
         self._trainer = Trainer(network, self.plan, Optimisation.of(self.recipe), self.ranks, about)
         self.outputs = replace(self.outputs, network=network)
@@ -185,6 +184,7 @@ class Run:
     def save(self) -> None:
         """Save a checkpoint of everything that the next steps depend on."""
         tensors, values = self.trainer.state()
+        values["network"] = self.trainer.model.spec.model_dump(mode="json")
         if self.outputs.histogram is not None:
             answer = self.outputs.histogram
             tensors[HISTOGRAM] = torch.from_numpy(answer.values[answer.name])
@@ -208,7 +208,8 @@ class Run:
             scorer = restore(parse_spec(values["transitions"]), part_of(tensors, "transitions"))
             transitions = cast(TransitionScorer, scorer)
         self.outputs = Outputs(histogram, transitions)
-        self._make_trainer().restore(tensors, values)
+        network = cast(Network, build(parse_spec(values["network"])))
+        self._make_trainer(network).restore(tensors, values)
         self._lead()
 
     def _chosen_items(self) -> list[Any] | None:

@@ -92,7 +92,7 @@ class Follower:
 
 
 def follow(ranks: Ranks, data: Path | None = None) -> Follower | None:
-    """On all ranks but 0, while rank 0 begins a run or goes on with one. None if it needs nobody."""
+    """On all ranks but 0, while rank 0 starts or resumes a run. None if rank 0 needs no other, or stops before the steps."""
     told = ranks.tell()
     if told is None:
         return None
@@ -104,6 +104,8 @@ def follow(ranks: Ranks, data: Path | None = None) -> Follower | None:
         raise AssertionError("rank 0 goes on without the data of this rank") from error
     ranks.hear(_contents(dataset))
     about = ranks.tell()
+    if about is None:
+        return None
     recipe, plan = Recipe.model_validate(about["recipe"]), plan_from_json(about["plan"])
     torch.set_num_threads(about["threads"])
     people = dataset.train(recipe.hold_out)

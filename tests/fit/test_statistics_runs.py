@@ -1,0 +1,142 @@
+"""Runs without steps: charged answer by answer, resumed after a crash or a stop, used like any other model."""
+
+import os
+import signal
+from functools import partial
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from dpformer import DPFormer, load_model
+from dpformer.data import demo_frame, prepare, save
+from dpformer.errors import DPFormerError
+from dpformer.fit.presets import make_recipe
+from dpformer.fit.run import resume, start
+from dpformer.privacy import Curator, read_ledger
+from dpformer.privacy.noise import rounded_gaussian
+
+TRANSITIONS = ["histogram", "transitions 1", "transitions 2", "transitions 3"]
+
+
+def assert_same_model(folder, whole):
+    """The same tensors, to the last bit."""
+    a, b = (load_file(place / "model.safetensors") for place in (folder, whole))
+    assert a.keys() == b.keys()
+    assert all(torch.equal(a[key], b[key]) for key in a)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("readers") / "data"
+    save(prepare(demo_frame().filter(demo_frame()["user_id"] < "reader-0400")), folder)
+    return folder
+
+
+def recipe(preset="transitions", **options):
+    return make_recipe(preset, **{"seed": 5, "delta": 1e-4, **options})
+
+
+@pytest.mark.parametrize(("preset", "releases"), [("transitions", 4), ("popularity", 1)])
+def test_every_answer_is_charged_and_the_model_loads(data, tmp_path, preset, releases):
+    run = start(tmp_path / "run", data, recipe(preset))
+    assert run.train()
+    account = read_ledger(tmp_path / "run")
+    assert len(account.entries) == releases
+    assert account.released == {r.name for r in account.plan.releases}
+    released = load_model(tmp_path / "run")
+    assert released.statement.epsilon <= 8
+    assert not (tmp_path / "run" / "private").exists()
+    frame = released.recommend([["book-000"], []], k=3)
+    assert frame.height == 6
+    assert "book-000" not in frame.filter(frame["history"] == 0)["item_id"]
+
+
+def test_a_crash_between_answers_costs_nothing_more(data, tmp_path):
+    whole = start(tmp_path / "whole", data, recipe())
+    whole.train()
+    drawn = []
+
+    def dies(key, shape, std):
+        drawn.append(std)
+        if len(drawn) == 3:
+            raise KeyboardInterrupt
+        return rounded_gaussian(key, shape, std)
+
+    run = start(tmp_path / "run", data, recipe(), make_curator=partial(Curator, noise=dies))
+    with pytest.raises(KeyboardInterrupt):
+        run.train()
+    run.close()
+    assert len(read_ledger(tmp_path / "run").entries) == 3, "charged before the noise is drawn"
+    assert not (tmp_path / "run" / "model.safetensors").exists()
+    again = resume(tmp_path / "run")
+    assert again.train()
+    assert len(read_ledger(tmp_path / "run").entries) == 4
+    assert_same_model(tmp_path / "run", tmp_path / "whole")
+    with pytest.raises(DPFormerError, match="finished"):
+        resume(tmp_path / "run")
+
+
+def stages_of(run, stop_after=None):
+    """Train; stop after a stage if it is given. Whether the model is released, and the stages that were seen."""
+    seen = []
+    done = run.train(lambda progress: seen.append(progress.stage), lambda: seen[-1] == stop_after)
+    run.close()
+    return done, list(dict.fromkeys(seen))
+
+
+@pytest.mark.parametrize(
+    ("stop_after", "charged"), [("histogram", ["histogram"]), ("transitions", TRANSITIONS), ("distil", TRANSITIONS)]
+)
+def test_a_stop_between_stages_is_resumed_to_the_same_bits(data, tmp_path, stop_after, charged):
+    """Ctrl-C asks to stop: the run stops after the piece of work that it is doing, and what was charged is not paid again."""
+    small = recipe("default", **{"d": 8, "distil.steps": 3})
+    names = ["histogram", "transitions", "distil"]
+    assert stages_of(start(tmp_path / "whole", data, small)) == (True, names)
+    done, seen = stages_of(start(tmp_path / "run", data, small), stop_after)
+    assert (done, seen) == (False, names[: names.index(stop_after) + 1])
+    assert [entry.name for entry in read_ledger(tmp_path / "run").entries] == charged
+    assert not (tmp_path / "run" / "model.safetensors").exists()
+    torch.manual_seed(99)  # what else the process draws must not matter
+    assert stages_of(resume(tmp_path / "run")) == (True, names)
+    assert_same_model(tmp_path / "run", tmp_path / "whole")
+    assert read_ledger(tmp_path / "run").entries == read_ledger(tmp_path / "whole").entries
+
+
+def test_the_command_says_that_it_stopped_before_the_steps(data, tmp_path, dpformer, monkeypatch):
+    """A real SIGINT while the histogram is asked for."""
+    ask = Curator.ask
+
+    def interrupted(self, query):
+        os.kill(os.getpid(), signal.SIGINT)
+        return ask(self, query)
+
+    folder = tmp_path / "run"
+    with monkeypatch.context() as patched:
+        patched.setattr(Curator, "ask", interrupted)
+        done = dpformer("fit", data, "--run", folder, "--preset", "transitions", "--set", "delta=1e-4")
+    assert done.code == 130
+    assert "histogram 1/1" in done.err
+    assert f"stopped and saved before the first step; go on with: dpformer resume {folder}" in done.err
+    assert len(read_ledger(folder).entries) == 1
+    assert dpformer("resume", folder, "--quiet").code == 0
+    assert [entry.name for entry in read_ledger(folder).entries] == TRANSITIONS
+
+
+def test_refusals(data, tmp_path):
+    with pytest.raises(DPFormerError, match="steps alone"):
+        recipe(epsilon=float("inf"))
+    start(tmp_path / "run", data, recipe("popularity")).train()
+    with pytest.raises(DPFormerError, match="exists already"):
+        start(tmp_path / "run", data, recipe())
+
+
+def test_the_estimator_and_the_command_take_them_too(data, tmp_path, dpformer):
+    model = DPFormer("transitions", epsilon=8, delta=1e-4).fit(demo_frame().head(8000))
+    assert model.recommend(histories=[["book-000"]], k=2).height == 2
+    assert 0 <= model.evaluate().masked["ndcg@10"].value <= 1
+    done = dpformer("fit", data, "--run", tmp_path / "run", "--preset", "popularity", "--set", "delta=1e-4")
+    assert done.code == 0, done.err
+    assert "1 releases, no steps" in done.err
+    assert dpformer("evaluate", tmp_path / "run", data).code == 0
+    assert "released popularity" in dpformer("recommend", tmp_path / "run", "--history", "nothing known").err
