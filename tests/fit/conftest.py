@@ -1,4 +1,4 @@
-"""A small log of people with recognisable ids, prepared once, and recipes that train on it in a moment."""
+"""A small log of people with recognisable ids, prepared once."""
 
 import functools
 from collections.abc import Iterator
@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
-from dpformer.fit.session import Run
 
 from dpformer.data import prepare, save
 from dpformer.fit import recipe
+from dpformer.fit.run import Run
 from dpformer.fit.workers import Team, Worker
-from dpformer.privacy import Curator, plan, statement
+from dpformer.privacy import plan, statement
 
 USERS, ITEMS = 60, 20
 TITLES = {"i00": "Good, the Bad, the Ugly", "i01": "Toy,Story", "i02": "Heat"}
@@ -62,13 +62,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def plant_curator(run: Run, **options: Any) -> None:
-    """Let a run ask a Curator with other noise, or another sampler."""
-    old = run.curator
-    run.curator = Curator(old._people, old.plan, old.ledger, old.keys, **options)
-
-
 def plant_worker(run: Run, kind: type[Worker]) -> None:
-    """Let a worker of another kind make the run's sums, alone."""
-    trainer = run.trainer
+    """Let a worker of another kind make the run's sums, alone; the stages before the steps are run."""
+    trainer = run.begin_steps()
     trainer.query.team = Team(kind(trainer.model, trainer.worker.clipping), 1)

@@ -225,8 +225,7 @@ def test_shares_that_do_not_sum_to_1_are_refused():
 
 def test_the_seed_alone_decides_and_is_marked(tmp_path):
     first, second, third = (
-        fit_all(curate(tmp_path / str(n), keys=Keys(seed=seed)), ITEMS, SETTINGS)
-        for n, seed in enumerate((3, 3, 4))
+        fit_all(curate(tmp_path / str(n), keys=Keys(seed=seed)), ITEMS, SETTINGS) for n, seed in enumerate((3, 3, 4))
     )
     assert state_of(first) == state_of(second) != state_of(third)
     assert all(torch.isfinite(first.state_dict()[name]).all() for name in ("matrix", "prior"))
