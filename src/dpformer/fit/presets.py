@@ -86,7 +86,7 @@ def make_recipe(preset: str = "default", file: Path | None = None, **options: An
     given = [(f"{file}: ", _read(file))] if file else []
     for where, source in [*given, ("", options)]:
         if "stages" in source:
-            values["stages"] = [dict(stage) for stage in source["stages"]]
+            values["stages"] = _stages(where, source["stages"])
         for name, value in _flat(source):
             group, key = _place(where, name, values, preset)
             _group(values, group)[key] = value
@@ -98,6 +98,17 @@ def make_recipe(preset: str = "default", file: Path | None = None, **options: An
         message = first["msg"].removeprefix("Value error, ")
         shown = f", not {first['input']!r}" if len(place) and not isinstance(first["input"], dict) else ""
         raise DPFormerError(f"setting {'.'.join(place)!r}: {message}{shown}" if place else message) from None
+
+
+def _stages(where: str, given: Any) -> list[Values]:
+    """A copy of a list of stages; each must say which one it is."""
+    stages = given if isinstance(given, list | tuple) else [given]
+    for stage in stages:
+        if not isinstance(stage, dict) or stage.get("stage") not in list(STAGES):
+            raise DPFormerError(
+                f"{where}stages must be a list of tables with stage = {', '.join(STAGES)}; not {stage!r}"
+            )
+    return [dict(stage) for stage in stages]
 
 
 def _flat(source: Values) -> list[tuple[str, Any]]:
