@@ -102,7 +102,7 @@ def test_a_config_file_of_deep_tables(fuzz):
 
 @pytest.mark.parametrize("stages", ["3", "[1]", '"ab"', "[{}]", '[{stage = "x"}]', "[{stage = [1]}]"])
 def test_a_config_file_of_odd_stages(fuzz, stages):
-    with pytest.raises(DPFormerError, match="stages must be a list of tables"):
+    with pytest.raises(DPFormerError, match="stages must be a list"):
         fuzz.read_config(f"stages = {stages}\nd = 8\n".encode())
 
 

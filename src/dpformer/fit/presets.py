@@ -101,13 +101,13 @@ def make_recipe(preset: str = "default", file: Path | None = None, **options: An
 
 
 def _stages(where: str, given: Any) -> list[Values]:
-    """A copy of a list of stages; each must say which one it is."""
-    stages = given if isinstance(given, list | tuple) else [given]
-    for stage in stages:
-        if not isinstance(stage, dict) or stage.get("stage") not in list(STAGES):
-            raise DPFormerError(
-                f"{where}stages must be a list of tables with stage = {', '.join(STAGES)}; not {stage!r}"
-            )
+    """Stages that replace those of the preset."""
+    stages = given if isinstance(given, list | tuple) else [None]
+    if not all(isinstance(stage, dict) and stage.get("stage") in list(STAGES) for stage in stages):
+        raise DPFormerError(
+            f'{where}stages must be a list such as [{{"stage": "histogram"}}, {{"stage": "dpsgd", "epochs": 20}}]; there are: '
+            f"{', '.join(STAGES)}"
+        )
     return [dict(stage) for stage in stages]
 
 
