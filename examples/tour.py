@@ -34,8 +34,8 @@ for epsilon in (1.0, 8.0):
 
 # %% [markdown]
 # ## Train
-# Statistics take seconds and are strong: preset `transitions`. By default a Transformer learns from them, at no cost of budget. Preset
-# `whole` trains a Transformer by DP-SGD beside them, one budget for both: four epochs are for this tour.
+# Statistics take seconds and are strong: preset `transitions`. By default a Transformer learns from them, at no cost of budget.
+# Preset `whole` trains a Transformer by DP-SGD beside them, one budget for both: four epochs are for this tour.
 
 # %%
 counts = DPFormer("transitions", epsilon=8).fit(frame, title="title")

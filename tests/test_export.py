@@ -137,6 +137,13 @@ def test_a_wrong_graph_would_be_found():
     assert not torch.allclose(graph_of(plain).module()(tokens, lengths), right, rtol=1e-4, atol=1e-5)
 
 
+def test_the_graph_of_several_heads_scores_as_the_model_does():
+    torch.manual_seed(0)
+    model = Transformer(TransformerSpec(items=ITEMS, heads=2, blocks=2, **SMALL)).eval()
+    tokens, lengths = map(torch.from_numpy, histories(7, 6))
+    same(graph_of(model).module()(tokens, lengths).detach().numpy(), model.scores(tokens, lengths).numpy())
+
+
 @pytest.mark.parametrize(("kind", "states"), [("default", False), ("popularity", False), ("gru", False), ("gru", True)])
 def test_the_program_of_the_readme_runs(kind, states, exported):
     pytest.importorskip("onnxruntime")
