@@ -102,13 +102,13 @@ def make_recipe(preset: str = "default", file: Path | None = None, **options: An
 
 def _stages(where: str, given: Any) -> list[Values]:
     """Stages that replace those of the preset."""
-    stages = given if isinstance(given, list | tuple) else [None]
-    if not all(isinstance(stage, dict) and stage.get("stage") in list(STAGES) for stage in stages):
-        raise DPFormerError(
-            f'{where}stages must be a list such as [{{"stage": "histogram"}}, {{"stage": "dpsgd", "epochs": 20}}]; there are: '
-            f"{', '.join(STAGES)}"
-        )
-    return [dict(stage) for stage in stages]
+    names = list(STAGES)
+    if isinstance(given, list | tuple) and all(isinstance(one, dict) and one.get("stage") in names for one in given):
+        return [dict(one) for one in given]
+    raise DPFormerError(
+        f'{where}stages must be a list such as [{{"stage": "histogram"}}, {{"stage": "dpsgd", "epochs": 20}}]; there are: '
+        f"{', '.join(names)}"
+    )
 
 
 def _flat(source: Values) -> list[tuple[str, Any]]:
