@@ -34,12 +34,12 @@ for epsilon in (1.0, 8.0):
 
 # %% [markdown]
 # ## Train
-# Statistics take seconds and are strong. By default a Transformer learns from them, at no cost of budget. With `epochs` it is
-# trained by DP-SGD, with such statistics as a prior: four epochs are for this tour.
+# Statistics take seconds and are strong: preset `transitions`. By default a Transformer learns from them, at no cost of budget.
+# Preset `whole` trains a Transformer by DP-SGD beside them, one budget for both: four epochs are for this tour.
 
 # %%
-counts = DPFormer(epsilon=8, model="transitions").fit(frame, title="title")
-network = DPFormer(epsilon=8, epochs=4).fit(frame, title="title")
+counts = DPFormer("transitions", epsilon=8).fit(frame, title="title")
+network = DPFormer("whole", epsilon=8, epochs=4).fit(frame, title="title")
 print(counts.privacy.text().splitlines()[0])
 
 # %% [markdown]

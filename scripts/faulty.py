@@ -32,10 +32,12 @@ import torch
 from dpformer.cli import main
 from dpformer.errors import DPFormerError
 from dpformer.fit import recipe
+from dpformer.fit.presets import make_recipe
 from dpformer.fit.run import Run
 from dpformer.privacy import Curator, Keys, chain, ledger, plan, read_ledger, statement
 from dpformer.privacy.plan import spending
 
+PRESET = "pure"
 SMALL = {"epsilon": 20, "delta": 0.001, "d": 8, "max_length": 6, "epochs": 5}
 STEPS = 10
 Fault = Callable[[], None]
@@ -109,7 +111,7 @@ def _text(path: Path) -> str:
 
 def import_all() -> None:
     """What commands import when they run, and what torch imports when the first optimiser is made."""
-    for name in ("cli.app", "fit.session", "artifact", "cli.output", "data"):
+    for name in ("cli.app", "fit.run", "artifact", "cli.output", "data"):
         importlib.import_module(f"dpformer.{name}")
     torch.optim.Adam([torch.nn.Parameter(torch.zeros(1))])
 
@@ -194,7 +196,7 @@ class Stage:
         cached_accounting()
         torch.set_num_threads(1)
         self.data = make_data(work)
-        account_for(recipe.make_recipe(**SMALL).plan(60))
+        account_for(make_recipe(PRESET, **SMALL).plan(60))
         began = time.monotonic()
         self.whole = work / "whole"
         done = self.run(self.fit(self.whole), save_often)
@@ -206,7 +208,7 @@ class Stage:
         """Arguments of `fit`; without a seed, the keys come from the system."""
         noise = ["--seed", seed] if seed is not None else []
         pairs = [part for key, value in {**SMALL, **settings}.items() for part in ("--set", f"{key}={value}")]
-        return ["fit", self.data, "--run", folder, *noise, *pairs]
+        return ["fit", self.data, "--run", folder, "--preset", PRESET, *noise, *pairs]
 
     def begin(self, folder: Path, **settings: Any) -> list[object]:
         """`fit`, or `resume` where there is something to go on with; what never began is thrown away first."""

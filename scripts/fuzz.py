@@ -29,11 +29,10 @@ if "--inside" in sys.argv:  # atheris counts coverage in what is imported under 
     import atheris
 
     with atheris.instrument_imports(include=["dpformer"]):
-        for part in ("artifact", "fit.session", "data.read", "data.read.json_lines", "privacy.ledger"):
+        for part in ("artifact", "fit.presets", "data.read", "data.read.json_lines", "privacy.ledger"):
             importlib.import_module(f"dpformer.{part}")
 
 import polars as pl
-from dpformer.fit.session import begin
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
@@ -42,7 +41,8 @@ from dpformer.artifact.read import column_hashes
 from dpformer.data import held_out, load, prepare, save
 from dpformer.errors import DPFormerError
 from dpformer.files import sha256
-from dpformer.fit.recipe import make_recipe
+from dpformer.fit.presets import make_recipe
+from dpformer.fit.run import start
 from dpformer.privacy import parse_statement, read_ledger
 
 WORK = Path(tempfile.mkdtemp(prefix="dpformer-fuzz-"))
@@ -223,8 +223,8 @@ def released() -> Path:
     """A small released folder."""
     frame = pl.DataFrame(EVENTS, schema=["user_id", "item_id", "timestamp"], orient="row")
     save(prepare(frame), WORK / "data")
-    recipe = make_recipe(epsilon=20, delta=0.01, d=4, max_length=4, epochs=2)
-    run = begin(WORK / "run", WORK / "data", recipe)
+    recipe = make_recipe("pure", epsilon=20, delta=0.01, d=4, max_length=4, epochs=2)
+    run = start(WORK / "run", WORK / "data", recipe)
     run.train()
     return WORK / "run"
 
@@ -323,7 +323,12 @@ HISTORIES = st.lists(
 def targets() -> dict[str, tuple[Callable[[Any], None], st.SearchStrategy[Any], list[bytes]]]:
     """Name to what is tested, what hypothesis gives it, and valid inputs to begin from (for atheris)."""
     logs = list(valid_logs().values())
-    toml = [b'epsilon = 3.0\nmodel = "gru"\nd = 16\n', b'tuning = "listed"\ntried = ["a", "b"]\nreattention = "off"\n']
+    toml = [
+        b'epsilon = 3.0\nmodel = "gru"\nrecency = "none"\n[network]\nd = 16\n',
+        b'tuning = {kind = "listed", configurations = ["a", "b"]}\nreattention = "off"\ndistil.steps = 3\n',
+        b'[[stages]]\nstage = "histogram"\nshare = 0.1\n[[stages]]\nstage = "transitions"\nshare = 0.9\n'
+        b'[[stages]]\nstage = "distil"\n',
+    ]
     folder = released()
     whole = {name: (folder / name).read_bytes() for name in (*RELEASED, "ledger.jsonl", "files.json")}
     data = {

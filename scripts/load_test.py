@@ -22,12 +22,11 @@ import numpy as np
 import polars as pl
 
 
-def make_run(folder: Path, items: int, model: str) -> Path:
+def make_run(folder: Path, items: int, preset: str) -> Path:
     """A private run over so many items. What it learned does not matter here: the work of an answer is the same."""
-    from dpformer.fit.session import begin
-
     from dpformer.data import prepare, save
-    from dpformer.fit.recipe import make_recipe
+    from dpformer.fit.presets import make_recipe
+    from dpformer.fit.run import start
 
     random = np.random.default_rng(0)
     item = np.concatenate([np.arange(items), random.zipf(1.3, 2 * items) % items])
@@ -35,8 +34,8 @@ def make_run(folder: Path, items: int, model: str) -> Path:
     frame = pl.DataFrame({"user_id": users, "item_id": item, "timestamp": random.integers(0, 10**6, len(item))})
     titles = pl.format("An invented title, number {}", "item_id").alias("title")
     save(prepare(frame.with_columns(titles), title="title"), folder / "data")
-    settings = {} if model in ("transitions", "popularity") else {"epochs": 0.5}  # one step
-    run = begin(folder / "run", folder / "data", make_recipe(model=model, **settings))
+    settings = {"epochs": 0.5} if preset in ("pure", "whole", "paper") else {}  # one step
+    run = start(folder / "run", folder / "data", make_recipe(preset, **settings))
     run.train()
     run.close()
     return folder / "run"
@@ -59,14 +58,14 @@ def hey(url: str, body: str, seconds: float, workers: int, rate: float | None) -
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--items", type=int, default=24_000)
-    parser.add_argument("--model", default="transformer")
+    parser.add_argument("--preset", default="pure")
     parser.add_argument("--rate", type=float, default=200)
     parser.add_argument("--seconds", type=float, default=20)
     given = parser.parse_args()
     if shutil.which("hey") is None:
         sys.exit("error: needs hey: apt-get install hey")
     with tempfile.TemporaryDirectory() as folder, open(Path(folder) / "log", "w") as log:
-        run = make_run(Path(folder), given.items, given.model)
+        run = make_run(Path(folder), given.items, given.preset)
         command = [sys.executable, "-m", "dpformer", "serve", str(run), "--port", "0", "--json"]
         server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
         try:
@@ -79,7 +78,7 @@ def main() -> None:
             hey(url, body, 2, 4, None)  # warm
             found = {
                 "items": given.items,
-                "model": given.model,
+                "preset": given.preset,
                 "load_before": round(os.getloadavg()[0], 2),
                 # hey's workers tick together: as many requests come at once as there are connections.
                 "at_rate": {"asked_per_second": given.rate, **hey(url, body, given.seconds, 4, given.rate)},

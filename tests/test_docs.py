@@ -7,7 +7,9 @@ of its own. Comments directly before a block change that: `<!-- file: NAME -->` 
 the end of the page, from where TEXT is printed; port 8000 is another, free one.
 """
 
+import importlib
 import os
+import pkgutil
 import re
 import shlex
 import socket
@@ -20,6 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+import dpformer
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
@@ -140,3 +144,23 @@ def test_a_wrong_example_is_found(page: str, complaint: str, tmp_path: Path):
 def test_a_block_can_be_left_alone_with_a_reason(tmp_path: Path):
     (tmp_path / "page.md").write_text("<!-- not run: would fail -->\n```console\n$ false\n```\n")
     test_examples_run(tmp_path / "page.md", tmp_path)
+
+
+def test_the_api_pages_list_exactly_what_each_room_exports():
+    """A name is listed by the room or by its module in it: `dpformer.privacy.plan.make_plan` is of `dpformer.privacy`."""
+    listed = re.findall(
+        r"^::: dpformer\.(\S+)$", "".join(page.read_text() for page in (ROOT / "docs/api").glob("*.md")), re.M
+    )
+    rooms = [
+        *(found.name for found in pkgutil.iter_modules(dpformer.__path__) if found.ispkg),
+        "trust.verify",
+        "trust.audit",
+    ]
+    for room in rooms:
+        exported = getattr(importlib.import_module(f"dpformer.{room}"), "__all__", None)
+        if exported is not None:
+            names = [name.rpartition(".")[2] for name in listed if name.startswith(f"{room}.")]
+            assert sorted(names) == sorted(exported), room
+    for name in listed:
+        module, _, last = name.rpartition(".")
+        assert hasattr(importlib.import_module(f"dpformer.{module}"), last), name

@@ -14,7 +14,7 @@ from dpformer.errors import DPFormerError
 
 @pytest.fixture(scope="module")
 def fitted():
-    return DPFormer(epsilon=8, epochs=3).fit(demo_frame(), title="title")
+    return DPFormer("pure", epsilon=8, epochs=3).fit(demo_frame(), title="title")
 
 
 def test_recommend_for_histories(fitted):
@@ -67,7 +67,7 @@ def test_saved_models_load_elsewhere_without_the_data(fitted, tmp_path):
 def test_a_pandas_frame_and_other_models():
     frame = pd.DataFrame({"user_id": [u for u in range(40) for _ in range(6)], "item_id": list("abcdef") * 40})
     for kind in ("gru", "lstm"):
-        model = DPFormer(model=kind, epsilon=5, delta=1e-3, epochs=2, d=4).fit(frame)
+        model = DPFormer("pure", model=kind, recency=None, epsilon=5, delta=1e-3, epochs=2, d=4).fit(frame)
         assert model.recommend(histories=[["a", "b"]], k=2).height == 2
         assert model.privacy.epsilon <= 5
 
@@ -85,4 +85,4 @@ def test_several_processes_do_not_each_spend_the_budget(monkeypatch):
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(DPFormerError, match="each would spend the whole budget"):
-        DPFormer(epsilon=8, model="popularity").fit(demo_frame(), title="title")
+        DPFormer("popularity", epsilon=8).fit(demo_frame(), title="title")

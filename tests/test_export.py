@@ -10,30 +10,30 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from dpformer.fit.session import begin
 from safetensors.numpy import load_file
 
 from dpformer import load_model
 from dpformer.data import prepare, save
 from dpformer.export import export_run, graph_of
-from dpformer.fit.recipe import PRESETS, make_recipe
+from dpformer.fit.presets import PRESETS
+from dpformer.fit.run import start
 from dpformer.models import ReAttention, Transformer, TransformerSpec, build
 from tests.fit.conftest import ITEMS, small_log
+from tests.recipes import BUDGET, plain_recipe, small_recipe
 
 SMALL = {"d": 8, "max_length": 6}
+STEPS = {**SMALL, "epochs": 2.0}
 KINDS = {
-    **{name: {"preset": name, **SMALL} for name in PRESETS},
-    "best": {"preset": "best"},  # nothing changed: `d` or `epochs` would make it another preset
-    "popularity": {"model": "popularity"},
-    "transitions": {"model": "transitions"},
-    "gru": {"model": "gru", "d": 8, "max_length": 3, "histogram_share": 0.0},
-    "lstm": {"model": "lstm", **SMALL},
-    "heads": {"heads": 2, "blocks": 2, **SMALL},
-    "literal": {"reattention": "literal", **SMALL},
-    "untied": {"tied": False, "norm": "post", "vocabulary": 9, "reattention": "logits", **SMALL},
-    "vocabulary": {"preset": "pure", "model": "gru", "recency": None, "identity": False, **SMALL, "vocabulary": 9},
+    **{name: {"preset": name} for name in PRESETS},
+    **{name: {"preset": name, **STEPS} for name in ("pure", "whole", "paper")},
+    "gru": {"model": "gru", **STEPS, "max_length": 3, "histogram": False},
+    "lstm": {"model": "lstm", **STEPS},
+    "blocks": {"blocks": 2, **STEPS},
+    "literal": {"reattention": "literal", **STEPS},
+    "untied": {"tied": False, "norm": "post", "vocabulary": 9, "reattention": "logits", **STEPS},
+    "vocabulary": {"preset": "pure", "model": "gru", "recency": None, **STEPS, "vocabulary": 9},
 }
-SLOW = {"joined", "whole", "distilled", "default", "lstm", "heads", "literal", "untied", "vocabulary"}
+SLOW = {"whole", "lstm", "blocks", "literal", "untied", "vocabulary"}
 ALL = [pytest.param(kind, marks=[pytest.mark.slow] * (kind in SLOW)) for kind in KINDS]
 
 
@@ -46,10 +46,9 @@ def runs(tmp_path_factory):
     def make(kind: str) -> Path:
         run = folder / kind
         if not run.exists():
-            settings = {"epsilon": 20.0, "delta": 1e-3, "seed": 1, **KINDS[kind]}
-            if kind not in ("best", "distilled"):
-                settings["epochs"] = 2.0
-            opened = begin(run, folder / "data", make_recipe(**settings))
+            options = KINDS[kind]
+            recipe = small_recipe(**options) if "preset" in options else plain_recipe(**BUDGET, **options)
+            opened = start(run, folder / "data", recipe)
             assert opened.train()
             opened.close()
         return run
@@ -138,7 +137,14 @@ def test_a_wrong_graph_would_be_found():
     assert not torch.allclose(graph_of(plain).module()(tokens, lengths), right, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(("kind", "states"), [("best", False), ("popularity", False), ("gru", False), ("gru", True)])
+def test_the_graph_of_several_heads_scores_as_the_model_does():
+    torch.manual_seed(0)
+    model = Transformer(TransformerSpec(items=ITEMS, heads=2, blocks=2, **SMALL)).eval()
+    tokens, lengths = map(torch.from_numpy, histories(7, 6))
+    same(graph_of(model).module()(tokens, lengths).detach().numpy(), model.scores(tokens, lengths).numpy())
+
+
+@pytest.mark.parametrize(("kind", "states"), [("default", False), ("popularity", False), ("gru", False), ("gru", True)])
 def test_the_program_of_the_readme_runs(kind, states, exported):
     pytest.importorskip("onnxruntime")
     run, out = exported(kind, states)

@@ -12,14 +12,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import numpy as np
-from dpformer.fit.session import begin
 from scipy.stats import binom
 
 from dpformer.data import Sequences, load
 from dpformer.fit.recipe import Recipe
+from dpformer.fit.run import start
 from dpformer.privacy import Answer, Curator
 from dpformer.privacy.query import SCALE, Statistic
 from dpformer.statistics.histogram import Histogram
@@ -76,11 +75,7 @@ def emptied(people: Sequences, out: np.ndarray) -> Sequences:
 
 def release(folder: Path, data: Path, recipe: Recipe, curator: Callable[..., Any]) -> Path:
     """A released folder, made as `dpformer fit` makes it; `curator` stands where `Curator` does: (people, plan, ledger, keys)."""
-    with (
-        mock.patch("dpformer.fit.run.Curator", curator),
-        mock.patch("dpformer.fit.one_shot.Curator", curator),
-    ):
-        assert begin(folder, data, recipe).train()
+    assert start(folder, data, recipe, make_curator=curator).train()
     return folder
 
 

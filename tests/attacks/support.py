@@ -5,7 +5,7 @@ knows c under both hypotheses. If no value that the noise can take leads from c 
 with certainty and by a single number. Noise that can be any step of a grid, with sums that are whole steps of the same grid,
 refutes nothing.
 
-Two released forms are attacked: scores that are the noisy histogram in float32 (`--model popularity`), and the prior of the
+Two released forms are attacked: scores that are the noisy histogram in float32 (`--preset popularity`), and the prior of the
 default preset, float32 of .1 log (h / mean of h), in which the mean is one more unknown.
 """
 

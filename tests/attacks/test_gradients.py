@@ -19,7 +19,7 @@ from dpformer import PhantomClipping
 from dpformer.data import Sequences, demo_frame, prepare, save
 from dpformer.errors import PrivacyError
 from dpformer.fit.module_sum import ModuleGradientSum
-from dpformer.fit.recipe import make_recipe
+from dpformer.fit.presets import make_recipe
 from dpformer.privacy import Answer, Curator, Sample, make_plan
 from dpformer.privacy.plan import GRADIENTS
 from dpformer.privacy.query import grid_step

@@ -18,10 +18,10 @@ from dpformer.data import Sequences, demo_frame, prepare
 from dpformer.privacy import Answer, Curator, Keys, PrivacyPlan, Sample, create_ledger, make_plan
 from dpformer.privacy.noise import rounded_gaussian
 from dpformer.privacy.query import Query
-from dpformer.statistics.combine import measure
 from dpformer.statistics.histogram import HISTOGRAM, Histogram
 from dpformer.statistics.settings import TransitionSettings
 from tests.attacks.folders import emptied, least_right, most_right, phi
+from tests.statistics.fits import all_shares, measure_all
 
 RELEASES = 400
 FEW = TransitionSettings(head=25)
@@ -80,11 +80,13 @@ def ask_histogram(items: int, judge: Judge) -> None:
 
 def ask_all(items: int, judge: Judge) -> None:
     """All that the default preset asks, in its order, over a small head."""
-    measure(judge, items, FEW)
+    measure_all(judge, items, FEW)
 
 
 CASES = pytest.mark.parametrize(
-    ("ask", "shares"), [(ask_histogram, {HISTOGRAM: 1.0}), (ask_all, FEW.shares)], ids=["histogram", "default preset"]
+    ("ask", "shares"),
+    [(ask_histogram, {HISTOGRAM: 1.0}), (ask_all, all_shares(FEW))],
+    ids=["histogram", "default preset"],
 )
 
 

@@ -15,9 +15,11 @@ import numpy as np
 import pytest
 
 from dpformer.data import Dataset, Sequences, demo_frame, prepare, save
-from dpformer.fit.recipe import Recipe, make_recipe
+from dpformer.fit.presets import make_recipe
+from dpformer.fit.recipe import Recipe
 from dpformer.privacy import Answer, Curator
 from tests.attacks.folders import Hearing, release
+from tests.recipes import plain_recipe
 
 USERS = 200
 # What is not compared: files for the owner alone, and the run's random name and the hashes that contain it.
@@ -53,13 +55,13 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 def recipes() -> list[Any]:
     steps = {"batch_size": 60, "epochs": 0.6, "d": 8, "max_length": 10}
-    best = make_recipe("best", seed=1).model_copy(update={"distil": 2})
     return [
-        pytest.param(best, id="best"),
-        pytest.param(make_recipe(model="popularity", seed=1), id="popularity"),
+        pytest.param(make_recipe(seed=1, **{"distil.steps": 2}), id="default"),
+        pytest.param(make_recipe("popularity", seed=1), id="popularity"),
         pytest.param(make_recipe("pure", seed=1, vocabulary=50, **steps), id="pure"),
+        pytest.param(make_recipe("whole", seed=1, vocabulary=50, **steps), id="whole"),
         pytest.param(make_recipe("paper", seed=1, **steps), id="paper"),
-        pytest.param(make_recipe(model="gru", dropout=0.1, averaging="ema", seed=1, **steps), id="gru"),
+        pytest.param(plain_recipe(model="gru", dropout=0.1, seed=1, **steps), id="gru"),
     ]
 
 
@@ -91,6 +93,6 @@ def test_the_same_answers_make_the_same_folder(recipe: Recipe, data: tuple[Path,
 
 def test_other_answers_make_another(data: tuple[Path, Path], tmp_path: Path) -> None:
     """The comparison can fail."""
-    recipe = make_recipe(model="popularity", seed=1)
+    recipe = make_recipe("popularity", seed=1)
     first, second = (compared(release(tmp_path / d.name, d, recipe, Curator)) for d in data)
     assert {"model.safetensors", "hashes"} == {name for name in first if first[name] != second[name]}

@@ -16,7 +16,8 @@ from safetensors.numpy import load_file
 
 from dpformer.data import demo_frame, prepare, save
 from dpformer.data.named import ML_1M, prepare_named
-from dpformer.fit.recipe import Recipe, make_recipe
+from dpformer.fit.presets import make_recipe
+from dpformer.fit.recipe import Recipe
 from dpformer.privacy import Answer, Curator
 from dpformer.privacy.query import grid_step
 from dpformer.statistics.histogram import histogram_of
@@ -41,12 +42,12 @@ def data(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 def popularity(epsilon: float) -> Recipe:
-    return make_recipe(model="popularity", epsilon=epsilon)
+    return make_recipe("popularity", epsilon=epsilon)
 
 
 def default(epsilon: float) -> Recipe:
     """The default preset. What the network learns of the answers is left out: it takes long and adds nothing to the folder."""
-    return make_recipe("best", epsilon=epsilon).model_copy(update={"distil": 1})
+    return make_recipe(epsilon=epsilon, **{"distil.steps": 1})
 
 
 def histogram_std(folder: Path) -> float:

@@ -16,7 +16,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from dpformer.data import Sequences, demo_frame, load, prepare, save
-from dpformer.fit.recipe import make_recipe
+from dpformer.fit.presets import make_recipe
 from dpformer.privacy import Answer, Curator, Keys, Sample, read_ledger
 from dpformer.privacy.noise import rounded_gaussian
 from dpformer.privacy.query import Query, grid_step
@@ -26,7 +26,7 @@ from tests.attacks.folders import emptied, release
 SEED = 20
 # The name of a query, what it sums to without noise, the grid, and the noise in grid steps.
 Summed = tuple[str, dict[str, np.ndarray], float, float]
-KINDS = ("best", "popularity", "pure")
+KINDS = ("default", "popularity", "pure")
 
 
 @pytest.fixture(scope="module")
@@ -74,9 +74,9 @@ def run(request: pytest.FixtureRequest, data: Path, tmp_path_factory: pytest.Tem
     """A released folder of a seeded run, and its exact sums in their order."""
     options = {"epsilon": 8.0, "seed": SEED}
     if request.param == "popularity":
-        recipe = make_recipe(model="popularity", **options)
-    elif request.param == "best":
-        recipe = make_recipe("best", **options).model_copy(update={"distil": 1})
+        recipe = make_recipe("popularity", **options)
+    elif request.param == "default":
+        recipe = make_recipe(**options, **{"distil.steps": 1})
     else:
         recipe = make_recipe("pure", **options, batch_size=30, epochs=0.5, d=8, max_length=10, vocabulary=50)
     sums: list[Summed] = []
@@ -170,7 +170,7 @@ def test_no_file_holds_a_key(run):
 def test_who_knows_the_seed_subtracts_the_noise(data, tmp_path):
     """The statement of a seeded run says so. Everybody's coin is known from the folder, the seed and the others' data."""
     people, items = load(data).train("validation"), len(load(data).catalogue)
-    recipe = make_recipe(model="popularity", epsilon=1.0, seed=SEED)
+    recipe = make_recipe("popularity", epsilon=1.0, seed=SEED)
     grid = grid_step(1.0, items + 1)
     query, everybody = Histogram(items), Sample(np.arange(len(people)), b"")
     target = np.array([11])

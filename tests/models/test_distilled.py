@@ -15,6 +15,11 @@ def network(vocabulary=ITEMS, items=ITEMS, **options):
     return Transformer(TransformerSpec(recency=1.2, identity=True, **size, **options))
 
 
+def learn(model, prior, steps):
+    for _ in distil(model, prior, steps):
+        pass
+
+
 def agreement(model, prior, s, lengths):
     """The mean over histories of the correlation of scores, over items of the prior's head."""
     head = prior.head
@@ -28,7 +33,7 @@ def test_it_comes_to_score_as_the_statistics_do():
     s, lengths = batch(*[[i, i % ITEMS + 1, (i + 4) % ITEMS + 1] for i in range(1, ITEMS + 1)])
     model = network()
     before = agreement(model, prior, s, lengths)
-    distil(model, prior, 60)
+    learn(model, prior, 60)
     assert agreement(model, prior, s, lengths) > max(0.6, before + 0.3)
 
 
@@ -61,7 +66,7 @@ def test_sampled_histories_follow_the_transitions_and_repeat_nothing():
 
 def test_the_vocabulary_is_the_priors_and_all_else_stands_below():
     prior, model = fitted(settings=TransitionSettings(head=12)), network(vocabulary=15)
-    distil(model, prior, 5)
+    learn(model, prior, 5)
     head = set(prior.head.tolist())
     assert head <= set(model.chosen.tolist())
     bias = model.output_bias
@@ -76,20 +81,20 @@ def test_the_vocabulary_is_the_priors_and_all_else_stands_below():
     "model", [network(vocabulary=None), network(tied=False), GRU(RecurrentSpec(kind="gru", items=ITEMS, d=8))]
 )
 def test_other_networks_learn_too(model):
-    distil(model, fitted(), 3)
+    learn(model, fitted(), 3)
     assert all(bool(p.isfinite().all()) for p in model.parameters())
 
 
 def test_it_is_the_same_every_time():
     prior, one, other = fitted(), network(), network()
-    distil(one, prior, 3)
+    learn(one, prior, 3)
     torch.manual_seed(99)
-    distil(other, prior, 3)
+    learn(other, prior, 3)
     for name, value in one.state_dict().items():
         assert torch.equal(value, other.state_dict()[name]), name
 
 
 def test_a_head_of_one_item_teaches_nothing():
     model = network()
-    distil(model, fitted(settings=TransitionSettings(head=1)), 3)
+    learn(model, fitted(settings=TransitionSettings(head=1)), 3)
     assert bool(model.scores(*HISTORIES)[:, 1:].isfinite().all())

@@ -8,15 +8,15 @@ import torch
 
 from dpformer.data import demo_frame, prepare
 from dpformer.evaluation import evaluate, held_out
-from dpformer.fit.scorers import POPULARITY_SHARES, count_events, fit_popularity, fit_transitions
+from dpformer.fit.scorers import count_events
 from dpformer.models import parse_spec, restore
 from dpformer.privacy import Curator, Keys, create_ledger, make_plan
 from dpformer.statistics import low_rank
 from dpformer.statistics import posterior as bayes
-from dpformer.statistics.combine import measure
 from dpformer.statistics.settings import TransitionSettings
 from tests.asking import Asking, Replay
 from tests.people import people
+from tests.statistics.fits import POPULARITY_SHARES, all_shares, fit_all, fit_popularity, measure_all
 
 ITEMS = 40
 
@@ -35,11 +35,11 @@ def planted(users=300, seed=0, items=ITEMS):
 
 
 def fitted(log=None, settings=None, sigma=0.5, count=ITEMS, seed=0):
-    return fit_transitions(asking(log, settings, sigma, seed), count, settings)
+    return fit_all(asking(log, settings, sigma, seed), count, settings)
 
 
 def asking(log=None, settings=None, sigma=0.5, seed=0):
-    return Asking(planted() if log is None else log, sigma, (settings or TransitionSettings()).shares, seed)
+    return Asking(planted() if log is None else log, sigma, all_shares(settings), seed)
 
 
 def batch(*histories):
@@ -55,9 +55,9 @@ HISTORIES = batch([1, 2, 3], [], [ITEMS], list(range(1, 30)), [5, 5, 5])
 def test_a_fit_depends_on_people_through_the_answers_alone():
     """Made again from the recorded answers, without any data: the same scores, to the last bit."""
     settings = TransitionSettings(head=20)
-    asker = Asking(planted(seed=1), 0.5, settings.shares)
-    first = fit_transitions(asker, ITEMS, settings)
-    second = fit_transitions(Replay(asker.answers), ITEMS, settings)
+    asker = Asking(planted(seed=1), 0.5, all_shares(settings))
+    first = fit_all(asker, ITEMS, settings)
+    second = fit_all(Replay(asker.answers), ITEMS, settings)
     torch.testing.assert_close(second.scores(*HISTORIES), first.scores(*HISTORIES), rtol=0, atol=0)
     # The control: with answers of its own, another log gives other scores.
     third = fitted(planted(users=17, seed=2), settings)
@@ -85,7 +85,7 @@ def test_the_state_holds_what_scores_need_and_nothing_of_the_size_of_the_log():
 
 def test_scores_are_what_the_formula_says():
     settings = TransitionSettings(head=20, window=4)
-    model, histogram = fitted(settings=settings), measure(asking(settings=settings), ITEMS, settings).histogram
+    model, histogram = fitted(settings=settings), measure_all(asking(settings=settings), ITEMS, settings).histogram
     state, random = model.state_dict(), np.random.default_rng(3)
     place = {int(item): n for n, item in enumerate(state["head"])}
     histories = [list(random.integers(1, ITEMS + 1, n)) for n in (0, 1, 3, 12, 12)]
@@ -151,7 +151,7 @@ def test_the_head_grows_as_the_noise_falls(sigma, size):
 
 def test_an_empty_history_is_ranked_by_the_noisy_histogram():
     settings = TransitionSettings(head=10)
-    model, histogram = fitted(settings=settings), measure(asking(settings=settings), ITEMS, settings).histogram
+    model, histogram = fitted(settings=settings), measure_all(asking(settings=settings), ITEMS, settings).histogram
     ranked = model.scores(*batch([]))[0].argsort(descending=True)[:-1]
     assert ranked.tolist() == (1 + np.argsort(-histogram[1:])).tolist()
 
@@ -174,7 +174,7 @@ def test_dp_popularity_is_the_histogram_and_noise():
     np.testing.assert_allclose(exact.scores(*batch([1]))[0, 1:], [1.5, 0.5, 0.5, 0.5, 0], rtol=1e-6)
     asker = Asking(log, 2.0, POPULARITY_SHARES)
     noisy = fit_popularity(asker, 5)
-    np.testing.assert_allclose(noisy.counts[1:], asker.answers[0].values["item histogram"][1:], rtol=1e-6)
+    np.testing.assert_allclose(noisy.counts[1:], asker.answers[0].values["histogram"][1:], rtol=1e-6)
     assert noisy.counts[0] == -np.inf
     again = restore(noisy.spec, noisy.state_dict())
     torch.testing.assert_close(again.scores(*HISTORIES), noisy.scores(*HISTORIES))
@@ -198,8 +198,8 @@ def test_on_the_embedded_data_transitions_clearly_beat_popularity(tmp_path):
     models = {
         "popularity": count_events(held.histories, count),
         "dp popularity": private(fit_popularity, POPULARITY_SHARES),
-        "one stage": private(partial(fit_transitions, settings=one_stage), one_stage.shares),
-        "three stages": private(fit_transitions, TransitionSettings().shares),
+        "one stage": private(partial(fit_all, settings=one_stage), all_shares(one_stage)),
+        "three stages": private(fit_all, all_shares()),
     }
     ndcg = {name: evaluate(model, held, count).masked["ndcg@10"] for name, model in models.items()}
     assert ndcg["dp popularity"].value > 0.8 * ndcg["popularity"].value

@@ -12,21 +12,32 @@ from xml.etree import ElementTree
 
 import polars as pl
 import pytest
-from dpformer.fit.session import begin
 
 from dpformer import load_model
 from dpformer.cli.fit import _settings
 from dpformer.data import prepare, save
 from dpformer.errors import DPFormerError
 from dpformer.evaluation import evaluate, held_out
-from dpformer.fit.recipe import make_recipe
+from dpformer.fit.presets import command, make_recipe
+from dpformer.fit.recipe import Recipe
+from dpformer.fit.run import start
 from dpformer.report import make_report
+from dpformer.report.facts import commands
 from tests.fit.conftest import small_log
+from tests.recipes import plain_recipe
 
 SCRIPT = "<script>alert(1)</script>"
 NASTY = {"i00": SCRIPT, "i01": "</style></svg>&amp;\"'", "i02": "{{ 7 * 7 }}"}
 VOID = {"meta", "br", "img", "input", "link", "hr"}
-SMALL = {"epsilon": 20.0, "delta": 1e-3, "d": 8, "max_length": 6, "epochs": 2.0}
+BUDGET = {"epsilon": 20.0, "delta": 1e-3}
+SMALL = {"d": 8, "max_length": 6, "epochs": 2.0}
+
+
+def recipe_of(preset: str | None = None, **options) -> Recipe:
+    """A plain network by DP-SGD, or a preset; without a seed."""
+    if preset is None:
+        return plain_recipe(**{**BUDGET, **SMALL, **options})
+    return make_recipe(preset, **{**BUDGET, **options})
 
 
 class Page(HTMLParser):
@@ -73,7 +84,7 @@ def make(data, tmp_path_factory):
     def run(name: str, evaluated: bool = True, **options) -> Path:
         if name not in made:
             folder = tmp_path_factory.mktemp("runs") / name
-            opened = begin(folder, data, make_recipe(**{**SMALL, **options}))
+            opened = start(folder, data, recipe_of(**options))
             assert opened.train()
             opened.close()
             if evaluated:
@@ -89,7 +100,7 @@ def make(data, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def runs(make) -> list[Path]:
-    return [make("network", reattention="logits"), make("counts", model="transitions")]
+    return [make("network", reattention="logits"), make("counts", preset="transitions")]
 
 
 @pytest.fixture(scope="module")
@@ -162,23 +173,23 @@ def test_figures_stand_with_their_protocol_and_marks(html, runs):
 
 
 def test_runs_of_different_protocols_are_not_compared(make, tmp_path):
-    other = Path(shutil.copytree(make("counts", model="transitions"), tmp_path / "other"))
+    other = Path(shutil.copytree(make("counts", preset="transitions"), tmp_path / "other"))
     found = json.loads((other / "metrics.json").read_text())
     found["test"]["protocol"] = "another one"
     (other / "metrics.json").write_text(json.dumps(found))
-    assert "cannot be compared" in make_report([make("counts", model="transitions"), other]).html
+    assert "cannot be compared" in make_report([make("counts", preset="transitions"), other]).html
 
 
 @pytest.mark.parametrize(
     "options",
     [
         {"model": "gru"},
-        {"histogram_share": 0.0},
-        {"model": "popularity"},
+        {"histogram": False},
+        {"preset": "popularity"},
         {"seed": 3},
-        {"vocabulary": 6, "prior_share": 0.3},
+        {"preset": "whole", "vocabulary": 6, **SMALL, "transitions.share": 0.3},
     ],
-    ids=["gru", "no histogram", "popularity", "seeded", "vocabulary and prior"],
+    ids=["gru", "no histogram", "popularity", "seeded", "vocabulary and transitions"],
 )
 def test_any_run_without_metrics_says_what_to_do(make, options):
     folder = make("-".join(map(str, options.values())), evaluated=False, **options)
@@ -191,8 +202,8 @@ def test_any_run_without_metrics_says_what_to_do(make, options):
         assert "may be published" not in page.text
     if "vocabulary" in options:
         assert "Where attention goes" in page.text
-        assert "prior: transitions 1" in page.text
-    if "histogram_share" in options:
+        assert "transitions 1" in page.text
+    if "histogram" in options:
         assert "released no item histogram" in page.text
 
 
@@ -207,19 +218,17 @@ def test_a_run_without_privacy_says_so(make):
     "options",
     [
         {"reattention": "logits"},
-        {"preset": "best"},
-        {"preset": "best", "model": "transitions"},
-        {"model": "gru", "seed": 3, "tuning": "listed", "tried": ("d = 8", "it's d = 16")},
+        {"preset": "default", "d": 8},
+        {"preset": "transitions"},
+        {"preset": "whole", "transitions.share": 0.3, **SMALL},
+        {"model": "gru", "seed": 3, "tuning": {"kind": "listed", "configurations": ("d = 8", "it's d = 16")}},
         {"epsilon": float("inf"), "dropout": 0.25},
+        {"histogram": False},
     ],
-    ids=["plain", "best", "statistics", "quoted", "infinite"],
+    ids=["plain", "default", "statistics", "whole", "quoted", "infinite", "stages"],
 )
 def test_the_commands_make_the_same_recipe(options, tmp_path):
-    from dpformer.fit.command import command
-
-    from dpformer.report.facts import commands
-
-    recipe = make_recipe(**{"preset": "default", **SMALL, **options})
+    recipe = recipe_of(**options)
     words = shlex.split(commands(tmp_path / "a run", {"command": command(recipe)})[1])
     assert words[:5] == ["dpformer", "fit", "DATA", "--run", "a run"]
     flags = list(zip(words[5::2], words[6::2], strict=True))

@@ -15,11 +15,10 @@ import pytest
 pytest.importorskip("fastapi", reason="needs the extra `serve`")
 pytest.importorskip("httpx", reason="needs httpx")
 
-from dpformer.fit.session import begin
-
 from dpformer.data import prepare, save
-from dpformer.fit.recipe import make_recipe
+from dpformer.fit.run import start as start_run
 from tests.fit.conftest import small_log
+from tests.recipes import plain_recipe
 
 
 @pytest.fixture(scope="session")
@@ -27,9 +26,8 @@ def run(tmp_path_factory) -> Path:
     """A small private run, with noise from the system."""
     folder = tmp_path_factory.mktemp("served")
     save(prepare(small_log(), title="title"), folder / "data")
-    opened = begin(
-        folder / "run", folder / "data", make_recipe(epsilon=20.0, delta=1e-3, d=8, max_length=6, epochs=2.0)
-    )
+    recipe = plain_recipe(epsilon=20.0, delta=1e-3, d=8, max_length=6, epochs=2.0)
+    opened = start_run(folder / "run", folder / "data", recipe)
     assert opened.train()
     opened.close()
     return folder / "run"

@@ -23,7 +23,8 @@ from dpformer.serve.guard import JsonLines
 from dpformer.serve.limits import Limits
 from dpformer.serve.ranker import Ranker, load_for_serving
 from dpformer.serve.search import ItemSearch
-from tests.fit.conftest import ITEMS, small_recipe
+from tests.fit.conftest import ITEMS
+from tests.recipes import small_recipe
 
 
 @pytest.fixture(scope="module")

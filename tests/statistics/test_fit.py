@@ -10,23 +10,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import kstest, norm
 
-from dpformer.errors import DataError, PrivacyError
-from dpformer.fit.scorers import POPULARITY_SHARES, fit_popularity, fit_transitions
+from dpformer.errors import DataError, DPFormerError, PrivacyError
+from dpformer.fit.presets import make_recipe
+from dpformer.fit.scorers import fit_transitions
 from dpformer.models import TransitionScorer
 from dpformer.privacy import Curator, Keys, create_ledger, make_plan, read_ledger
 from dpformer.privacy.charge import composed_multiplier
 from dpformer.privacy.ledger import open_ledger
 from dpformer.privacy.noise import rounded_gaussian
 from dpformer.privacy.query import Sample
-from dpformer.statistics.combine import measure
+from dpformer.statistics.histogram import Histogram
 from dpformer.statistics.settings import TransitionSettings
 from tests.asking import Asking
 from tests.people import people, without
+from tests.statistics.fits import POPULARITY_SHARES, all_shares, fit_all, fit_popularity, measure_all
 from tests.statistics.test_queries import largest_move, same_for_others
 
 ITEMS = 30
 SETTINGS = TransitionSettings(head=12)
-PLAN = make_plan(200, 4.0, 1e-4, shares=SETTINGS.shares)
+PLAN = make_plan(200, 4.0, 1e-4, shares=all_shares(SETTINGS))
 
 
 def walks(count: int = 200, seed: int = 0) -> list[list[int]]:
@@ -52,23 +54,22 @@ def state_of(model: TransitionScorer) -> dict[str, list]:
     ("fit", "shares"),
     [
         (fit_popularity, POPULARITY_SHARES),
-        (partial(fit_transitions, settings=SETTINGS), SETTINGS.shares),
-        (partial(fit_transitions, settings=TransitionSettings.one_stage()), TransitionSettings.one_stage().shares),
+        (partial(fit_all, settings=SETTINGS), all_shares(SETTINGS)),
+        (partial(fit_all, settings=TransitionSettings.one_stage()), all_shares(TransitionSettings.one_stage())),
     ],
     ids=["popularity", "transitions", "one stage"],
 )
-@pytest.mark.parametrize("prefix", ["", "prior "])
-def test_a_fit_charges_its_shares_in_order_and_is_one_gaussian_mechanism(tmp_path, fit, shares, prefix):
-    plan = make_plan(200, 4.0, 1e-4, shares={prefix + name: share for name, share in shares.items()})
+def test_a_fit_charges_its_shares_in_order_and_is_one_gaussian_mechanism(tmp_path, fit, shares):
+    plan = make_plan(200, 4.0, 1e-4, shares=shares)
     stds = []
 
     def watched(key, shape, std):
         stds.append(std * 2.0**-26)
         return rounded_gaussian(key, shape, std)
 
-    fit(curate(tmp_path, plan=plan, noise=watched), ITEMS, prefix=prefix)
+    fit(curate(tmp_path, plan=plan, noise=watched), ITEMS)
     account = read_ledger(tmp_path)
-    assert [entry.name for entry in account.entries] == [prefix + name for name in shares]
+    assert [entry.name for entry in account.entries] == list(shares)
     assert account.spent() == plan.releases
     # Each user's vector has norm 1, so the noise is the multiplier; together they are the multiplier of the whole budget.
     np.testing.assert_allclose(stds, [release.noise_multiplier for release in plan.releases], rtol=1e-12)
@@ -77,19 +78,20 @@ def test_a_fit_charges_its_shares_in_order_and_is_one_gaussian_mechanism(tmp_pat
 
 
 def test_what_was_not_planned_is_refused(tmp_path):
-    curator = curate(tmp_path / "1", plan=make_plan(200, 4.0, 1e-4, shares=TransitionSettings.one_stage().shares))
+    curator = curate(tmp_path / "1", plan=make_plan(200, 4.0, 1e-4, shares=all_shares(TransitionSettings.one_stage())))
     with pytest.raises(PrivacyError, match="budget is spent"):
-        fit_transitions(curator, ITEMS, SETTINGS)
+        fit_all(curator, ITEMS, SETTINGS)
     curator = curate(tmp_path / "2")
+    exact = Asking(people(walks()), 1.0, POPULARITY_SHARES).ask(Histogram(ITEMS))
     with pytest.raises(PrivacyError, match="not the next"):
-        fit_transitions(curator, ITEMS, SETTINGS, "prior ")
+        fit_transitions(curator, exact, 1.0, SETTINGS)
     assert not curator.ledger.account().entries
 
 
 def test_a_log_that_cannot_be_is_refused_and_nothing_is_charged(tmp_path):
     curator = curate(tmp_path, [[1, ITEMS + 1], [2]])
     with pytest.raises(DataError, match="outside"):
-        fit_transitions(curator, ITEMS, SETTINGS)
+        fit_all(curator, ITEMS, SETTINGS)
     assert not curator.ledger.account().entries
 
 
@@ -104,7 +106,7 @@ class CrashError(Exception):
 def test_a_fit_that_crashed_is_made_again_with_the_same_answers_and_charged_once(tmp_path, charged):
     """The queries of the later stages depend on the answers of the earlier ones: all of them come out the same."""
     state = Keys().state()
-    whole = fit_transitions(curate(tmp_path / "whole", keys=Keys.restored(state)), ITEMS, SETTINGS)
+    whole = fit_all(curate(tmp_path / "whole", keys=Keys.restored(state)), ITEMS, SETTINGS)
     calls = 0
 
     def crashing(key, shape, std):
@@ -116,11 +118,11 @@ def test_a_fit_that_crashed_is_made_again_with_the_same_answers_and_charged_once
 
     first = curate(tmp_path / "run", keys=Keys.restored(state), noise=crashing)
     with pytest.raises(CrashError):
-        fit_transitions(first, ITEMS, SETTINGS)
+        fit_all(first, ITEMS, SETTINGS)
     assert len(first.ledger.account().entries) == charged + 1
     first.ledger.close()
     again = Curator(people(walks()), PLAN, open_ledger(tmp_path / "run"), Keys.restored(state))
-    model = fit_transitions(again, ITEMS, SETTINGS)
+    model = fit_all(again, ITEMS, SETTINGS)
     assert state_of(model) == state_of(whole)
     assert len(again.ledger.account().entries) == 4
     entries = [[entry.tag for entry in read_ledger(tmp_path / name).entries] for name in ("run", "whole")]
@@ -139,11 +141,11 @@ def test_a_fit_that_crashed_is_made_again_with_the_same_answers_and_charged_once
 def test_a_replay_with_other_questions_or_people_is_refused(tmp_path, settings, log):
     state = Keys().state()
     first = curate(tmp_path, keys=Keys.restored(state))
-    fit_transitions(first, ITEMS, SETTINGS)
+    fit_all(first, ITEMS, SETTINGS)
     first.ledger.close()
     again = Curator(people(log), PLAN, open_ledger(tmp_path), Keys.restored(state))
     with pytest.raises(PrivacyError, match="another sum"):
-        fit_transitions(again, ITEMS, settings)
+        fit_all(again, ITEMS, settings)
 
 
 # --- noise and bounds -----------------------------------------------------------------------------------------------------
@@ -163,7 +165,7 @@ class Kept:
 def noise_p_values(folder, **options) -> list[float]:
     """KS tests of each answer of a fit, less its exact sum, against the noise of its share; computed from the plan alone."""
     asker, log = Kept(curate(folder, **options)), people(walks())
-    measure(asker, ITEMS, SETTINGS)
+    measure_all(asker, ITEMS, SETTINGS)
     values = []
     for (query, answer), release in zip(asker.kept, PLAN.releases, strict=True):
         exact = query.sum(log, Sample(np.arange(200), bytes(32)), answer.grid)[query.name] * answer.grid
@@ -190,8 +192,8 @@ def test_the_noise_of_every_answer_is_that_of_its_share(tmp_path):
 def test_given_the_same_earlier_answers_every_stage_of_a_fit_holds_its_bound(log, seed, sigma):
     """The cells that a real fit selects, from noise and all, asked of all neighbours."""
     chosen = TransitionSettings(head=4)
-    asker = Asking(people(log), sigma, chosen.shares, seed)
-    measure(asker, 6, chosen)
+    asker = Asking(people(log), sigma, all_shares(chosen), seed)
+    measure_all(asker, 6, chosen)
     assert len(asker.queries) == 4
     for query in asker.queries:
         assert largest_move(query, log) <= query.sensitivity(2.0**-26) ** 2
@@ -207,7 +209,6 @@ def test_given_the_same_earlier_answers_every_stage_of_a_fit_holds_its_bound(log
         ({"head": 0}, "head = 0"),
         ({"folds": 1}, "folds = 1"),
         ({"cell_power": 7.0}, "cell_power = 7"),
-        ({"histogram_share": 0.1}, "sum to 1"),
         ({"stage_shares": (1.0, -0.03), "thresholds": (0.4,)}, "above 0"),
         ({"thresholds": (0.4,)}, "need 2 thresholds"),
     ],
@@ -217,10 +218,14 @@ def test_settings_that_cannot_be_are_refused(changes, complaint):
         TransitionSettings(**changes)
 
 
+def test_shares_that_do_not_sum_to_1_are_refused():
+    with pytest.raises(DPFormerError, match="sum to 1"):
+        make_recipe("transitions", **{"histogram.share": 0.1})
+
+
 def test_the_seed_alone_decides_and_is_marked(tmp_path):
     first, second, third = (
-        fit_transitions(curate(tmp_path / str(n), keys=Keys(seed=seed)), ITEMS, SETTINGS)
-        for n, seed in enumerate((3, 3, 4))
+        fit_all(curate(tmp_path / str(n), keys=Keys(seed=seed)), ITEMS, SETTINGS) for n, seed in enumerate((3, 3, 4))
     )
     assert state_of(first) == state_of(second) != state_of(third)
     assert all(torch.isfinite(first.state_dict()[name]).all() for name in ("matrix", "prior"))

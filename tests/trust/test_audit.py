@@ -119,7 +119,7 @@ def test_membership_scores_are_judged():
 def test_a_whole_training_holds_its_claim_and_too_little_noise_is_caught(setting, tmp_path):
     honest = audit_training(setting, tmp_path / "a", canaries=120, users=30)
     assert honest.passed
-    tight = replace(setting, recipe=setting.recipe.model_copy(update={"epsilon": 0.5}))
+    tight = replace(setting, recipe=setting.recipe.changed({"epsilon": 0.5}))
     assert not audit_training(tight, tmp_path / "b", canaries=120, users=30, noise_scale=0.02).passed
 
 

@@ -18,10 +18,11 @@ import contextlib, json, random, sys, tempfile
 from pathlib import Path
 from unittest import mock
 import faults
+import dpformer.artifact
 from faulty import Stage
 from dpformer.privacy import chain
-from dpformer.artifact import artifact as released
-from dpformer.fit import checkpoint, folder, run
+from dpformer.artifact import read as released
+from dpformer.fit import checkpoint, run
 
 def forgetful(self, fields):
     self.position = chain.Position(self.position.entries + 1, chain._line(fields)[1])
@@ -29,7 +30,7 @@ def forgetful(self, fields):
 @contextlib.contextmanager
 def no_hashes():
     some = mock.patch.object(faults, "RELEASED", ("privacy.json", "model.safetensors"))
-    with some, mock.patch.object(released, "check_files"), mock.patch.object(folder, "check_files"):
+    with some, mock.patch.object(released, "check_files"), mock.patch.object(dpformer.artifact, "check_files"):
         yield
 
 @contextlib.contextmanager

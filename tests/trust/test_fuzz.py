@@ -100,6 +100,12 @@ def test_a_config_file_of_deep_tables(fuzz):
         fuzz.read_config(b"a = " + b"[" * 5000)
 
 
+@pytest.mark.parametrize("stages", ["3", "[1]", '"ab"', "[{}]", '[{stage = "x"}]', "[{stage = [1]}]"])
+def test_a_config_file_of_odd_stages(fuzz, stages):
+    with pytest.raises(DPFormerError, match="stages must be a list"):
+        fuzz.read_config(f"stages = {stages}\nd = 8\n".encode())
+
+
 def test_a_bare_carriage_return(fuzz):
     """Refused or read, but no exception of the csv module."""
     tally = fuzz.Tally(fuzz.read_log)

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from dpformer.fit.session import begin
 from torch import nn
 
 from dpformer import load_model
@@ -19,8 +18,9 @@ from dpformer.clipping.clip import Clip
 from dpformer.data import batches, prepare, save
 from dpformer.files import sha256
 from dpformer.fit import dpsgd as trainer_module
+from dpformer.fit import stage as stage_module
 from dpformer.fit.folder import read_recipe
-from dpformer.fit.recipe import Recipe, make_recipe
+from dpformer.fit.run import start
 from dpformer.privacy import Curator, Keys, query, selection
 from dpformer.privacy.chain import CHAIN, HEAD
 from dpformer.privacy.ledger import Ledger
@@ -34,8 +34,8 @@ from dpformer.trust.verify.folder import gaussian_delta, gaussian_epsilon, ledge
 from tests.fit.conftest import (
     quick_accounting,  # noqa: F401  (the same plans are asked for again and again)
     small_log,
-    small_recipe,
 )
+from tests.recipes import plain_recipe, small_recipe
 
 NETWORK = "gru"  # the quickest with a tied table
 
@@ -85,8 +85,8 @@ def test_a_released_network_alone_is_tried_on_invented_people(runs, tmp_path, mo
 
 def test_a_run_without_privacy_is_not_held_to_what_it_does_not_claim(runs, tmp_path, monkeypatch):
     monkeypatch.setattr(verify_run_module, "check_resume", lambda *a: Found(True, "left out, to be quick"))
-    recipe = make_recipe(model=NETWORK, epsilon=float("inf"), epochs=2.0, d=8, max_length=6)
-    begin(tmp_path / "run", runs[NETWORK].parent / "data", recipe).train()
+    recipe = plain_recipe(model=NETWORK, epsilon=float("inf"), epochs=2.0, d=8, max_length=6)
+    start(tmp_path / "run", runs[NETWORK].parent / "data", recipe).train()
     found = verify_run(tmp_path / "run")
     assert found.passed, found.failed
     unclaimed = {"float32 slack", "ledger against statement", "recount of epsilon"}
@@ -96,7 +96,7 @@ def test_a_run_without_privacy_is_not_held_to_what_it_does_not_claim(runs, tmp_p
 def test_a_private_catalogue_and_a_population_are_verified(tmp_path, monkeypatch):
     log = small_log(users=300, items=6).drop("title")
     save(prepare(log, catalogue="private"), tmp_path / "data")
-    begin(tmp_path / "run", tmp_path / "data", small_recipe(model="popularity", population=1000, delta=1e-4)).train()
+    start(tmp_path / "run", tmp_path / "data", small_recipe("popularity", population=1000, delta=1e-4)).train()
     found = verify_run(tmp_path / "run")
     assert set(statuses(found).values()) == {"pass"}, found.failed
     assert "a public number, 1,000, was given" in next(c.detail for c in found.checks if c.name == "users")
@@ -160,8 +160,8 @@ def division_by_the_realised_batch(patch):
 
 def changed_network(patch, change):
     """Change the network that is trained, and the released one."""
-    build, network = Recipe.build, verify_run_module._network
-    patch.setattr(Recipe, "build", lambda self, items: change(build(self, items)))
+    build, network = stage_module.build, verify_run_module._network
+    patch.setattr(stage_module, "build", lambda spec: change(build(spec)))
     patch.setattr(verify_run_module, "_network", lambda model: change(network(model)))
 
 
@@ -313,7 +313,7 @@ def test_vectors_of_norm_1_3(runs, monkeypatch):
     monkeypatch.setattr(query, "sum_on_grid", unchecked)
     found = verify_run(runs["transitions"])
     assert found.failed == ["answer sensitivity"]
-    assert "item histogram 1.300000 of 1" in found.checks[1].detail
+    assert "histogram 1.300000 of 1" in found.checks[1].detail
 
 
 def shorter_ledger(run: Path) -> None:

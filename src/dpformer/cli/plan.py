@@ -104,6 +104,8 @@ def _shares(releases: list[str]) -> dict[str, float]:
             value = float(share)
         except ValueError:
             raise PrivacyError(f"--release {text!r} is not NAME=SHARE, such as histogram=0.03") from None
+        if not 0 < value <= 1:
+            raise PrivacyError(f"--release {text!r}: share {value:g} is not above 0 and at most 1")
         if name in shares:
             raise PrivacyError(f"--release {name!r} is given twice")
         shares[name] = value

@@ -16,7 +16,9 @@ class Options:
     Args:
         catalogue: a file or frame of public items, one per row; "log": the items of the log, assumed public; "private": the
             items of the log, of which `fit` selects some by noisy counts. A `Path` always means a file.
-        user, item, time: names of columns, if automatic detection does not find them.
+        user: name of the column, if automatic detection does not find it.
+        item: the same.
+        time: the same.
         title: the column of titles, in the catalogue if it is a file, else in the log. In a log the title that most of an
             item's users have is used. Titles are published with a model.
         min_events: smallest number of events per user and per item. This filter counts over users, so it is outside the

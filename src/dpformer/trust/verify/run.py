@@ -78,7 +78,8 @@ def _check_small(found: Verification, model: Artifact, whole: Recipe, place: Pat
             return False
         how = Optimisation.of(recipe)
         how = replace(how, weight_decay=0.0, token_budget=4 * (how.max_length + 1))
-        return _check_network(found, model, Trainer(new_network(setup), plan, how), curators)
+        trainer = Trainer(new_network(setup, _network(model).frequencies), plan, how)
+        return _check_network(found, model, trainer, curators)
     finally:
         curators.close()
 
