@@ -4,7 +4,7 @@ from dpformer_experiments.reproduce import paper
 from dpformer_experiments.reproduce.methods import INF, Method
 
 # All users in each batch: the noise has a closed form, and nothing is to be searched for.
-TINY = {"d": 4, "max_length": 8, "epochs": 4.0, "batch_size": 10**6, "averaging": "none", "blocks": 1, "dropout": 0.1}
+TINY = {"d": 4, "max_length": 8, "epochs": 4.0, "batch_size": 10**6, "blocks": 1, "dropout": 0.1}
 
 
 def small_methods() -> tuple[Method, ...]:
@@ -18,5 +18,5 @@ def small_methods() -> tuple[Method, ...]:
             first=1,
         ),
         Method("popularity, not private", work="popularity", epsilons=(INF,)),
-        Method("DP popularity", {"model": "popularity"}, epsilons=(8.0,)),
+        Method("DP popularity", preset="popularity", epsilons=(8.0,)),
     )

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from dpformer.errors import DPFormerError
+from dpformer.fit.dpsgd import WARMUP, Optimisation
+from dpformer.fit.recipe import DPSGDSettings
 from dpformer_experiments.reproduce import RESULTS, heat_maps, paper, results, tables
 from dpformer_experiments.reproduce.methods import METHODS, in_order
 from dpformer_experiments.reproduce.page import as_csv
@@ -52,13 +54,13 @@ def test_both_tables_have_every_cell_at_the_papers_settings():
         for cell in cells:
             if cell.preset == "paper":
                 recipe = cell.recipe
-                assert (recipe.d, recipe.blocks, recipe.heads, recipe.epochs) == (64, 2, 1, 100)
-                assert recipe.max_length == {"ml-1m": 200, "amazon-games": 50}[dataset]
-                assert recipe.dropout == {"ml-1m": 0.2, "amazon-games": 0.5}[dataset]
-                assert recipe.weight_decay == 1e-5
-                assert recipe.warmup == 0.2
-                assert (recipe.reattention == "logits") == (cell.method == paper.DPFORMER)
-                assert recipe.tied == (cell.method != paper.UNSHARED)
+                network, steps = recipe.network, recipe.stage(DPSGDSettings)
+                assert (network.d, network.blocks, steps.epochs) == (64, 2, 100)
+                assert network.max_length == {"ml-1m": 200, "amazon-games": 50}[dataset]
+                assert network.dropout == {"ml-1m": 0.2, "amazon-games": 0.5}[dataset]
+                assert (Optimisation.of(recipe).weight_decay, WARMUP) == (1e-5, 0.2)
+                assert (network.reattention == "logits") == (cell.method == paper.DPFORMER)
+                assert network.tied == (cell.method != paper.UNSHARED)
         assert {c.method for c in cells if math.isinf(c.epsilon)} >= set(paper.TABLES[dataset]) - {paper.DPFORMER}
 
 
@@ -134,9 +136,9 @@ def test_heat_maps_have_a_cell_for_each_setting(demo, tmp_path):
     for name, count in (("embedding-sharing", 75), ("grid", 50)):
         cells = heat_maps.MAPS[name].cells(1)
         assert len({cell.key("data") for cell in cells}) == count
-        assert cells[0].recipe.batch_size == 4096
-    halved = [cell.recipe for cell in heat_maps.MAPS["embedding-sharing"].cells(1) if "half" in cell.method]
-    assert {(recipe.d, recipe.tied) for recipe in halved} == {(32, False)}
+        assert cells[0].recipe.stage(DPSGDSettings).batch_size == 4096
+    halved = [cell.recipe.network for cell in heat_maps.MAPS["embedding-sharing"].cells(1) if "half" in cell.method]
+    assert {(network.d, network.tied) for network in halved} == {(32, False)}
     maps = heat_maps.Maps("small", "demo", math.inf, {"shared": {**TINY, "reattention": "off"}}, (10**6,), (1e-3, 1e-2))
     cells = maps.cells(1)
     found = heat_maps.measure("small", maps, cells, demo, tmp_path, workers=1, wanted=lambda cell: cell is cells[0])

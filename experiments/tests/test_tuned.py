@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 from dpformer.data import demo_frame, prepare
-from dpformer.data.split import without_last
 from dpformer.fit.scorers import count_events
-from dpformer.privacy import Sample
+from dpformer.privacy import Charge, Sample
 from dpformer.privacy.calibration import gaussian_multiplier
 from dpformer.privacy.query import grid_step
 from dpformer.privacy.tuning import Tuning, tuned_epsilon, tuned_factor

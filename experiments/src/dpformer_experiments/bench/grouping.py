@@ -14,15 +14,17 @@ import copy
 import statistics
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from rich.table import Table
 
-from dpformer.fit.dpsgd import Trainer
+from dpformer.fit.dpsgd import Optimisation, Trainer
 from dpformer.fit.gradient_sum import GradientSum, Groups
-from dpformer.fit.recipe import make_recipe
+from dpformer.fit.presets import make_recipe
+from dpformer.fit.recipe import DPSGDSettings
+from dpformer.models import Network, build
 from dpformer.privacy import Keys, PrivacyPlan, Sample
 from dpformer.privacy.noise import poisson_draw
 from dpformer_experiments.bench.contenders import SEED
@@ -103,13 +105,15 @@ def make_trainer(workload: Workload, preset: str) -> Trainer:
     torch.manual_seed(SEED)
     options: dict[str, Any] = {"max_length": workload.L} if preset == "paper" else {}
     recipe, users = make_recipe(preset, **options), len(workload.sequences)
-    batch = min(recipe.batch_size or users // 2, users - 1)
-    plan = PrivacyPlan(users, batch, 100, 8.0, 1e-6, 40.0)
-    trainer = Trainer(recipe.build(workload.items), plan, recipe.optimisation())
+    settings, steps = recipe.network, recipe.stage(DPSGDSettings)
+    assert settings is not None
+    assert steps is not None
+    plan = PrivacyPlan(users, min(steps.batch_size or users // 2, users - 1), 100, 8.0, 1e-6, 40.0)
+    network = cast(Network, build(settings.spec(workload.items)))
     counts = np.bincount(workload.sequences.items, minlength=workload.items + 1)
-    if recipe.vocabulary is not None:
-        trainer.choose(torch.from_numpy(np.clip(counts / users, 1 / users, 1.0)).float(), recipe.popularity_bias)
-    return trainer
+    frequencies = torch.from_numpy(np.clip(counts / users, 1 / users, 1.0)).float()
+    network.choose(frequencies, bias=settings.vocabulary is not None)
+    return Trainer(network, plan, Optimisation.of(recipe))
 
 
 def with_groups(query: GradientSum, groups: Groups) -> GradientSum:

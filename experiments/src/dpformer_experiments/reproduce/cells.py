@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import re
 import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dpformer.fit.recipe import PRESETS, STATISTICS, Recipe, make_recipe
+from dpformer.fit.presets import command, make_recipe
+from dpformer.fit.recipe import Recipe, TransitionsSettings
 from dpformer.statistics.settings import TransitionSettings
 
 # Settings of a recipe on which its figures do not depend.
-FREE = {"token_budget", "tuning", "tried"}
+FREE = {"tuning"}
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,8 @@ class Cell:
         return f"{self.dataset}: {self.method}, epsilon {self.epsilon:g}, seed {self.seed}"
 
     def settings(self) -> dict[str, Any]:
-        """All that its figures depend on, but for the data and the code. What stands at its default is left out, so that a
-        new setting with a default leaves old cells valid; `work.read_record` finds a default that changed.
+        """All that its figures depend on, but for the data and the code. What stands as in the preset is left out, so that a
+        new setting with a default leaves old cells valid; `runs.Runs.find` sees a default that changed.
         """
         found: dict[str, Any] = {
             "work": self.work,
@@ -60,11 +60,20 @@ class Cell:
             found["every"] = self.every
         if self.work != "recipe":
             return found | self.options
-        recipe = self.recipe
-        found["recipe"] = _plain(recipe.model_dump(exclude_defaults=True, exclude=FREE))
-        if recipe.model in STATISTICS:
-            found["statistics"] = repr(TransitionSettings() if recipe.model == "transitions" else None)
+        typed = command(self.recipe)
+        changed = {name: value for name, value in typed["set"].items() if name not in FREE}
+        found |= {"preset": typed["preset"], "set": changed}
+        if self.recipe.stage(TransitionsSettings) is not None:
+            found["statistics"] = repr(TransitionSettings())
         return found
+
+    def defaults(self) -> dict[str, Any]:
+        """Every setting of its recipe by dotted name, those at their defaults too; ready for JSON."""
+        if self.work != "recipe":
+            return {}
+        values = self.recipe.settings()
+        groups = {"network": values.pop("network") or {}, **{stage["stage"]: stage for stage in values.pop("stages")}}
+        return values | {f"{group}.{name}": value for group, own in groups.items() for name, value in own.items()}
 
     def key(self, data: str) -> str:
         """What it is found by on disk; data: the fingerprint of its data set."""
@@ -80,17 +89,10 @@ class Cell:
         """What remakes it: `dpformer fit` where the cell is a run, else the result that holds it."""
         if self.work != "recipe":
             return f"dpformer reproduce {result} --method {shlex.quote(self.method)}"
+        typed = command(self.recipe)
         words = ["dpformer", "fit", self.dataset, "--run", "RUN", "--epsilon", f"{self.epsilon:g}"]
-        words += ["--delta", f"{self.delta:g}"] if self.delta != Recipe.model_fields["delta"].default else []
-        words += ["--preset", self.preset] if self.preset != "default" else []
-        for name, value in self.options.items():
-            if value != PRESETS[self.preset].get(name, Recipe.model_fields[name].default):
-                words += (
-                    ["--model", value] if name == "model" else ["--set", f"{name}={json.dumps(value).strip(chr(34))}"]
-                )
-        return shlex.join([*words, "--seed", str(self.seed)])
-
-
-def _plain(values: dict[str, Any]) -> dict[str, Any]:
-    """Ready for JSON that everybody reads: infinity as text."""
-    return {name: str(value) if value == math.inf else value for name, value in values.items()}
+        words += ["--preset", typed["preset"]] if typed["preset"] != "default" else []
+        for name, value in typed["set"].items():
+            text = value if isinstance(value, str) else json.dumps(value)
+            words += [f"--{name}", text] if name in ("delta", "seed") else ["--set", f"{name}={text}"]
+        return shlex.join(words)

@@ -10,35 +10,25 @@ import json
 import math
 import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from dpformer.fit.session import begin
 
 from dpformer.data import Dataset, collate, held_out, load
 from dpformer.files import read_json
-from dpformer.fit.recipe import STATISTICS, Recipe
-from dpformer.fit.run import Run
+from dpformer.fit.recipe import DPSGDSettings, Recipe
+from dpformer.fit.run import start
+from dpformer.models import build
+from dpformer.privacy.plan import steps_of
 from dpformer_experiments.reproduce.cells import Cell
 from dpformer_experiments.reproduce.work import PROGRESS
 
 BATCHES = (16, 64)
 # What a step's time does not depend on.
-_FREE = {
-    "epsilon",
-    "delta",
-    "seed",
-    "tuning",
-    "tried",
-    "histogram_share",
-    "learning_rate",
-    "weight_decay",
-    "warmup",
-}
+_FREE = {"epsilon", "delta", "seed", "tuning", "histogram.share", "dpsgd.learning_rate"}
 
 
 @dataclass(frozen=True)
@@ -71,36 +61,33 @@ class Estimates:
                 left = 1 - known["step"] / known["steps"]
         if found := self._finished.get(_kind(cell)):
             return left * sum(found) / len(found)
-        if cell.work != "recipe" or cell.recipe.model in STATISTICS or not cell.recipe.epochs:
+        if cell.work != "recipe" or not cell.recipe.steps_on_data:
             return None
         return left * self._measured(cell)
 
     def _measured(self, cell: Cell) -> float:
-        recipe, folder = cell.recipe, self._data[cell.dataset]
-        free = _FREE | {"batch_size", "epochs", "averaging"}
-        shape = json.dumps([cell.dataset, recipe.epsilon == math.inf, recipe.model_dump(exclude=free)], sort_keys=True)
+        shape = _kind(replace(cell, every=None), {*_FREE, "dpsgd.batch_size", "dpsgd.epochs"})
         if shape not in self._speeds:
-            self._speeds[shape] = self._measure(recipe, folder)
+            self._speeds[shape] = self._measure(cell.recipe, self._data[cell.dataset])
         speed, users = self._speeds[shape], self._users(cell.dataset)
-        # Without privacy the plan has the same steps, and no noise that takes seconds to find.
-        plan = recipe.model_copy(update={"epsilon": math.inf}).plan(users)
-        evaluations = 2 + (0 if cell.every is None else recipe.epochs / cell.every)
-        return plan.steps * (plan.batch_size * speed.user + speed.step) + evaluations * users * speed.rank
+        how = cell.recipe.stage(DPSGDSettings)
+        assert how is not None
+        batch = min(how.batch_size or max(1, users // 2), users)
+        steps = steps_of(how.epochs, users, batch)
+        evaluations = 2 + (0 if cell.every is None else how.epochs / cell.every)
+        return steps * (batch * speed.user + speed.step) + evaluations * users * speed.rank
 
     @functools.cache  # noqa: B019  - lives as long as one run of the runner
     def _users(self, name: str) -> int:
         return len(load(self._data[name]).sequences)
 
 
-def _kind(cell: Cell) -> str:
-    """Cells of one kind take the same time: all but epsilon, seed and learning rate the same."""
-    settings = {
-        name: value for name, value in cell.settings().items() if name not in ("epsilon", "seed", "delta", "recipe")
-    }
-    recipe: dict[str, Any] = {}
-    if cell.work == "recipe":
-        recipe = cell.recipe.model_dump(exclude=_FREE)
-    return json.dumps([cell.dataset, math.isinf(cell.epsilon), settings, recipe], sort_keys=True, default=str)
+def _kind(cell: Cell, free: Collection[str] = _FREE) -> str:
+    """Cells of one kind take the same time: all settings are the same, but for those that are `free`."""
+    recipe = {name: value for name, value in cell.defaults().items() if name not in free}
+    options = {} if cell.work == "recipe" else cell.options
+    about = [cell.dataset, cell.work, cell.every, math.isinf(cell.epsilon), options, recipe]
+    return json.dumps(about, sort_keys=True, default=str)
 
 
 def measure_speed(recipe: Recipe, data: Path) -> Speed:
@@ -125,15 +112,16 @@ def _steps(recipe: Recipe, data: Path, batch: int, folder: Path) -> list[tuple[i
     """Users and seconds of steps of about `batch` users, after one that warms up."""
     users = len(load(data).sequences)
     batch = min(batch, users)
-    run = begin(folder, data, recipe.model_copy(update={"batch_size": batch, "epochs": 3 * batch / users}))
-    assert isinstance(run, Run)
+    few = {"dpsgd.batch_size": batch, "dpsgd.epochs": 3 * batch / users, "distil.steps": 1}
+    run = start(folder, data, recipe.changed(few))
     try:
-        run.trainer.make_step(run.curator)
+        trainer = run.begin_steps()
+        trainer.make_step(run.curator)
         points = []
         for _ in range(run.plan.steps - 1):
-            start = time.process_time()
-            report = run.trainer.make_step(run.curator)
-            points.append((report.users, time.process_time() - start))
+            began = time.process_time()
+            report = trainer.make_step(run.curator)
+            points.append((report.users, time.process_time() - began))
         return points
     finally:
         run.close()
@@ -141,9 +129,10 @@ def _steps(recipe: Recipe, data: Path, batch: int, folder: Path) -> list[tuple[i
 
 def _ranking(recipe: Recipe, dataset: Dataset) -> float:
     """Seconds to rank all items for a user."""
-    model = recipe.build(len(dataset.catalogue)).eval()
+    assert recipe.network is not None
+    model = build(recipe.network.spec(len(dataset.catalogue))).eval()
     held = held_out(dataset.sequences, "test")
-    batch = collate(held.histories, held.evaluated[: max(BATCHES)], recipe.max_length)
+    batch = collate(held.histories, held.evaluated[: max(BATCHES)], recipe.network.max_length)
 
     def ranking() -> None:
         with torch.no_grad():

@@ -17,12 +17,13 @@ from dpformer.fit.scorers import to_scorer
 from dpformer.models import TransitionScorer
 from dpformer.privacy import epsilon, make_plan
 from dpformer.privacy.calibration import gaussian_multiplier
-from dpformer.statistics.combine import Measured, measure
+from dpformer.statistics.combine import Measured
 from dpformer.statistics.settings import TransitionSettings
 from dpformer_experiments.curators import seeded_curator
 from dpformer_experiments.reproduce.cells import Cell
 from dpformer_experiments.reproduce.public_facts import Facts, class_log_lift, facts, pair_classes
 from dpformer_experiments.reproduce.work import Done, ShouldStop, Tell, figures_of
+from dpformer_experiments.transition_answers import measure_transitions, transition_shares
 
 MOVIES = "movies.dat"
 # Chosen on the validation item among .1, .2, .4, .6 and .9.
@@ -35,9 +36,9 @@ def public_transitions(cell: Cell, data: Path, folder: Path, should_stop: Should
     known = read_facts(dataset)
     train, items = held_out(dataset.sequences, "test").histories, len(dataset.catalogue)
     settings = TransitionSettings()
-    plan = make_plan(len(train), cell.epsilon, cell.delta, shares=settings.shares)
+    plan = make_plan(len(train), cell.epsilon, cell.delta, shares=transition_shares(settings))
     with seeded_curator(train, plan, cell.seed) as curator:
-        measured = measure(curator, items, settings)
+        measured = measure_transitions(curator, items, settings)
     privacy = {
         "epsilon": plan.total.epsilon,
         "delta": cell.delta,

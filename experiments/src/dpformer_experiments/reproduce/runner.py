@@ -23,7 +23,7 @@ from dpformer_experiments.reproduce.cells import Cell
 from dpformer_experiments.reproduce.data_sets import fingerprint
 from dpformer_experiments.reproduce.estimate import Estimates
 from dpformer_experiments.reproduce.runs import FILE, Runs
-from dpformer_experiments.reproduce.work import Done, defaults, do
+from dpformer_experiments.reproduce.work import Done, do
 
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
@@ -82,7 +82,7 @@ def run_cells(
     finished = Runs(runs or root / FILE)
     for outcome in outcomes:
         key = outcome.cell.key(prints[outcome.cell.dataset])
-        outcome.record = finished.find(key, defaults(outcome.cell))
+        outcome.record = finished.find(key, outcome.cell.defaults())
     estimates, watch = Estimates(data), watch or Watch()
     for outcome in outcomes:
         if outcome.record is not None:

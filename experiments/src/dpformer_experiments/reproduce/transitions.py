@@ -13,14 +13,17 @@ from typing import Any
 from dpformer.data import Dataset
 from dpformer.errors import DataError, PrivacyError
 from dpformer.evaluation import Evaluation, evaluate, held_out
-from dpformer.evaluation.held_out import ITEMS as HELD_OUT
-from dpformer.fit.scorers import POPULARITY_SHARES, count_events, fit_popularity, fit_transitions
+from dpformer.fit.scorers import count_events, popularity_of, to_scorer
+from dpformer.models import Recommender
 from dpformer.privacy import make_plan
 from dpformer.privacy.calibration import gaussian_multiplier
+from dpformer.privacy.query import Asker
+from dpformer.statistics.histogram import HISTOGRAM, Histogram
 from dpformer.statistics.settings import TransitionSettings
 from dpformer_experiments.curators import seeded_curator
 from dpformer_experiments.reproduce.data_sets import VARIABLES, find_set
 from dpformer_experiments.reproduce.page import Page
+from dpformer_experiments.transition_answers import measure_transitions, transition_shares
 
 DELTA = 1e-5
 POPULARITY, DP_POPULARITY = "popularity (not private)", "DP popularity"
@@ -96,21 +99,24 @@ def measure_set(
         THREE_STAGES: TransitionSettings(),
     }
     for model, settings in models.items():
-        shares = POPULARITY_SHARES if settings is None else settings.shares
+        shares = {HISTOGRAM: 1.0} if settings is None else transition_shares(settings)
         for epsilon in epsilons:
             plan = make_plan(len(people), epsilon, DELTA, shares=shares)
             evaluations = []
             for seed in range(1, seeds + 1):
                 say(f"{name}: {model}, epsilon {epsilon:g}, seed {seed}")
                 with seeded_curator(people, plan, seed) as curator:
-                    private = (
-                        fit_popularity(curator, item_count)
-                        if settings is None
-                        else fit_transitions(curator, item_count, settings)
-                    )
+                    private = _fit(curator, item_count, settings)
                 evaluations.append(evaluate(private, held, item_count))
             rows.append(_row(name, model, epsilon, gaussian_multiplier(epsilon, DELTA), evaluations))
     return {"protocol": found.protocol.line(), "rows": rows}
+
+
+def _fit(asker: Asker, items: int, settings: TransitionSettings | None) -> Recommender:
+    """DP transitions; without settings, DP popularity."""
+    if settings is None:
+        return popularity_of(asker.ask(Histogram(items)))
+    return to_scorer(measure_transitions(asker, items, settings), settings)
 
 
 def _row(

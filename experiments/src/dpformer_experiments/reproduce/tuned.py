@@ -21,9 +21,10 @@ import numpy as np
 from dpformer.data import Sequences, load
 from dpformer.evaluation import held_out, rank
 from dpformer.evaluation.ranking import Scorer
-from dpformer.fit.scorers import fit_transitions
+from dpformer.fit.scorers import to_scorer
 from dpformer.models import TransitionScorer
-from dpformer.privacy import Answer, Curator, PrivacyPlan, Query, Sample, Statistic
+from dpformer.privacy import Answer, Charge, Curator, PrivacyPlan, Query, Sample, Statistic
+from dpformer.privacy.charge import split_budget
 from dpformer.privacy.query import Asker, Vectors
 from dpformer.privacy.tuning import Tuning, tuned_epsilon, tuned_factor
 from dpformer.statistics.settings import TransitionSettings
@@ -31,6 +32,7 @@ from dpformer_experiments.curators import seeded_curator
 from dpformer_experiments.reproduce.cells import Cell
 from dpformer_experiments.reproduce.runs import append_line, read_lines
 from dpformer_experiments.reproduce.work import Done, ShouldStop, Tell, figures_of
+from dpformer_experiments.transition_answers import measure_transitions, transition_shares
 
 # Fixed beforehand and public. Chosen by what the settings mean; the default's head lies between these.
 GRID: tuple[dict[str, Any], ...] = tuple(
@@ -100,10 +102,11 @@ def tuned_transitions(cell: Cell, data: Path, folder: Path, should_stop: ShouldS
     trials = read_lines(folder / TRIALS)
 
     def fit(curator: Curator[Sequences], trial: int) -> TransitionScorer:
-        return fit_transitions(AskEarlier(curator), items, TransitionSettings(**GRID[drawn[trial]]))
+        settings = TransitionSettings(**GRID[drawn[trial]])
+        return to_scorer(measure_transitions(AskEarlier(curator), items, settings), settings)
 
     def curator_of(trial: int) -> Any:
-        shares = TransitionSettings(**GRID[drawn[trial]]).shares
+        shares = transition_shares(TransitionSettings(**GRID[drawn[trial]]))
         releases = (*split_budget(sigma, shares), Charge(SCORE, TUNING.score_noise_multiplier))
         plan = PrivacyPlan(len(people), len(people), 0, cell.epsilon, cell.delta, 0.0, releases)
         return seeded_curator(people, plan, 1_000_003 * cell.seed + trial)

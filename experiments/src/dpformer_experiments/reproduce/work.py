@@ -15,8 +15,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dpformer.fit.session import AnyRun, begin, go_on
-
 from dpformer import __version__
 from dpformer.artifact import load as load_artifact
 from dpformer.artifact import read_statement
@@ -25,10 +23,11 @@ from dpformer.data import Dataset, load
 from dpformer.evaluation import evaluate, held_out
 from dpformer.evaluation.ranking import Scorer
 from dpformer.files import read_json, sha256, write_json
-from dpformer.fit.folder import read_recipe
+from dpformer.fit.folder import finish_written, read_recipe
 from dpformer.fit.recipe import Recipe
-from dpformer.fit.run import Progress, Run
+from dpformer.fit.run import Run, resume, start
 from dpformer.fit.scorers import count_events
+from dpformer.fit.stage import Progress
 from dpformer_experiments.reproduce.cells import FREE, Cell
 from dpformer_experiments.reproduce.data_sets import fingerprint
 from dpformer_experiments.reproduce.runs import append_line, read_lines
@@ -73,17 +72,12 @@ def do(cell: Cell, data: Path, folder: Path, should_stop: ShouldStop, tell: Tell
         "delta": cell.delta,
         "seed": cell.seed,
         "settings": cell.settings(),
-        "defaults": defaults(cell),
+        "defaults": cell.defaults(),
         "dpformer": __version__,
         "data": print_of_data,
         "core_seconds": round(clock.core_seconds, 1),
         **found,
     }
-
-
-def defaults(cell: Cell) -> dict[str, Any]:
-    """All settings in full, those at their defaults too."""
-    return json.loads(cell.recipe.model_dump_json()) if cell.work == "recipe" else {}
 
 
 class Clock:
@@ -118,18 +112,20 @@ class Clock:
 def train(cell: Cell, data: Path, folder: Path, should_stop: ShouldStop, tell: Tell) -> Done | None:
     """A run of the product, begun or gone on with; evaluated when its model is released."""
     place = folder / "run"
+    finish_written(place)
     if (place / MODEL).exists() and not _same(read_recipe(place), cell.recipe):
         shutil.rmtree(place)  # made with other defaults
     if not (place / MODEL).exists():
         run = _opened(cell, data, place)
         iterates = Iterates(cell, run, folder / ITERATES)
 
-        def on_step(progress: Progress) -> None:
-            iterates.look(progress)
-            tell(progress.report.step, progress.plan.steps)
+        def on_progress(progress: Progress) -> None:
+            if progress.report is not None:  # a step; the other stages begin again after an interruption
+                iterates.look(progress)
+                tell(progress.done, progress.total)
 
         try:
-            if not run.train(on_step, should_stop):
+            if not run.train(on_progress, should_stop):
                 return None
         finally:
             run.close()
@@ -155,15 +151,15 @@ def train(cell: Cell, data: Path, folder: Path, should_stop: ShouldStop, tell: T
     return found
 
 
-def _opened(cell: Cell, data: Path, place: Path) -> AnyRun:
+def _opened(cell: Cell, data: Path, place: Path) -> Run:
     """An interrupted run goes on; one that never came to its first checkpoint, or has other defaults, begins anew."""
     if place.exists() and any((place / PRIVATE).glob("checkpoint-*")):
-        run = go_on(place, data)
+        run = resume(place, data)
         if _same(run.recipe, cell.recipe):
             return run
         run.close()
     shutil.rmtree(place, ignore_errors=True)
-    return begin(place, data, cell.recipe)
+    return start(place, data, cell.recipe)
 
 
 def _same(one: Recipe, other: Recipe) -> bool:
@@ -173,7 +169,7 @@ def _same(one: Recipe, other: Recipe) -> bool:
 class Iterates:
     """Figures of the model every so many epochs. A side output that is not private, and chooses nothing."""
 
-    def __init__(self, cell: Cell, run: AnyRun, path: Path) -> None:
+    def __init__(self, cell: Cell, run: Run, path: Path) -> None:
         self._run, self._path, self._every = run, path, cell.every
         if cell.every is None:
             return
@@ -183,15 +179,15 @@ class Iterates:
 
     def look(self, progress: Progress) -> None:
         """Evaluate, if a multiple of `every` epochs has just been passed, or all steps are made."""
-        run, step, plan = self._run, progress.report.step, progress.plan
-        if self._every is None or not isinstance(run, Run):
+        if self._every is None:
             return
+        run, step, plan = self._run, progress.done, progress.plan
         epoch = step * plan.batch_size / plan.users
         before = (step - 1) * plan.batch_size / plan.users
         if math.floor(epoch / self._every) == math.floor(before / self._every) and step < plan.steps:
             return
-        model = run.trainer.model.eval()
-        found = evaluate(model, self._held, len(run.dataset.catalogue), max_length=run.recipe.window)
+        model = run.outputs.recommender(run.recipe).eval()
+        found = evaluate(model, self._held, len(run.dataset.catalogue), max_length=model.spec.window)
         line = {"step": step, "epoch": round(epoch, 3), "not_private": True}
         line |= {name: found.masked[name].value for name in ("ndcg@10", "hit@10")}
         append_line(self._path, line)
