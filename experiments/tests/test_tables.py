@@ -12,7 +12,7 @@ import pytest
 from dpformer.errors import DPFormerError
 from dpformer.fit.dpsgd import WARMUP, Optimisation
 from dpformer.fit.recipe import DPSGDSettings
-from dpformer_experiments.reproduce import RESULTS, heat_maps, paper, results, tables
+from dpformer_experiments.reproduce import RESULTS, heat_maps, paper, results, summary, tables
 from dpformer_experiments.reproduce.methods import METHODS, in_order
 from dpformer_experiments.reproduce.page import as_csv
 from dpformer_experiments.reproduce.runs import FILE, read_lines
@@ -223,15 +223,15 @@ def test_committed_tables_are_the_means_of_the_committed_runs():
             continue
         compared += 1
         for label, (item, kind) in kinds.items():
-            for metric in tables.METRICS:
+            for metric in summary.METRICS:
                 values = [100 * run[item][kind][metric]["value"] for run in found if item in run]
-                assert row[label + metric] == tables.mean_of(values)
-                assert row[f"{label}{metric} std"] == tables.spread_of(values)
+                assert row[label + metric] == summary.mean_of(values)
+                assert row[f"{label}{metric} std"] == summary.spread_of(values)
     assert compared == 42
     for record in json.loads((DOCS / "results" / "pure.json").read_text())["records"]:
         kind = "masked" if record["masked"] else "unmasked"
         found = [last[record["dataset"], record["method"], record["epsilon"], seed] for seed in record["seeds"]]
-        for metric in tables.METRICS:
+        for metric in summary.METRICS:
             values = [100 * run[record["item"]][kind][metric]["value"] for run in found]
-            assert record[metric] == pytest.approx(tables.mean_of(values), abs=6e-4)
-            assert record["std"][metric] == pytest.approx(tables.spread_of(values), abs=6e-4)
+            assert record[metric] == pytest.approx(summary.mean_of(values), abs=6e-4)
+            assert record["std"][metric] == pytest.approx(summary.spread_of(values), abs=6e-4)

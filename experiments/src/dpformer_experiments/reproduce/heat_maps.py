@@ -16,7 +16,7 @@ from dpformer_experiments.reproduce.data_sets import prepare_sets
 from dpformer_experiments.reproduce.methods import PAPER_ON
 from dpformer_experiments.reproduce.page import Page, new_figure
 from dpformer_experiments.reproduce.runner import Watch, run_cells
-from dpformer_experiments.reproduce.tables import METRICS, check_seeds, mean_of, spread_of, tried, with_spread
+from dpformer_experiments.reproduce.summary import METRICS, check_seeds, mean_of, spread_of, tried, with_spread
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

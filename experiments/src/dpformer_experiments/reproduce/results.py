@@ -16,6 +16,7 @@ from dpformer.errors import DPFormerError
 from dpformer_experiments.reproduce import tables
 from dpformer_experiments.reproduce.page import Page, new_figure, save_figure
 from dpformer_experiments.reproduce.runs import read_lines
+from dpformer_experiments.reproduce.summary import METRICS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -59,8 +60,8 @@ def records(figures: dict[str, Any]) -> list[dict[str, Any]]:
                     "epsilon": row["epsilon"],
                     "delta": row["delta"],
                     "masked": masked,
-                    **{metric: row[prefix + metric] for metric in tables.METRICS},
-                    "std": {metric: row[f"{prefix}{metric} std"] for metric in tables.METRICS},
+                    **{metric: row[prefix + metric] for metric in METRICS},
+                    "std": {metric: row[f"{prefix}{metric} std"] for metric in METRICS},
                     "seeds": row["seeds"],
                     "command": row["command"],
                 }
@@ -74,7 +75,7 @@ def page(figures: dict[str, Any]) -> Page:
         (
             *(str(row[key]) for key in ("dataset", "method", "epsilon")),
             "masked" if row["masked"] else "unmasked",
-            *(f"{row[metric]:.2f}" for metric in tables.METRICS),
+            *(f"{row[metric]:.2f}" for metric in METRICS),
             str(len(row["seeds"])),
         )
         for row in figures["rows"]

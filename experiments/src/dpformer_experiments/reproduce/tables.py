@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,13 +13,13 @@ from dpformer_experiments.reproduce.data_sets import prepare_sets
 from dpformer_experiments.reproduce.methods import DELTA, METHODS, Method, in_order
 from dpformer_experiments.reproduce.page import Page, new_figure
 from dpformer_experiments.reproduce.runner import Outcome, Watch, run_cells
+from dpformer_experiments.reproduce.summary import METRICS, check_seeds, mean_of, spread_of, tried, with_spread
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SETS = {"table-1": "ml-1m", "table-2": "amazon-games"}
 TITLES = {"table-1": "Table 1: MovieLens-1M", "table-2": "Table 2: Amazon Games"}
-METRICS = ("ndcg@10", "hit@10")
 SEEDS = 3
 
 
@@ -53,12 +52,6 @@ def run(
         runs=runs, budget_minutes=budget_minutes, workers=workers, watch=watch, stopped=stopped,
         wanted=lambda cell: (not method or cell.method in method) and (not epsilon or cell.epsilon in epsilon),
     )  # fmt: skip
-
-
-def check_seeds(seeds: int) -> None:
-    """At least one."""
-    if seeds < 1:
-        raise DPFormerError(f"{seeds} seeds measure nothing; give --seeds 1 or more")
 
 
 def measure(
@@ -126,36 +119,6 @@ def _row(name: str, method: Method, outcomes: list[Outcome]) -> dict[str, Any]:
     return row
 
 
-def mean_of(values: Sequence[float]) -> float | None:
-    """The mean; None of nothing."""
-    return round(statistics.fmean(values), 4) if values else None
-
-
-def spread_of(values: Sequence[float]) -> float | None:
-    """The standard deviation; None of fewer than two."""
-    return round(statistics.stdev(values), 4) if len(values) > 1 else None
-
-
-def tried(outcome: Outcome) -> dict[str, Any]:
-    """A line of the log of everything that was tried."""
-    cell, record = outcome.cell, outcome.record
-    assert record is not None
-    figures: dict[str, Any] = {
-        item: {metric: round(100 * record[item]["masked"][metric]["value"], 4) for metric in METRICS}
-        for item in ("validation", "test")
-        if item in record
-    }
-    return {
-        "dataset": cell.dataset,
-        "method": cell.method,
-        "seed": cell.seed,
-        "settings": record["settings"],
-        **figures,
-        "minutes": round(record["core_seconds"] / 60, 2),
-        "dpformer": record["dpformer"],
-    }
-
-
 HEADINGS = (
     *("method", "epsilon", "reported NDCG@10 / HIT@10", "our NDCG@10", "our HIT@10", "difference"),
     *("unmasked", "validation", "epsilon at delta 1/N", "seeds", "min a seed"),
@@ -199,14 +162,6 @@ def texts(row: dict[str, Any]) -> tuple[str, ...]:
         " ".join(map(str, row["seeds"])) + (f" ({'; '.join(reasons)})" if reasons and row["seeds"] else ""),
         "" if row["minutes a seed"] is None else f"{row['minutes a seed']:.1f}",
     )
-
-
-def with_spread(row: dict[str, Any], metric: str) -> str:
-    """`11.87 ± 0.23`."""
-    if row[metric] is None:
-        return ""
-    spread = row[f"{metric} std"]
-    return f"{row[metric]:.2f}" + (f" ± {spread:.2f}" if spread is not None else "")
 
 
 def _pair(row: dict[str, Any], prefix: str, form: str = ".2f") -> str:

@@ -1,0 +1,56 @@
+"""What the results that train have in common: metrics, means and spreads over seeds, and the log of what was tried."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from dpformer.errors import DPFormerError
+from dpformer_experiments.reproduce.runner import Outcome
+
+METRICS = ("ndcg@10", "hit@10")
+
+
+def check_seeds(seeds: int) -> None:
+    """At least one."""
+    if seeds < 1:
+        raise DPFormerError(f"{seeds} seeds measure nothing; give --seeds 1 or more")
+
+
+def mean_of(values: Sequence[float]) -> float | None:
+    """The mean; None of nothing."""
+    return round(statistics.fmean(values), 4) if values else None
+
+
+def spread_of(values: Sequence[float]) -> float | None:
+    """The standard deviation; None of fewer than two."""
+    return round(statistics.stdev(values), 4) if len(values) > 1 else None
+
+
+def with_spread(row: dict[str, Any], metric: str) -> str:
+    """`11.87 ± 0.23`."""
+    if row[metric] is None:
+        return ""
+    spread = row[f"{metric} std"]
+    return f"{row[metric]:.2f}" + (f" ± {spread:.2f}" if spread is not None else "")
+
+
+def tried(outcome: Outcome) -> dict[str, Any]:
+    """A line of the log of everything that was tried."""
+    cell, record = outcome.cell, outcome.record
+    assert record is not None
+    figures: dict[str, Any] = {
+        item: {metric: round(100 * record[item]["masked"][metric]["value"], 4) for metric in METRICS}
+        for item in ("validation", "test")
+        if item in record
+    }
+    return {
+        "dataset": cell.dataset,
+        "method": cell.method,
+        "seed": cell.seed,
+        "settings": record["settings"],
+        **figures,
+        "minutes": round(record["core_seconds"] / 60, 2),
+        "dpformer": record["dpformer"],
+    }
