@@ -15,8 +15,9 @@ from dpformer.fit.recipe import DPSGDSettings
 from dpformer_experiments.reproduce import RESULTS, heat_maps, paper, results, summary, tables
 from dpformer_experiments.reproduce.methods import METHODS, in_order
 from dpformer_experiments.reproduce.page import as_csv
+from dpformer_experiments.reproduce.runner import Running, run_cells
 from dpformer_experiments.reproduce.runs import FILE, read_lines
-from small_table import TINY, small_methods
+from small_table import TINY, small_table
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -25,9 +26,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 def figures(demo, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patched:
         patched.setitem(paper.TABLES, "demo", paper.TABLES["ml-1m"])
-        return tables.measure(
-            "table-1", "demo", small_methods(), demo, tmp_path_factory.mktemp("cells"), 2, workers=1
-        )  # fmt: skip
+        return small_table("table-1", demo, Running(tmp_path_factory.mktemp("cells"), workers=1), seeds=2)
 
 
 def test_the_papers_values_are_those_of_its_tables():
@@ -141,7 +140,8 @@ def test_heat_maps_have_a_cell_for_each_setting(demo, tmp_path):
     assert {(network.d, network.tied) for network in halved} == {(32, False)}
     maps = heat_maps.Maps("small", "demo", math.inf, {"shared": {**TINY, "reattention": "off"}}, (10**6,), (1e-3, 1e-2))
     cells = maps.cells(1)
-    found = heat_maps.measure("small", maps, cells, demo, tmp_path, workers=1, wanted=lambda cell: cell is cells[0])
+    outcomes = run_cells(cells, demo, Running(tmp_path, workers=1), wanted=lambda cell: cell is cells[0])
+    found = heat_maps.measure("small", maps, outcomes)
     assert [row["ndcg@10"] is None for row in found["rows"]] == [True, False]
     assert "not asked for" in heat_maps.page(found).grid()
     assert len(heat_maps.draw(found).axes) == 1
@@ -172,8 +172,7 @@ def test_every_result_can_be_asked_for(dpformer):
         module = importlib.import_module(f"dpformer_experiments.reproduce.{result.module}")
         assert callable(module.run)
         assert callable(module.page)
-        taken = inspect.signature(module.run).parameters
-        assert ("cells" in taken) == ("runs" in taken)
+        assert set(result.options) <= set(inspect.signature(module.run).parameters)
     done = dpformer("reproduce", "--json")
     assert json.loads(done.out) == {name: result.about for name, result in RESULTS.items()}
     for arguments, complaint in (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -57,7 +58,6 @@ def reproduce(
 ) -> None:
     """Make a table or figure of the paper, or a result of ours, again. Ctrl-C is safe: the same command goes on."""
     import importlib
-    import inspect
     import sys
 
     from dpformer.cli.output import print_json, stderr, stdout
@@ -72,7 +72,7 @@ def reproduce(
     if name not in RESULTS:
         raise DPFormerError(f"no result is called {name!r}; there are: {', '.join(RESULTS)}")
     module = importlib.import_module(f"dpformer_experiments.reproduce.{RESULTS[name].module}")
-    taken = inspect.signature(module.run).parameters
+    taken = _taken(module)
     options: dict[str, Any] = {
         "budget_minutes": budget_minutes,
         "seeds": seeds,
@@ -96,8 +96,7 @@ def reproduce(
         given["data"] = parse_data(given["data"])
     if "cells" in taken:
         output = output or Path("reproduced")
-        given.setdefault("cells", output / "cells")
-        given.setdefault("runs", output / FILE)
+        given = {"cells": output / "cells", "runs": output / FILE, **given}
     if "report" in taken:
         given.setdefault("report", Path("docs"))
     if "out" in taken:
@@ -107,11 +106,7 @@ def reproduce(
     if output is not None:
         make_folder(output)
     with stoppable() as asked:
-        if "watch" in taken:
-            with show_cells() as watch:
-                figures = module.run(**RESULTS[name].options, **given, watch=watch, stopped=lambda: bool(asked))
-        else:
-            figures = module.run(**RESULTS[name].options, **given)
+        figures = _run(module, {**RESULTS[name].options, **given}, lambda: bool(asked))
     if output is not None:
         written = module.write(figures, output) if hasattr(module, "write") else write(output, name, figures, module)
         stderr.print(f"wrote {', '.join(map(str, written))}", soft_wrap=True)
@@ -125,6 +120,34 @@ def reproduce(
         sys.exit(130)
     if figures.get("failed"):
         sys.exit(1)
+
+
+def _taken(module: Any) -> set[str]:
+    """The options of a result: those that its `run` names and, where it trains, those of `Running`."""
+    import dataclasses
+    import inspect
+
+    taken = set(inspect.signature(module.run).parameters)
+    if "how" in taken:
+        from dpformer_experiments.reproduce.runner import Running
+
+        taken |= {field.name for field in dataclasses.fields(Running)}
+    return taken
+
+
+def _run(module: Any, given: dict[str, Any], stopped: Callable[[], bool]) -> dict[str, Any]:
+    """The figures of a result. Where it trains, all that is about its cells goes into one object."""
+    import inspect
+
+    own = inspect.signature(module.run).parameters
+    if "how" not in own:
+        return module.run(**given)
+    from dpformer_experiments.reproduce.runner import Running
+
+    with show_cells() as watch:
+        of_cells = {option: value for option, value in given.items() if option not in own}
+        how = Running(**of_cells, watch=watch, stopped=stopped)
+        return module.run(**{option: given[option] for option in given.keys() & own.keys()}, how=how)
 
 
 def _list(as_json: bool) -> None:

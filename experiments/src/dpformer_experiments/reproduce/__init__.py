@@ -3,7 +3,7 @@
 A result is a module with
 
     run(**options) -> dict     figures, ready for JSON, with a list `rows` of flat records; of the options of `dpformer reproduce`
-                               it takes those that it names
+                               it takes those that it names; if it trains, also `how`, a `runner.Running`
     page(figures) -> Page      the same for people
     draw(figures) -> Figure    optional: the plot
 

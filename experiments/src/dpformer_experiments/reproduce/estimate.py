@@ -10,7 +10,7 @@ import json
 import math
 import tempfile
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -43,7 +43,7 @@ class Speed:
 class Estimates:
     """Seconds that cells need. `learn` from those that finish."""
 
-    def __init__(self, data: dict[str, Path], measure: Callable[[Recipe, Path], Speed] | None = None) -> None:
+    def __init__(self, data: Mapping[str, Path], measure: Callable[[Recipe, Path], Speed] | None = None) -> None:
         self._data, self._measure = data, measure or measure_speed
         self._finished: dict[str, list[float]] = {}
         self._speeds: dict[str, Speed] = {}

@@ -5,18 +5,24 @@ The paper shows both as pictures, without numbers that could stand beside ours.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpformer_experiments.reproduce import paper
 from dpformer_experiments.reproduce.cells import Cell
-from dpformer_experiments.reproduce.data_sets import prepare_sets
 from dpformer_experiments.reproduce.methods import PAPER_ON
 from dpformer_experiments.reproduce.page import Page, new_figure
-from dpformer_experiments.reproduce.runner import Watch, run_cells
-from dpformer_experiments.reproduce.summary import METRICS, check_seeds, mean_of, spread_of, tried, with_spread
+from dpformer_experiments.reproduce.runner import Outcome, Running, run_cells
+from dpformer_experiments.reproduce.summary import (
+    METRICS,
+    check_seeds,
+    ending,
+    mean_and_spread,
+    mean_of,
+    protocols,
+    with_spread,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -71,30 +77,15 @@ MAPS = {
 }
 
 
-def run(
-    name: str,
-    *,
-    cells: Path,
-    seeds: int = 1,
-    budget_minutes: float | None = None,
-    workers: int | None = None,
-    data: Mapping[str, Path] | None = None,
-    runs: Path | None = None,
-    watch: Watch | None = None,
-    stopped: Callable[[], bool] = lambda: False,
-) -> dict[str, Any]:
+def run(name: str, *, how: Running, seeds: int = 1) -> dict[str, Any]:
     """Run (or find) all cells of the maps."""
     check_seeds(seeds)
-    folders = prepare_sets([MAPS[name].dataset], data or {}, cells)
-    how: dict[str, Any] = {"budget_minutes": budget_minutes, "workers": workers, "watch": watch, "stopped": stopped}
-    return measure(name, MAPS[name], MAPS[name].cells(seeds), folders, cells, runs=runs, **how)
+    maps = MAPS[name]
+    return measure(name, maps, run_cells(maps.cells(seeds), how.prepared([maps.dataset]), how))
 
 
-def measure(
-    name: str, maps: Maps, cells: list[Cell], folders: dict[str, Path], root: Path, **how: Any
-) -> dict[str, Any]:
-    """The figures of the maps; `how` is for the runner."""
-    outcomes = run_cells(cells, folders, root, **how)
+def measure(name: str, maps: Maps, outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """The figures of the maps, from what became of their cells."""
     rows = []
     for setting in maps.settings:
         for batch in maps.batch_sizes:
@@ -105,7 +96,7 @@ def measure(
                 row: dict[str, Any] = {"setting": setting, "batch_size": batch, "learning_rate": rate}
                 for metric in METRICS:
                     values = [100 * record["test"]["masked"][metric]["value"] for record in records]
-                    row[metric], row[f"{metric} std"] = mean_of(values), spread_of(values)
+                    row |= mean_and_spread(metric, values)
                 row["validation ndcg@10"] = mean_of(
                     [100 * r["validation"]["masked"]["ndcg@10"]["value"] for r in records]
                 )
@@ -113,17 +104,15 @@ def measure(
                 row["not run"] = next((outcome.why for outcome in mine if outcome.record is None), "")
                 row["command"] = mine[0].cell.command(name)
                 rows.append(row)
-    done = [outcome for outcome in outcomes if outcome.record is not None]
     return {
         "name": name,
         "title": maps.title,
         "dataset": maps.dataset,
         "epsilon": maps.epsilon,
         "unit": "%",
-        "protocol": done[0].record["test"]["protocol"] if done and done[0].record else "",
+        "protocol": protocols(outcomes).get("test", ""),
         "rows": rows,
-        "failed": sum(outcome.failed for outcome in outcomes),
-        "tried": [tried(outcome) for outcome in done],
+        **ending(outcomes),
     }
 
 

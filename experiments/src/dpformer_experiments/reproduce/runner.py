@@ -11,16 +11,16 @@ import os
 import queue
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from dpformer.data import load
 from dpformer.errors import DPFormerError
 from dpformer_experiments.reproduce.cells import Cell
-from dpformer_experiments.reproduce.data_sets import fingerprint
+from dpformer_experiments.reproduce.data_sets import fingerprint, prepare_sets
 from dpformer_experiments.reproduce.estimate import Estimates
 from dpformer_experiments.reproduce.runs import FILE, Runs
 from dpformer_experiments.reproduce.work import Done, do
@@ -58,110 +58,125 @@ class Watch:
         """It is finished, stopped, or failed."""
 
 
+def _never() -> bool:
+    return False
+
+
+@dataclass(frozen=True)
+class Running:
+    """How cells are run.
+
+    cells: where run folders are kept. runs: the file of finished cells, `cells`/runs.jsonl by default. data: where the data sets
+    are, see `find_set`. workers: processes of one thread, as many as there are cores by default; 1 works in this process.
+    stopped: asked now and then; when it is true, everything is saved and left.
+    """
+
+    cells: Path
+    runs: Path | None = None
+    data: Mapping[str, Path] = field(default_factory=dict)
+    budget_minutes: float | None = None
+    workers: int | None = None
+    watch: Watch = field(default_factory=Watch)
+    stopped: Callable[[], bool] = _never
+
+    def prepared(self, names: Sequence[str]) -> dict[str, Path]:
+        """Folders of prepared data by name, for runs to train on."""
+        return prepare_sets(names, self.data, self.cells)
+
+
 def run_cells(
     cells: Sequence[Cell],
-    data: dict[str, Path],
-    root: Path,
-    *,
-    runs: Path | None = None,
-    budget_minutes: float | None = None,
-    workers: int | None = None,
-    watch: Watch | None = None,
-    stopped: Callable[[], bool] = lambda: False,
+    folders: Mapping[str, Path],
+    how: Running,
     wanted: Callable[[Cell], bool] = lambda cell: True,
 ) -> list[Outcome]:
     """Finish cells and return what became of each, in their order.
 
-    data: prepared folders by name; root: where run folders are kept; runs: the file of finished cells, `root`/runs.jsonl by
-    default. workers: processes of one thread, as many as there are cores by
-    default; 1 works in this process. `stopped` is asked now and then: when it says so, everything is saved and left. What is not
-    `wanted` is shown if it was finished before, and not run.
+    folders: prepared data by name. What is not `wanted` is shown if it was finished before, and not run.
     """
-    prints = {name: fingerprint(load(folder)) for name, folder in data.items()}
-    outcomes = [Outcome(cell, cell.folder(root, prints[cell.dataset])) for cell in cells]
-    finished = Runs(runs or root / FILE)
+    prints = {name: fingerprint(load(folder)) for name, folder in folders.items()}
+    outcomes = [Outcome(cell, cell.folder(how.cells, prints[cell.dataset])) for cell in cells]
+    finished, estimates = Runs(how.runs or how.cells / FILE), Estimates(folders)
     for outcome in outcomes:
-        key = outcome.cell.key(prints[outcome.cell.dataset])
-        outcome.record = finished.find(key, outcome.cell.defaults())
-    estimates, watch = Estimates(data), watch or Watch()
-    for outcome in outcomes:
+        outcome.record = finished.find(outcome.cell.key(prints[outcome.cell.dataset]), outcome.cell.defaults())
         if outcome.record is not None:
             estimates.learn(outcome.cell, outcome.record["core_seconds"])
-    for outcome in outcomes:
-        if outcome.record is None and not wanted(outcome.cell):
+        elif not wanted(outcome.cell):
             outcome.why = "not run: not asked for"
     waiting = [outcome for outcome in outcomes if outcome.record is None and not outcome.why]
     cached = sum(outcome.record is not None for outcome in outcomes)
-    watch.begin(cached + len(waiting), cached)
-    deadline = None if budget_minutes is None else time.time() + 60 * budget_minutes
-    count = workers or os.cpu_count() or 1
-    pool = _Here(stopped, deadline, watch) if count == 1 else _Pool(min(count, max(1, len(waiting))), deadline)
-    with pool:
-        _work(waiting, data, finished, estimates, pool, count, deadline, watch, stopped)
+    how.watch.begin(cached + len(waiting), cached)
+    _Session(how, folders, finished, estimates).run(waiting)
     for outcome in waiting:
         if outcome.record is None and not outcome.why:
             outcome.why = _reason(estimates.seconds(outcome.cell, outcome.folder))
     return outcomes
 
 
-def _work(
-    waiting: list[Outcome],
-    data: dict[str, Path],
-    finished: Runs,
-    estimates: Estimates,
-    pool: _Here | _Pool,
-    count: int,
-    deadline: float | None,
-    watch: Watch,
-    stopped: Callable[[], bool],
-) -> None:
-    """Keep the workers busy until nothing is left that fits."""
-    left, running, told = list(waiting), dict[Future[Done | None], Outcome](), False
-    while True:
-        while len(running) < count and not stopped() and (chosen := _choose(left, estimates, deadline)):
-            left.remove(chosen)
-            watch.started(chosen.cell)
-            running[pool.submit(chosen.cell, data[chosen.cell.dataset], chosen.folder)] = chosen
-        if not running:
+class _Session:
+    """Keeps the workers busy until nothing is left that fits the budget of time."""
+
+    def __init__(self, how: Running, folders: Mapping[str, Path], finished: Runs, estimates: Estimates) -> None:
+        self._how, self._folders, self._finished, self._estimates = how, folders, finished, estimates
+        self._deadline = None if how.budget_minutes is None else time.time() + 60 * how.budget_minutes
+        self._count = how.workers or os.cpu_count() or 1
+
+    def run(self, waiting: Sequence[Outcome]) -> None:
+        """Work on what is waiting, in its order."""
+        with self._pool(len(waiting)) as pool:
+            self._work(list(waiting), pool)
+
+    def _pool(self, cells: int) -> _Here | _Pool:
+        if self._count == 1:
+            return _Here(self._how.stopped, self._deadline, self._how.watch)
+        return _Pool(min(self._count, max(1, cells)), self._deadline)
+
+    def _work(self, left: list[Outcome], pool: _Here | _Pool) -> None:
+        running, stopping = dict[Future[Done | None], Outcome](), False
+        watch, stopped = self._how.watch, self._how.stopped
+        while True:
+            while len(running) < self._count and not stopped() and (chosen := self._choose(left)):
+                left.remove(chosen)
+                watch.started(chosen.cell)
+                running[pool.submit(chosen.cell, self._folders[chosen.cell.dataset], chosen.folder)] = chosen
+            if not running:
+                return
+            done, _ = wait(running, timeout=0.2, return_when=FIRST_COMPLETED)
+            places = {str(outcome.folder): outcome.cell for outcome in running.values()}
+            for place, step, steps in pool.steps():
+                if place in places:  # a late word of a cell that has ended meanwhile is of no use
+                    watch.step(places[place], step, steps)
+            for future in done:
+                outcome = running.pop(future)
+                self._settle(outcome, future)
+                known = [self._estimates.seconds(o.cell, o.folder) or 0.0 for o in [*left, *running.values()]]
+                watch.ended(outcome, sum(known) / self._count)
+            if stopped() and not stopping:
+                stopping = True
+                watch.stopping()
+                pool.stop()
+
+    def _choose(self, left: list[Outcome]) -> Outcome | None:
+        """The first cell that fits what is left of the budget. One of which nothing is known is tried while there is time."""
+        if self._deadline is None:
+            return left[0] if left else None
+        remaining = self._deadline - time.time()
+        if remaining <= 0:
+            return None
+        return next((o for o in left if (self._estimates.seconds(o.cell, o.folder) or 0.0) <= remaining), None)
+
+    def _settle(self, outcome: Outcome, future: Future[Done | None]) -> None:
+        error = future.exception()
+        if error is not None:
+            if not isinstance(error, Exception):
+                raise error
+            kind = "" if isinstance(error, DPFormerError) else f"{type(error).__name__}: "
+            outcome.why, outcome.failed = f"failed: {kind}{' '.join(str(error).split())[:200]}", True
             return
-        done, _ = wait(running, timeout=0.2, return_when=FIRST_COMPLETED)
-        places = {str(outcome.folder): outcome.cell for outcome in running.values()}
-        for place, step, steps in pool.steps():
-            if place in places:  # a late word of a cell that has ended meanwhile is of no use
-                watch.step(places[place], step, steps)
-        for future in done:
-            outcome = running.pop(future)
-            _settle(outcome, future, finished, estimates)
-            known = [estimates.seconds(o.cell, o.folder) or 0.0 for o in [*left, *running.values()]]
-            watch.ended(outcome, sum(known) / count)
-        if stopped() and not told:
-            told = True
-            watch.stopping()
-            pool.stop()
-
-
-def _choose(left: list[Outcome], estimates: Estimates, deadline: float | None) -> Outcome | None:
-    """The first cell that fits what is left of the budget. One of which nothing is known is tried while there is time."""
-    if deadline is None:
-        return left[0] if left else None
-    remaining = deadline - time.time()
-    if remaining <= 0:
-        return None
-    return next((o for o in left if (estimates.seconds(o.cell, o.folder) or 0.0) <= remaining), None)
-
-
-def _settle(outcome: Outcome, future: Future[Done | None], finished: Runs, estimates: Estimates) -> None:
-    error = future.exception()
-    if error is not None:
-        if not isinstance(error, Exception):
-            raise error
-        kind = "" if isinstance(error, DPFormerError) else f"{type(error).__name__}: "
-        outcome.why, outcome.failed = f"failed: {kind}{' '.join(str(error).split())[:200]}", True
-        return
-    outcome.record = future.result()
-    if outcome.record is not None:
-        finished.add(outcome.record)
-        estimates.learn(outcome.cell, outcome.record["core_seconds"])
+        outcome.record = future.result()
+        if outcome.record is not None:
+            self._finished.add(outcome.record)
+            self._estimates.learn(outcome.cell, outcome.record["core_seconds"])
 
 
 def _reason(seconds: float | None) -> str:

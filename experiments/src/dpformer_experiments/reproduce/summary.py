@@ -28,6 +28,11 @@ def spread_of(values: Sequence[float]) -> float | None:
     return round(statistics.stdev(values), 4) if len(values) > 1 else None
 
 
+def mean_and_spread(label: str, values: Sequence[float]) -> dict[str, float | None]:
+    """Both, as entries `label` and `label std` of a row."""
+    return {label: mean_of(values), f"{label} std": spread_of(values)}
+
+
 def with_spread(row: dict[str, Any], metric: str) -> str:
     """`11.87 ± 0.23`."""
     if row[metric] is None:
@@ -54,3 +59,15 @@ def tried(outcome: Outcome) -> dict[str, Any]:
         "minutes": round(record["core_seconds"] / 60, 2),
         "dpformer": record["dpformer"],
     }
+
+
+def ending(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """What stands below the rows of every result: how many cells failed, and the log of the finished ones."""
+    done = [outcome for outcome in outcomes if outcome.record is not None]
+    return {"failed": sum(outcome.failed for outcome in outcomes), "tried": [tried(outcome) for outcome in done]}
+
+
+def protocols(outcomes: Sequence[Outcome]) -> dict[str, str]:
+    """The evaluation protocol of each held-out item, by the first finished cell; empty if there is none."""
+    first = next((outcome.record for outcome in outcomes if outcome.record is not None), {})
+    return {item: first[item]["protocol"] for item in ("test", "validation") if item in first}

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from dpformer.errors import DPFormerError
 from dpformer_experiments.reproduce import paper
-from dpformer_experiments.reproduce.data_sets import prepare_sets
+from dpformer_experiments.reproduce.cells import Cell
 from dpformer_experiments.reproduce.methods import DELTA, METHODS, Method, in_order
 from dpformer_experiments.reproduce.page import Page, new_figure
-from dpformer_experiments.reproduce.runner import Outcome, Watch, run_cells
-from dpformer_experiments.reproduce.summary import METRICS, check_seeds, mean_of, spread_of, tried, with_spread
+from dpformer_experiments.reproduce.runner import Outcome, Running, run_cells
+from dpformer_experiments.reproduce.summary import (
+    METRICS,
+    check_seeds,
+    ending,
+    mean_and_spread,
+    mean_of,
+    protocols,
+    with_spread,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -24,49 +31,27 @@ SEEDS = 3
 
 
 def run(
-    name: str,
-    *,
-    cells: Path,
-    seeds: int = SEEDS,
-    budget_minutes: float | None = None,
-    workers: int | None = None,
-    method: Sequence[str] = (),
-    epsilon: Sequence[float] = (),
-    data: Mapping[str, Path] | None = None,
-    runs: Path | None = None,
-    watch: Watch | None = None,
-    stopped: Callable[[], bool] = lambda: False,
+    name: str, *, how: Running, seeds: int = SEEDS, method: Sequence[str] = (), epsilon: Sequence[float] = ()
 ) -> dict[str, Any]:
     """Run (or find) all cells of a table. method, epsilon: run these rows only; the others show what was run before."""
     unknown = set(method) - {one.name for one in METHODS}
     if unknown:
         known = "; ".join(one.name for one in METHODS)
         raise DPFormerError(f"no method is called {min(unknown)!r}; there are: {known}")
-    budgets = sorted({cell.epsilon for one in METHODS for cell in one.cells(SETS[name], 1)})
+    dataset = SETS[name]
+    budgets = sorted({cell.epsilon for one in METHODS for cell in one.cells(dataset, 1)})
     if absent := set(epsilon) - set(budgets):
         raise DPFormerError(f"no row has epsilon {min(absent):g}; there are: {', '.join(f'{e:g}' for e in budgets)}")
     check_seeds(seeds)
-    folders = prepare_sets([SETS[name]], data or {}, cells)
-    return measure(
-        name, SETS[name], METHODS, folders, cells, seeds,
-        runs=runs, budget_minutes=budget_minutes, workers=workers, watch=watch, stopped=stopped,
-        wanted=lambda cell: (not method or cell.method in method) and (not epsilon or cell.epsilon in epsilon),
-    )  # fmt: skip
+
+    def wanted(cell: Cell) -> bool:
+        return (not method or cell.method in method) and (not epsilon or cell.epsilon in epsilon)
+
+    return measure(name, METHODS, run_cells(in_order(METHODS, dataset, seeds), how.prepared([dataset]), how, wanted))
 
 
-def measure(
-    name: str,
-    dataset: str,
-    methods: tuple[Method, ...],
-    folders: dict[str, Path],
-    cells: Path,
-    seeds: int,
-    **how: Any,
-) -> dict[str, Any]:
-    """The figures of a table of these methods; `how` is for the runner."""
-    outcomes = run_cells(in_order(methods, dataset, seeds), folders, cells, **how)
-    done = [outcome for outcome in outcomes if outcome.record is not None]
-    first = done[0].record if done else None
+def measure(name: str, methods: tuple[Method, ...], outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """The figures of a table of these methods, from what became of their cells."""
     rows = []
     for method in methods:
         mine = [outcome for outcome in outcomes if outcome.cell.method == method.name]
@@ -74,16 +59,13 @@ def measure(
             rows.append(_row(name, method, [o for o in mine if o.cell.epsilon == epsilon]))
     return {
         "name": name,
-        "dataset": dataset,
+        "dataset": outcomes[0].cell.dataset,
         "unit": "%",
         "delta": DELTA,
-        "seeds": seeds,
-        "protocol": {}
-        if first is None
-        else {item: first[item]["protocol"] for item in ("test", "validation") if item in first},
+        "seeds": max(outcome.cell.seed for outcome in outcomes),
+        "protocol": protocols(outcomes),
         "rows": rows,
-        "failed": sum(outcome.failed for outcome in outcomes),
-        "tried": [tried(outcome) for outcome in done],
+        **ending(outcomes),
     }
 
 
@@ -101,14 +83,14 @@ def _row(name: str, method: Method, outcomes: list[Outcome]) -> dict[str, Any]:
     said = paper.reported(cell.dataset, method.compare or method.name, cell.epsilon)
     for place, metric in enumerate(METRICS):
         values = [100 * record["test"]["masked"][metric]["value"] for record in records]
-        row[metric], row[f"{metric} std"] = mean_of(values), spread_of(values)
+        row |= mean_and_spread(metric, values)
         row[f"reported {metric}"] = None if said is None else said[2 * place]
         row[f"difference {metric}"] = None if said is None or not values else round(row[metric] - said[2 * place], 4)
     for where, kind in (("test", "unmasked"), ("validation", "masked")):
         for metric in METRICS:
             label = "unmasked" if where == "test" else "validation"
             values = [100 * record[where][kind][metric]["value"] for record in records if where in record]
-            row[f"{label} {metric}"], row[f"{label} {metric} std"] = mean_of(values), spread_of(values)
+            row |= mean_and_spread(f"{label} {metric}", values)
     privacy = records[0]["privacy"] if records else None
     row["epsilon at delta 1/N"] = None if privacy is None else privacy["epsilon_at_delta_1_over_users"]
     row["seeds"] = [outcome.cell.seed for outcome in outcomes if outcome.record is not None]
