@@ -114,7 +114,7 @@ def page(figures: dict[str, Any]) -> Page:
         f"In %; mean and standard deviation over seeds; delta {figures['delta']:g}, user level: one user's events "
         "replaced by none. Difference: ours less the paper's; ours that the paper does not have stand beside its DPFormer. "
         "The paper's delta is not stated, and its figures are the best of a grid of 25 settings on the test item; ours are of "
-        "settings that were fixed before the test item was looked at, of the last or averaged iterate. "
+        "settings that were fixed before the test item was looked at, of the last iterate. "
         "Epsilon inf: without privacy. Empty: not run, and why. Minutes: of one core.",
         "Models are trained on all but the last two items of each user, or on all but the last one where the method says so: "
         "settings were fixed on the validation item before. The test item is asked for with all before it. Noise is "
