@@ -194,7 +194,7 @@ def in_rows(users: np.ndarray, rows: int) -> list[np.ndarray]:
     return [users[start : start + rows] for start in range(0, len(users), rows)]
 
 
-def split(tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def inputs_and_targets(tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Inputs, targets and weights, each `[b, l]`, as `Worker.losses` has them."""
     s, y = tokens[:, :-1], tokens[:, 1:]
     used = y > 0
@@ -206,7 +206,7 @@ class Plain(Summed):
 
     def add(self, tokens: Tensor) -> None:
         """Autograd; logits of the tokens that are not padding alone."""
-        s, y, w = split(tokens)
+        s, y, w = inputs_and_targets(tokens)
         used = y > 0
         logits = F.linear(self.model.states(s)[used], self.model.table, self.model.output_bias)  # type: ignore[operator, arg-type]
         (F.cross_entropy(logits, y[used], reduction="none") * w[used]).sum().backward()
@@ -229,7 +229,7 @@ class PlainPadded(Summed):
 
     def add(self, tokens: Tensor) -> None:
         """Autograd; logits of all positions, and padding is ignored by the loss."""
-        s, y, w = split(tokens)
+        s, y, w = inputs_and_targets(tokens)
         logits = F.linear(self.model.states(s), self.model.table, self.model.output_bias).flatten(0, 1)  # type: ignore[operator, arg-type]
         losses = F.cross_entropy(logits, y.flatten(), reduction="none", ignore_index=0)
         (losses * w.flatten()).sum().backward()
@@ -246,7 +246,7 @@ class Naive(Summed):
 
     def add(self, tokens: Tensor) -> None:
         """A gradient, its norm, its clipped part."""
-        s, y, w = split(tokens)
+        s, y, w = inputs_and_targets(tokens)
         logits = F.linear(self.model.states(s)[0], self.model.table, self.model.output_bias)  # type: ignore[operator, arg-type]
         loss = (F.cross_entropy(logits, y[0], reduction="none") * w[0]).sum()
         gradients = torch.autograd.grad(loss, self.parameters)

@@ -17,7 +17,7 @@ import torch
 
 from dpformer_experiments.bench import workloads
 from dpformer_experiments.bench.child import run_child
-from dpformer_experiments.bench.field import MAKERS
+from dpformer_experiments.bench.compare import MAKERS
 from dpformer_experiments.bench.workloads import SHAPES, Workload
 
 BATCHES = (256, 512, 1024, 2048, 4096, 8192)

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dpformer_experiments.bench.contenders import BLOCKS, SEED, SIGMA, D, Summed, in_rows, split
+from dpformer_experiments.bench.contenders import BLOCKS, SEED, SIGMA, D, Summed, in_rows, inputs_and_targets
 from dpformer_experiments.bench.workloads import Workload
 
 AT_ONCE = 32
@@ -77,7 +77,7 @@ class _Block(nn.Module):
 
 def losses(model: nn.Module, tokens: Tensor) -> Tensor:
     """Mean loss over each user's tokens, `[B]`."""
-    s, y, w = split(tokens)
+    s, y, w = inputs_and_targets(tokens)
     logits = model(s.contiguous())  # Opacus views what it is given
     return (F.cross_entropy(logits.transpose(1, 2), y, reduction="none") * w).sum(1)
 

@@ -9,7 +9,7 @@ from rich.console import Group
 from rich.table import Table
 
 from dpformer_experiments.bench import grouping
-from dpformer_experiments.bench.field import KEPT
+from dpformer_experiments.bench.compare import KEPT
 
 MEMORY_PLOT, SPEED_PLOT = "performance-memory.svg", "performance-speed.svg"
 LABELS = {

@@ -4,7 +4,7 @@ Full steps (see `contenders`) on two workloads (see `workloads`), d 64, 2 blocks
 
     speed     all contenders take turns in one process; medians and ranges over rounds of the ratios within a round
     memory    a process for each contender and batch size; the peak of the whole process, and above what it held before
-    split     where the time of a private step goes, and the head against its matrix products
+    breakdown where the time of a private step goes, and the head against its matrix products
     growth    over batch, catalogue, length, threads (not with `--quick`, which has two batch sizes)
     grouping  what groups of people cost against a batch that is cut as a whole (see `grouping`)
 """
@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dpformer_experiments.bench import field, goals, grouping, growth, peers, workloads
+from dpformer_experiments.bench import compare, goals, grouping, growth, peers, workloads
 from dpformer_experiments.bench.child import run_child
 from dpformer_experiments.bench.contenders import BLOCKS, D
 from dpformer_experiments.bench.report import markdown, plot, show
@@ -33,9 +33,9 @@ __all__ = ["markdown", "plot", "run", "show"]
 ROOM_MB = 2048
 # Users at once of the two points through which the line of memory over users is drawn.
 FIT_ROWS = (16, 48)
-SPLIT_BATCH = 1024
+BREAKDOWN_BATCH = 1024
 MILLION = 1_000_000
-_FIELD, _SPLIT = "dpformer_experiments.bench.field", "dpformer_experiments.bench.split"
+_COMPARE, _BREAKDOWN = "dpformer_experiments.bench.compare", "dpformer_experiments.bench.breakdown"
 Say = Callable[[str], None]
 
 
@@ -55,7 +55,7 @@ class Sizes:
     most: int
     memory_batch: int
     batches: tuple[int, ...]
-    split_steps: int
+    breakdown_steps: int
     million_batch: int
     everybody: bool
     catalogues: tuple[int, ...] = ()
@@ -116,13 +116,15 @@ def _one(key: str, workload: workloads.Workload, sizes: Sizes, folder: Path, say
     memory, enlarged = _memory(workload, sizes, folder / f"{key}-large.npz")
     rows = {name: min(sizes.most, fit["users"]) for name, fit in fits.items() if name == "opacus padded"}
     peaks = _everybody(path, sizes, rows) if sizes.everybody else {}
-    say(f"{key}: speed, {sizes.rounds} rounds of {len(field.present())} contenders")
+    say(f"{key}: speed, {sizes.rounds} rounds of {len(compare.present())} contenders")
     how = {"batch": sizes.batch, "rounds": sizes.rounds, "take": sizes.take, "few": sizes.few}
-    timed = run_child(f"{_FIELD}:time_all", None, path=str(path), rows=rows, **how)
+    timed = run_child(f"{_COMPARE}:time_all", None, path=str(path), rows=rows, **how)
     say(f"{key}: speed, with memory that is kept")
-    kept = run_child(f"{_FIELD}:time_all", field.KEPT, path=str(path), rows={}, names=list(field.KEPT_NAMES), **how)
-    say(f"{key}: time split")
-    split = run_child(f"{_SPLIT}:measure", path=str(path), batch=SPLIT_BATCH, steps=sizes.split_steps)
+    kept = run_child(
+        f"{_COMPARE}:time_all", compare.KEPT, path=str(path), rows={}, names=list(compare.KEPT_NAMES), **how
+    )
+    say(f"{key}: breakdown of time")
+    breakdown = run_child(f"{_BREAKDOWN}:measure", path=str(path), batch=BREAKDOWN_BATCH, steps=sizes.breakdown_steps)
     about = workload.describe()
     contenders = _contenders(timed)
     for name, row in contenders.items():
@@ -137,7 +139,7 @@ def _one(key: str, workload: workloads.Workload, sizes: Sizes, folder: Path, say
         "memory_batch": sizes.memory_batch,
         "memory": memory,
         "what_fits": fits,
-        "split": split,
+        "split": breakdown,
     }
     if sizes.everybody:
         say(f"{key}: growth with batch and threads")
@@ -154,8 +156,8 @@ def _contenders(timed: dict[str, Any]) -> dict[str, Any]:
         found[name] = {
             "users_per_second": statistics.median(u / t for u, t in zip(timed["users"], own, strict=True)),
             "tokens_per_second": statistics.median(n / t for n, t in zip(timed["tokens"], own, strict=True)),
-            "over_plain": field.summarise(own, plain),
-            "private_over_it": field.summarise(private, own),
+            "over_plain": compare.summarise(own, plain),
+            "private_over_it": compare.summarise(private, own),
         }
     return found
 
@@ -180,11 +182,13 @@ def _what_fits(path: Path, sizes: Sizes) -> dict[str, dict[str, Any]]:
     """Users at once, padded to L, in `ROOM_MB`: by the line through the peaks above base at two sizes."""
     found: dict[str, dict[str, Any]] = {}
     for name in ("opacus padded", "plain padded"):
-        if name not in field.present() or (name == "plain padded" and not sizes.everybody):
+        if name not in compare.present() or (name == "plain padded" and not sizes.everybody):
             continue
         peaks = []
         for rows in FIT_ROWS:
-            done = run_child(f"{_FIELD}:weigh", path=str(path), name=name, batch=SPLIT_BATCH, take=rows, rows=rows)
+            done = run_child(
+                f"{_COMPARE}:weigh", path=str(path), name=name, batch=BREAKDOWN_BATCH, take=rows, rows=rows
+            )
             peaks.append(done["peak_mb"] - done["before_mb"])
         slope, base = np.polyfit(FIT_ROWS, peaks, 1)
         users = max(1, int((ROOM_MB - base) / slope))
@@ -195,9 +199,9 @@ def _what_fits(path: Path, sizes: Sizes) -> dict[str, dict[str, Any]]:
 def _everybody(path: Path, sizes: Sizes, rows: dict[str, int]) -> dict[str, dict[str, float]]:
     """Peak memory of every contender in a step as it is timed."""
     found = {}
-    for name in field.present():
-        take, at_once = field.taken(name, sizes.take, sizes.few, rows), rows.get(name, 0)
-        done = run_child(f"{_FIELD}:weigh", path=str(path), name=name, batch=sizes.batch, take=take, rows=at_once)
+    for name in compare.present():
+        take, at_once = compare.taken(name, sizes.take, sizes.few, rows), rows.get(name, 0)
+        done = run_child(f"{_COMPARE}:weigh", path=str(path), name=name, batch=sizes.batch, take=take, rows=at_once)
         found[name] = {"peak_mb": done["peak_mb"], "above_mb": done["peak_mb"] - done["before_mb"]}
     return found
 

@@ -12,7 +12,7 @@ from dpformer_experiments.reproduce import paper
 from dpformer_experiments.reproduce.cells import Cell
 from dpformer_experiments.reproduce.methods import PAPER_ON
 from dpformer_experiments.reproduce.page import Page, new_figure
-from dpformer_experiments.reproduce.runner import Outcome, Running, run_cells
+from dpformer_experiments.reproduce.runner import CellResult, Running, run_cells
 from dpformer_experiments.reproduce.summary import METRICS, check_seeds, ending, mean_and_spread, with_spread
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def run(*, how: Running, seeds: int = paper.SEEDS_OF_CONVERGENCE) -> dict[str, A
     return measure(run_cells(declare(SETS, seeds), how.prepared(SETS), how))
 
 
-def measure(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+def measure(outcomes: Sequence[CellResult]) -> dict[str, Any]:
     """A row for each curve and epoch: mean, spread, and every seed's value."""
     rows = []
     for dataset, epsilon, model in dict.fromkeys((o.cell.dataset, o.cell.epsilon, o.cell.method) for o in outcomes):

@@ -13,7 +13,7 @@ from dpformer_experiments.reproduce import paper
 from dpformer_experiments.reproduce.cells import Cell
 from dpformer_experiments.reproduce.methods import PAPER_ON
 from dpformer_experiments.reproduce.page import Page, new_figure
-from dpformer_experiments.reproduce.runner import Outcome, Running, run_cells
+from dpformer_experiments.reproduce.runner import CellResult, Running, run_cells
 from dpformer_experiments.reproduce.summary import (
     METRICS,
     check_seeds,
@@ -84,7 +84,7 @@ def run(name: str, *, how: Running, seeds: int = 1) -> dict[str, Any]:
     return measure(name, maps, run_cells(maps.cells(seeds), how.prepared([maps.dataset]), how))
 
 
-def measure(name: str, maps: Maps, outcomes: Sequence[Outcome]) -> dict[str, Any]:
+def measure(name: str, maps: Maps, outcomes: Sequence[CellResult]) -> dict[str, Any]:
     """The figures of the maps, from what became of their cells."""
     rows = []
     for setting in maps.settings:

@@ -29,7 +29,7 @@ _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
 @dataclass
-class Outcome:
+class CellResult:
     """A cell, its folder, and its record, or why there is none."""
 
     cell: Cell
@@ -54,7 +54,7 @@ class Watch:
     def stopping(self) -> None:
         """Told to stop; what is running is being saved."""
 
-    def ended(self, outcome: Outcome, left: float) -> None:
+    def ended(self, outcome: CellResult, left: float) -> None:
         """It is finished, stopped, or failed."""
 
 
@@ -89,13 +89,13 @@ def run_cells(
     folders: Mapping[str, Path],
     how: Running,
     wanted: Callable[[Cell], bool] = lambda cell: True,
-) -> list[Outcome]:
+) -> list[CellResult]:
     """Finish cells and return what became of each, in their order.
 
     folders: prepared data by name. What is not `wanted` is shown if it was finished before, and not run.
     """
     prints = {name: fingerprint(load(folder)) for name, folder in folders.items()}
-    outcomes = [Outcome(cell, cell.folder(how.cells, prints[cell.dataset])) for cell in cells]
+    outcomes = [CellResult(cell, cell.folder(how.cells, prints[cell.dataset])) for cell in cells]
     finished, estimates = Runs(how.runs or how.cells / FILE), Estimates(folders)
     for outcome in outcomes:
         outcome.record = finished.find(outcome.cell.key(prints[outcome.cell.dataset]), outcome.cell.defaults())
@@ -121,7 +121,7 @@ class _Session:
         self._deadline = None if how.budget_minutes is None else time.time() + 60 * how.budget_minutes
         self._count = how.workers or os.cpu_count() or 1
 
-    def run(self, waiting: Sequence[Outcome]) -> None:
+    def run(self, waiting: Sequence[CellResult]) -> None:
         """Work on what is waiting, in its order."""
         with self._pool(len(waiting)) as pool:
             self._work(list(waiting), pool)
@@ -131,8 +131,8 @@ class _Session:
             return _Here(self._how.stopped, self._deadline, self._how.watch)
         return _Pool(min(self._count, max(1, cells)), self._deadline)
 
-    def _work(self, left: list[Outcome], pool: _Here | _Pool) -> None:
-        running, stopping = dict[Future[Done | None], Outcome](), False
+    def _work(self, left: list[CellResult], pool: _Here | _Pool) -> None:
+        running, stopping = dict[Future[Done | None], CellResult](), False
         watch, stopped = self._how.watch, self._how.stopped
         while True:
             while len(running) < self._count and not stopped() and (chosen := self._choose(left)):
@@ -156,7 +156,7 @@ class _Session:
                 watch.stopping()
                 pool.stop()
 
-    def _choose(self, left: list[Outcome]) -> Outcome | None:
+    def _choose(self, left: list[CellResult]) -> CellResult | None:
         """The first cell that fits what is left of the budget. One of which nothing is known is tried while there is time."""
         if self._deadline is None:
             return left[0] if left else None
@@ -165,7 +165,7 @@ class _Session:
             return None
         return next((o for o in left if (self._estimates.seconds(o.cell, o.folder) or 0.0) <= remaining), None)
 
-    def _settle(self, outcome: Outcome, future: Future[Done | None]) -> None:
+    def _settle(self, outcome: CellResult, future: Future[Done | None]) -> None:
         error = future.exception()
         if error is not None:
             if not isinstance(error, Exception):

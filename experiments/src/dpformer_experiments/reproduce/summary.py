@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dpformer.errors import DPFormerError
-from dpformer_experiments.reproduce.runner import Outcome
+from dpformer_experiments.reproduce.runner import CellResult
 
 METRICS = ("ndcg@10", "hit@10")
 
@@ -41,7 +41,7 @@ def with_spread(row: dict[str, Any], metric: str) -> str:
     return f"{row[metric]:.2f}" + (f" ± {spread:.2f}" if spread is not None else "")
 
 
-def tried(outcome: Outcome) -> dict[str, Any]:
+def tried(outcome: CellResult) -> dict[str, Any]:
     """A line of the log of everything that was tried."""
     cell, record = outcome.cell, outcome.record
     assert record is not None
@@ -61,13 +61,13 @@ def tried(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def ending(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+def ending(outcomes: Sequence[CellResult]) -> dict[str, Any]:
     """What stands below the rows of every result: how many cells failed, and the log of the finished ones."""
     done = [outcome for outcome in outcomes if outcome.record is not None]
     return {"failed": sum(outcome.failed for outcome in outcomes), "tried": [tried(outcome) for outcome in done]}
 
 
-def protocols(outcomes: Sequence[Outcome]) -> dict[str, str]:
+def protocols(outcomes: Sequence[CellResult]) -> dict[str, str]:
     """The evaluation protocol of each held-out item, by the first finished cell; empty if there is none."""
     first = next((outcome.record for outcome in outcomes if outcome.record is not None), {})
     return {item: first[item]["protocol"] for item in ("test", "validation") if item in first}

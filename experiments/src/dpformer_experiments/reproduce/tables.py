@@ -11,7 +11,7 @@ from dpformer_experiments.reproduce import paper
 from dpformer_experiments.reproduce.cells import Cell
 from dpformer_experiments.reproduce.methods import DELTA, METHODS, Method, in_order
 from dpformer_experiments.reproduce.page import Page, new_figure
-from dpformer_experiments.reproduce.runner import Outcome, Running, run_cells
+from dpformer_experiments.reproduce.runner import CellResult, Running, run_cells
 from dpformer_experiments.reproduce.summary import (
     METRICS,
     check_seeds,
@@ -50,7 +50,7 @@ def run(
     return measure(name, METHODS, run_cells(in_order(METHODS, dataset, seeds), how.prepared([dataset]), how, wanted))
 
 
-def measure(name: str, methods: tuple[Method, ...], outcomes: Sequence[Outcome]) -> dict[str, Any]:
+def measure(name: str, methods: tuple[Method, ...], outcomes: Sequence[CellResult]) -> dict[str, Any]:
     """The figures of a table of these methods, from what became of their cells."""
     rows = []
     for method in methods:
@@ -69,7 +69,7 @@ def measure(name: str, methods: tuple[Method, ...], outcomes: Sequence[Outcome])
     }
 
 
-def _row(name: str, method: Method, outcomes: list[Outcome]) -> dict[str, Any]:
+def _row(name: str, method: Method, outcomes: list[CellResult]) -> dict[str, Any]:
     """A cell of the table: means and spreads over the seeds that were run, the paper's figures, why seeds are missing."""
     outcomes = sorted(outcomes, key=lambda outcome: outcome.cell.seed)
     cell = outcomes[0].cell
