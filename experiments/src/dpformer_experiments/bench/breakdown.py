@@ -52,7 +52,7 @@ PLACES: list[tuple[Any, str, str]] = [
     (Formed, "add", NORMS),
     (Use, "settle", NORMS),
     (phantom.PhantomClipping, "_gradients", NORMS),
-    (Transformer, "forward", BLOCKS),
+    (Transformer, "states", BLOCKS),
     (phantom.PhantomClipping, "_differentiate", BLOCKS),
     (phantom, "check_apart", GUARD),
     (Worker, "add", OTHER),
