@@ -189,7 +189,7 @@ def figures():
             lambda path, sizes: {"opacus padded": {"users": 9, "mb_per_user": 1.0, "base_mb": 5.0}},
         )
         patched.setattr(training, "MILLION", 500)
-        sizes = replace(training.QUICK, batch=40, rounds=1, take=8, few=2, million_batch=8, everybody=True)
+        sizes = replace(training.QUICK, batch=40, rounds=1, take=8, few=2, million_batch=8, every_contender=True)
         sizes = replace(sizes, catalogues=(20, 40), lengths=(3, 6))
         patched.setattr(torch, "set_num_threads", lambda n: None)  # it would stay, and tests share their cores
         found = {key: workloads.generate(key, TINY) for key in SHAPES}

@@ -128,7 +128,7 @@ def measure(path: str, batch: int, steps: int) -> dict[str, Any]:
     w = workloads.load(path)
     contender = Own(w, batch, private=True)
     contender.step()
-    found: list[dict[str, float]] = []
+    steps_made: list[dict[str, float]] = []
     efficiencies, speeds = [], []
     for _ in range(steps):
         before = gemm_speed(w.items + 1)
@@ -137,16 +137,16 @@ def measure(path: str, batch: int, steps: int) -> dict[str, Any]:
         clock.seconds.pop(WAITING, None)
         speed = (before + gemm_speed(w.items + 1)) / 2
         whole = sum(clock.seconds.values())
-        found.append({part: seconds / whole for part, seconds in clock.seconds.items()} | {"seconds": whole})
+        steps_made.append({part: seconds / whole for part, seconds in clock.seconds.items()} | {"seconds": whole})
         flops = 6 * w.tokens(turn.users) * (w.items + 1) * D
         efficiencies.append(flops / (clock.seconds[HEAD] + clock.seconds[NORM_SUM]) / speed)
         speeds.append(speed)
-    parts = sorted({part for shares in found for part in shares} - {"seconds"})
-    shares = {part: statistics.median(shares.get(part, 0.0) for shares in found) for part in parts}
-    noise = [sum(shares.get(part, 0.0) for part in (NOISE, HASH, OPTIMISER)) for shares in found]
+    parts = sorted({part for shares in steps_made for part in shares} - {"seconds"})
+    shares = {part: statistics.median(shares.get(part, 0.0) for shares in steps_made) for part in parts}
+    noise = [sum(shares.get(part, 0.0) for part in (NOISE, HASH, OPTIMISER)) for shares in steps_made]
     return {
         "batch": batch,
-        "step_seconds": statistics.median(shares["seconds"] for shares in found),
+        "step_seconds": statistics.median(shares["seconds"] for shares in steps_made),
         "shares": dict(sorted(shares.items(), key=lambda pair: -pair[1])),
         "noise_optimizer_share": _spread(noise),
         "gemm_gflops": statistics.median(speeds) / 1e9,

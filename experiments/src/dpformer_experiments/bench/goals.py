@@ -56,20 +56,20 @@ def ratios(workloads: dict[str, Any], million_peak_mb: float) -> tuple[Ratios, d
     figures: Ratios = {name: {} for name, _, _, _ in GOALS}
     ranges: dict[str, dict[str, list[float]]] = {}
 
-    def put(ratio: str, key: str, found: dict[str, float] | None) -> None:
-        figures[ratio][key] = None if found is None else found["median"]
-        if found is not None:
-            ranges.setdefault(ratio, {})[key] = [found["low"], found["high"]]
+    def put(ratio: str, key: str, spread: dict[str, float] | None) -> None:
+        figures[ratio][key] = None if spread is None else spread["median"]
+        if spread is not None:
+            ranges.setdefault(ratio, {})[key] = [spread["low"], spread["high"]]
 
-    for key, found in workloads.items():
-        contenders = found["contenders"]
+    for key, workload in workloads.items():
+        contenders = workload["contenders"]
         for ratio, other in SPEEDS.items():
             put(ratio, key, contenders[other]["private_over_it"] if other in contenders else None)
         put("reattention_over_vanilla", key, contenders["re-attention"]["private_over_it"])
-        put("head_gemm_efficiency", key, found["split"]["head_gemm_efficiency"])
-        put("noise_optimizer_share", key, found["split"]["noise_optimizer_share"])
-        peaks = found["memory"]
-        equal = str(found["memory_batch"])
+        put("head_gemm_efficiency", key, workload["split"]["head_gemm_efficiency"])
+        put("noise_optimizer_share", key, workload["split"]["noise_optimizer_share"])
+        peaks = workload["memory"]
+        equal = str(workload["memory_batch"])
         figures["memory_over_plain"][key] = peaks["private"][equal]["peak_mb"] / peaks["plain"][equal]["peak_mb"]
         figures["memory_over_plain_4096"][key] = peaks["private"]["4096"]["peak_mb"] / peaks["plain"]["4096"]["peak_mb"]
         own = [row["peak_mb"] for row in peaks["private"].values()]

@@ -40,13 +40,13 @@ TODAY, WHOLE = "by group", "whole batch"
 
 def run(quick: bool, say: Any = lambda line: None) -> dict[str, Any]:
     """Figures by workload and preset."""
-    found = {}
+    figures = {}
     for name in SHAPES:
         workload = find(name)
         for preset in PRESETS:
             say(f"{name}: preset {preset}")
-            found[f"{name}, {preset}"] = measure(workload, preset, 2 if quick else 5)
-    return found
+            figures[f"{name}, {preset}"] = measure(workload, preset, 2 if quick else 5)
+    return figures
 
 
 @dataclass(frozen=True)
@@ -158,11 +158,11 @@ COLUMNS = ("data, preset", "users", "groups", "most", "micro-batches", "position
 
 def rows(figures: dict[str, Any]) -> list[list[str]]:
     """A row for each workload and preset; where there are two figures, the second is of the whole batch."""
-    found = []
+    texts = []
     for name, one in figures.items():
         today, whole = one["cuts"][TODAY], one["cuts"][WHOLE]
         ratio = one["time_over_whole"]
-        found.append(
+        texts.append(
             [
                 name,
                 f"{one['batch']:,}",
@@ -173,4 +173,4 @@ def rows(figures: dict[str, Any]) -> list[list[str]]:
                 f"{ratio['median']:.2f} ({ratio['low']:.2f}-{ratio['high']:.2f})",
             ]
         )
-    return found
+    return texts

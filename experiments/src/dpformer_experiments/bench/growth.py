@@ -81,11 +81,11 @@ def over_length(folder: Path, lengths: Sequence[int]) -> dict[str, Any]:
 
 def over_threads(path: Path) -> dict[str, Any]:
     """Private and plain steps with 1 and 2 threads."""
-    found = {}
+    curves = {}
     for name in ("private", "plain"):
         points = [measure_point(path, batch=THREAD_BATCH, name=name, threads=n) for n in THREADS]
-        found[name] = curve("threads", THREADS, points)
-    return found
+        curves[name] = curve("threads", THREADS, points)
+    return curves
 
 
 def curve(over: str, x: Sequence[int], points: list[dict[str, Any]]) -> dict[str, Any]:

@@ -154,16 +154,16 @@ class OpacusGhost(Summed):
     def add(self, tokens: Tensor) -> None:
         """As `DPLossFastGradientClipping` does, and what was summed before is kept."""
         self.hooked.enable_hooks()
-        found = losses(self.hooked, tokens)
+        of_users = losses(self.hooked, tokens)
         before = [p.grad for p in self.parameters]
         for p in self.parameters:
             p.grad = None
-        found.sum().backward(retain_graph=True)
+        of_users.sum().backward(retain_graph=True)
         factors = self.hooked.get_clipping_coef().detach()
         for p, grad in zip(self.parameters, before, strict=True):
             p.grad = grad
         self.hooked.disable_hooks()
-        (found * factors).sum().backward()
+        (of_users * factors).sum().backward()
 
 
 class FastDP(Summed):

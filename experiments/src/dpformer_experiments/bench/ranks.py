@@ -44,11 +44,11 @@ def _measure(name: str, users: int, steps: int, rounds: int, say: Any) -> dict[s
                 seen[contender].append(
                     start(f"{__name__}:work", size, threads, path=str(path), users=users, steps=steps)
                 )
-    rows = {contender: _row(found, users) for contender, found in seen.items()}
-    base = [found["seconds"] for found in seen[BASE]]
-    for contender, found in seen.items():
+    rows = {contender: _row(rounds_of, users) for contender, rounds_of in seen.items()}
+    base = [one["seconds"] for one in seen[BASE]]
+    for contender, rounds_of in seen.items():
         # Round by round: neighbours in time had the same machine.
-        ratios = [one / other["seconds"] for one, other in zip(base, found, strict=True)]
+        ratios = [one / other["seconds"] for one, other in zip(base, rounds_of, strict=True)]
         rows[contender] |= {
             "speed_relative_to_1": statistics.median(ratios),
             "speed_ratios": ratios,
@@ -58,11 +58,11 @@ def _measure(name: str, users: int, steps: int, rounds: int, say: Any) -> dict[s
     return {"workload": workload.describe(), "batch": users, "steps": steps, "rounds": rounds, "contenders": rows}
 
 
-def _row(found: list[dict[str, Any]], users: int) -> dict[str, Any]:
+def _row(rounds: list[dict[str, Any]], users: int) -> dict[str, Any]:
     middle = {
-        key: statistics.median(one[key] for one in found) for key in ("seconds", "peak_mb", "added_mb", "waiting")
+        key: statistics.median(one[key] for one in rounds) for key in ("seconds", "peak_mb", "added_mb", "waiting")
     }
-    return {**middle, "users_per_second": users / middle["seconds"], "bytes_a_step": found[0]["bytes_a_step"]}
+    return {**middle, "users_per_second": users / middle["seconds"], "bytes_a_step": rounds[0]["bytes_a_step"]}
 
 
 def start(target: str, size: int, threads: int, **arguments: Any) -> dict[str, Any]:
@@ -70,10 +70,10 @@ def start(target: str, size: int, threads: int, **arguments: Any) -> dict[str, A
 
     They return `step_seconds` and `before_mb`, which become the `seconds` of a step and the memory that was `added_mb` since.
     """
-    found = run_ranks(target, size, threads, **arguments)
-    for one in found:
+    by_rank = run_ranks(target, size, threads, **arguments)
+    for one in by_rank:
         one |= {"seconds": one.pop("step_seconds"), "added_mb": one["peak_mb"] - one.pop("before_mb")}
-    return {key: max(one[key] for one in found) for key in found[0]}
+    return {key: max(one[key] for one in by_rank) for key in by_rank[0]}
 
 
 def work(path: str, users: int, steps: int) -> dict[str, Any]:
@@ -89,8 +89,8 @@ def work(path: str, users: int, steps: int) -> dict[str, Any]:
     from dpformer_experiments.curators import seeded_curator
 
     workload = load(path)
-    everybody = len(workload.sequences)
-    plan = make_plan(everybody, 8.0, 1e-6, batch_size=users, epochs=(steps + 1.5) * users / everybody, shares={})
+    population = len(workload.sequences)
+    plan = make_plan(population, 8.0, 1e-6, batch_size=users, epochs=(steps + 1.5) * users / population, shares={})
     waiting: list[float] = []
     with join(600.0) as ranks, seeded_curator(workload.sequences, plan, 0) as curator:
         before = resident_mb()
@@ -110,9 +110,9 @@ def work(path: str, users: int, steps: int) -> dict[str, Any]:
 
         def timed(self: Ranks, value: Any = None) -> list[Any]:
             began = time.perf_counter()
-            found = hear(self, value)
+            values = hear(self, value)
             waiting.append(time.perf_counter() - began)
-            return found
+            return values
 
         Ranks.hear = timed  # type: ignore[method-assign]
         step()
@@ -144,8 +144,8 @@ def show(figures: dict[str, Any]) -> Table:
         "waiting",
     )
     table = Table(*columns, title="private steps, by processes and threads")
-    for name, found in figures.items():
-        for contender, row in found["contenders"].items():
+    for name, measured in figures.items():
+        for contender, row in measured["contenders"].items():
             table.add_row(
                 name,
                 contender,

@@ -151,8 +151,8 @@ def _kept(figures: dict[str, Any]) -> Rows:
 
 def _ratios(row: dict[str, Any]) -> list[str]:
     """Of a contender: its speed over plain, and private over its speed; medians and ranges."""
-    found = (row["over_plain"], row["private_over_it"])
-    return [f"{one['median']:.2f} ({one['low']:.2f}-{one['high']:.2f})" for one in found]
+    ratios = (row["over_plain"], row["private_over_it"])
+    return [f"{one['median']:.2f} ({one['low']:.2f}-{one['high']:.2f})" for one in ratios]
 
 
 def _memory(figures: dict[str, Any]) -> Rows:

@@ -41,10 +41,10 @@ def work(log: str, output: str) -> dict[str, Any]:
     done = threading.Event()
     sampler = threading.Thread(target=_sample, args=(peaks, done), daemon=True)
     sampler.start()
-    told = prepare_spark(log, output)
+    manifest = prepare_spark(log, output)
     done.set()
     sampler.join()
-    return {"users": told["counts"]["users"], "items": told["counts"]["items"], **peaks}
+    return {"users": manifest["counts"]["users"], "items": manifest["counts"]["items"], **peaks}
 
 
 def same(one: str, other: str) -> dict[str, Any]:
@@ -83,12 +83,12 @@ def _family(root: int) -> list[tuple[int, str]]:
             except OSError:
                 continue
             parents[int(entry.name)] = (int(tail.split()[1]), head.partition("(")[2])
-    found, added = {root}, True
+    family, added = {root}, True
     while added:
-        children = {pid for pid, (parent, _) in parents.items() if parent in found}
-        added = not children <= found
-        found |= children
-    return [(pid, parents[pid][1]) for pid in found if pid in parents]
+        children = {pid for pid, (parent, _) in parents.items() if parent in family}
+        added = not children <= family
+        family |= children
+    return [(pid, parents[pid][1]) for pid in family if pid in parents]
 
 
 def _proportional_mb(pid: int) -> float:

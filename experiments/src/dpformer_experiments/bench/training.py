@@ -57,7 +57,7 @@ class Sizes:
     batches: tuple[int, ...]
     breakdown_steps: int
     million_batch: int
-    everybody: bool
+    every_contender: bool
     catalogues: tuple[int, ...] = ()
     lengths: tuple[int, ...] = ()
 
@@ -72,33 +72,33 @@ FULL = Sizes(
     growth.BATCHES,
     3,
     64,
-    everybody=True,
+    every_contender=True,
     catalogues=growth.CATALOGUES,
     lengths=growth.LENGTHS,
 )
-QUICK = Sizes(256, 3, 32, 4, 48, 256, (256, 4096), 1, 16, everybody=False)
+QUICK = Sizes(256, 3, 32, 4, 48, 256, (256, 4096), 1, 16, every_contender=False)
 
 
 def run(quick: bool, say: Say = lambda line: None) -> dict[str, Any]:
     """All figures, JSON-ready."""
     sizes = QUICK if quick else FULL
-    found = {name: workloads.find(name) for name in workloads.SHAPES}
-    figures = measure(found, sizes, say)
+    loads = {name: workloads.find(name) for name in workloads.SHAPES}
+    figures = measure(loads, sizes, say)
     return figures | {"quick": quick, grouping.PART: grouping.run(quick, say)}
 
 
-def measure(found: dict[str, workloads.Workload], sizes: Sizes, say: Say) -> dict[str, Any]:
+def measure(loads: dict[str, workloads.Workload], sizes: Sizes, say: Say) -> dict[str, Any]:
     """All figures for these workloads."""
     figures: dict[str, Any] = {"machine": _machine(), "missing": peers.missing(), "room_mb": ROOM_MB, "workloads": {}}
     with tempfile.TemporaryDirectory(prefix="dpformer-bench-") as name:
         folder = Path(name)
-        for key, workload in found.items():
+        for key, workload in loads.items():
             figures["workloads"][key] = _one(key, workload, sizes, folder, say)
         say("a million items")
         path = folder / "million.npz"
         growth.with_catalogue(MILLION).save(path)
         figures["million"] = growth.measure_point(path, batch=sizes.million_batch, warm=False)
-        if sizes.everybody:
+        if sizes.every_contender:
             say("growth with the catalogue")
             figures["growth"] = {"catalogue": growth.over_catalogue(folder, sizes.catalogues)}
             say("growth with the length")
@@ -115,7 +115,7 @@ def _one(key: str, workload: workloads.Workload, sizes: Sizes, folder: Path, say
     fits = _what_fits(path, sizes)
     memory, enlarged = _memory(workload, sizes, folder / f"{key}-large.npz")
     rows = {name: min(sizes.most, fit["users"]) for name, fit in fits.items() if name == "opacus padded"}
-    peaks = _everybody(path, sizes, rows) if sizes.everybody else {}
+    peaks = _peaks(path, sizes, rows) if sizes.every_contender else {}
     say(f"{key}: speed, {sizes.rounds} rounds of {len(compare.present())} contenders")
     how = {"batch": sizes.batch, "rounds": sizes.rounds, "take": sizes.take, "few": sizes.few}
     timed = run_child(f"{_COMPARE}:time_all", None, path=str(path), rows=rows, **how)
@@ -141,7 +141,7 @@ def _one(key: str, workload: workloads.Workload, sizes: Sizes, folder: Path, say
         "what_fits": fits,
         "split": breakdown,
     }
-    if sizes.everybody:
+    if sizes.every_contender:
         say(f"{key}: growth with batch and threads")
         result["growth"] = {"batch": _batch_curve(memory), "threads": growth.over_threads(path)}
     enlarged.unlink()
@@ -151,26 +151,26 @@ def _one(key: str, workload: workloads.Workload, sizes: Sizes, folder: Path, say
 def _contenders(timed: dict[str, Any]) -> dict[str, Any]:
     """Speeds and ratios by contender, over the rounds."""
     private, plain = timed["times"]["private"], timed["times"]["plain"]
-    found = {}
+    rows = {}
     for name, own in timed["times"].items():
-        found[name] = {
+        rows[name] = {
             "users_per_second": statistics.median(u / t for u, t in zip(timed["users"], own, strict=True)),
             "tokens_per_second": statistics.median(n / t for n, t in zip(timed["tokens"], own, strict=True)),
             "over_plain": compare.summarise(own, plain),
             "private_over_it": compare.summarise(private, own),
         }
-    return found
+    return rows
 
 
 def _memory(workload: workloads.Workload, sizes: Sizes, path: Path) -> tuple[dict[str, dict[str, Any]], Path]:
     """Peak memory by contender and batch; users are taken again where there are not twice as many as in the largest batch."""
     workloads.enlarge(workload, 2 * max(sizes.batches)).save(path)
-    found: dict[str, dict[str, Any]] = {"private": {}, "plain": {}}
+    peaks: dict[str, dict[str, Any]] = {"private": {}, "plain": {}}
     for batch in sizes.batches:
-        found["private"][str(batch)] = growth.measure_point(path, batch=batch, warm=False)
-    for batch in sorted({sizes.memory_batch, 4096, *((1024,) if sizes.everybody else ())}):
-        found["plain"][str(batch)] = growth.measure_point(path, batch=batch, warm=False, name="plain")
-    return found, path
+        peaks["private"][str(batch)] = growth.measure_point(path, batch=batch, warm=False)
+    for batch in sorted({sizes.memory_batch, 4096, *((1024,) if sizes.every_contender else ())}):
+        peaks["plain"][str(batch)] = growth.measure_point(path, batch=batch, warm=False, name="plain")
+    return peaks, path
 
 
 def _batch_curve(memory: dict[str, dict[str, Any]]) -> dict[str, Any]:
@@ -180,9 +180,9 @@ def _batch_curve(memory: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 def _what_fits(path: Path, sizes: Sizes) -> dict[str, dict[str, Any]]:
     """Users at once, padded to L, in `ROOM_MB`: by the line through the peaks above base at two sizes."""
-    found: dict[str, dict[str, Any]] = {}
+    fits: dict[str, dict[str, Any]] = {}
     for name in ("opacus padded", "plain padded"):
-        if name not in compare.present() or (name == "plain padded" and not sizes.everybody):
+        if name not in compare.present() or (name == "plain padded" and not sizes.every_contender):
             continue
         peaks = []
         for rows in FIT_ROWS:
@@ -192,18 +192,18 @@ def _what_fits(path: Path, sizes: Sizes) -> dict[str, dict[str, Any]]:
             peaks.append(done["peak_mb"] - done["before_mb"])
         slope, base = np.polyfit(FIT_ROWS, peaks, 1)
         users = max(1, int((ROOM_MB - base) / slope))
-        found[name] = {"users": users, "mb_per_user": float(slope), "base_mb": float(base)}
-    return found
+        fits[name] = {"users": users, "mb_per_user": float(slope), "base_mb": float(base)}
+    return fits
 
 
-def _everybody(path: Path, sizes: Sizes, rows: dict[str, int]) -> dict[str, dict[str, float]]:
+def _peaks(path: Path, sizes: Sizes, rows: dict[str, int]) -> dict[str, dict[str, float]]:
     """Peak memory of every contender in a step as it is timed."""
-    found = {}
+    peaks = {}
     for name in compare.present():
         take, at_once = compare.taken(name, sizes.take, sizes.few, rows), rows.get(name, 0)
         done = run_child(f"{_COMPARE}:weigh", path=str(path), name=name, batch=sizes.batch, take=take, rows=at_once)
-        found[name] = {"peak_mb": done["peak_mb"], "above_mb": done["peak_mb"] - done["before_mb"]}
-    return found
+        peaks[name] = {"peak_mb": done["peak_mb"], "above_mb": done["peak_mb"] - done["before_mb"]}
+    return peaks
 
 
 def _machine() -> dict[str, Any]:

@@ -50,22 +50,22 @@ class Cell:
         """All that its figures depend on, but for the data and the code. What stands as in the preset is left out, so that a
         new setting with a default leaves old cells valid; `runs.Runs.find` sees a default that changed.
         """
-        found: dict[str, Any] = {
+        settings: dict[str, Any] = {
             "work": self.work,
             "epsilon": str(self.epsilon),
             "delta": self.delta,
             "seed": self.seed,
         }
         if self.every is not None:
-            found["every"] = self.every
+            settings["every"] = self.every
         if self.work != "recipe":
-            return found | self.options
+            return settings | self.options
         typed = command(self.recipe)
         changed = {name: value for name, value in typed["set"].items() if name not in FREE}
-        found |= {"preset": typed["preset"], "set": changed}
+        settings |= {"preset": typed["preset"], "set": changed}
         if self.recipe.stage(TransitionsSettings) is not None:
-            found["statistics"] = repr(TransitionSettings())
-        return found
+            settings["statistics"] = repr(TransitionSettings())
+        return settings
 
     def defaults(self) -> dict[str, Any]:
         """Every setting of its recipe by dotted name, those at their defaults too; ready for JSON."""

@@ -25,13 +25,13 @@ VARIABLES = {"ml-1m": "DPFORMER_ML_1M", "amazon-games": "DPFORMER_AMAZON_GAMES"}
 
 def parse_data(texts: Sequence[str]) -> dict[str, Path]:
     """`NAME=PATH` for each data set: its file, the folder that holds it, or a folder made by `dpformer prepare`."""
-    found = {}
+    paths = {}
     for text in texts:
         name, equals, path = text.partition("=")
         if not equals or name not in NAMED:
             raise DataError(f"--data {text!r} is not NAME=PATH with a NAME of {', '.join(NAMED)}")
-        found[name] = Path(path).expanduser()
-    return found
+        paths[name] = Path(path).expanduser()
+    return paths
 
 
 def find_set(name: str, data: Mapping[str, Path]) -> Dataset:
@@ -42,10 +42,10 @@ def find_set(name: str, data: Mapping[str, Path]) -> Dataset:
     if path is None or not (path / MANIFEST).is_file():
         return prepare_named(name, path)
     dataset = load(path)
-    found = (dataset.manifest.get("dataset") or {}).get("name")
-    if found != name:
+    own_name = (dataset.manifest.get("dataset") or {}).get("name")
+    if own_name != name:
         raise DataError(
-            f"{path}: holds {found or 'a log of its own'}, not {name}; make it with: dpformer prepare {name}"
+            f"{path}: holds {own_name or 'a log of its own'}, not {name}; make it with: dpformer prepare {name}"
         )
     return dataset
 

@@ -56,11 +56,11 @@ class Estimates:
         """What is left to do of it; None where nothing is known: no steps, of a kind that has not been run."""
         left = 1.0
         if (folder / PROGRESS).exists():
-            known = read_json(folder / PROGRESS)
-            if known["step"]:
-                left = 1 - known["step"] / known["steps"]
-        if found := self._finished.get(_kind(cell)):
-            return left * sum(found) / len(found)
+            progress = read_json(folder / PROGRESS)
+            if progress["step"]:
+                left = 1 - progress["step"] / progress["steps"]
+        if finished := self._finished.get(_kind(cell)):
+            return left * sum(finished) / len(finished)
         if cell.work != "recipe" or not cell.recipe.steps_on_data:
             return None
         return left * self._measured(cell)
@@ -144,9 +144,9 @@ def _ranking(recipe: Recipe, dataset: Dataset) -> float:
 def _seconds(do: Callable[[], None]) -> float:
     """The quicker of two, after one that warms up."""
     do()
-    found = []
+    seconds = []
     for _ in range(2):
         start = time.process_time()
         do()
-        found.append(time.process_time() - start)
-    return min(found)
+        seconds.append(time.process_time() - start)
+    return min(seconds)

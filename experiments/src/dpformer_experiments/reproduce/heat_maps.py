@@ -130,7 +130,7 @@ def page(figures: dict[str, Any]) -> Page:
         *([figures["protocol"] + "."] if figures["protocol"] else []),
     ]
     headings = ("setting", "batch size", *(f"rate {rate:g}" for rate in rates))
-    rows = [(setting, str(batch), *found) for (setting, batch), found in lines.items()]
+    rows = [(setting, str(batch), *values) for (setting, batch), values in lines.items()]
     return Page(figures["title"], f"dpformer reproduce {figures['name']} -o docs/results", headings, rows, notes)
 
 
@@ -141,12 +141,12 @@ def draw(figures: dict[str, Any]) -> Figure:
     settings = list(dict.fromkeys(row["setting"] for row in figures["rows"]))
     batches = list(dict.fromkeys(row["batch_size"] for row in figures["rows"]))
     rates = list(dict.fromkeys(row["learning_rate"] for row in figures["rows"]))
-    known = [row["ndcg@10"] for row in figures["rows"] if row["ndcg@10"] is not None] or [0.0]
+    measured = [row["ndcg@10"] for row in figures["rows"] if row["ndcg@10"] is not None] or [0.0]
     figure, axes = new_figure(1, len(settings), (3.4 * len(settings), 3.2))
     for axis, setting in zip(axes[0], settings, strict=True):
         values = [row["ndcg@10"] for row in figures["rows"] if row["setting"] == setting]
         shown = np.array([np.nan if value is None else value for value in values]).reshape(len(batches), len(rates))
-        axis.imshow(shown, vmin=0, vmax=max(known), cmap="viridis", aspect="auto")
+        axis.imshow(shown, vmin=0, vmax=max(measured), cmap="viridis", aspect="auto")
         for (i, j), value in np.ndenumerate(shown):
             axis.text(
                 j, i, "" if np.isnan(value) else f"{value:.2f}", ha="center", va="center", color="white", fontsize=7

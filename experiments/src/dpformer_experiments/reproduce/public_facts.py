@@ -46,22 +46,24 @@ def facts(title: str, genres: Sequence[str]) -> Facts:
     return Facts(int(year[1]) if year else None, frozenset(genres), words)
 
 
-def pair_classes(known: Sequence[Facts]) -> np.ndarray:
+def pair_classes(facts_of_items: Sequence[Facts]) -> np.ndarray:
     """The class of each ordered pair of items, int64 [P, P]: 6 grades of likeness x 11 spans of years x 2."""
-    names = sorted({genre for one in known for genre in one.genres})
-    has = np.array([[name in one.genres for name in names] for one in known], dtype=float).reshape(len(known), -1)
+    names = sorted({genre for one in facts_of_items for genre in one.genres})
+    has = np.array([[name in one.genres for name in names] for one in facts_of_items], dtype=float).reshape(
+        len(facts_of_items), -1
+    )
     both, count = has @ has.T, has.sum(1)
     alike = both / np.maximum(count[:, None] + count - both, 1)
-    years = np.array([np.nan if one.year is None else one.year for one in known])
+    years = np.array([np.nan if one.year is None else one.year for one in facts_of_items])
     apart = np.nan_to_num(years[None] - years[:, None], nan=100.0)
     places: dict[str, list[int]] = {}
-    for place, one in enumerate(known):
+    for place, one in enumerate(facts_of_items):
         for word in one.words:
             places.setdefault(word, []).append(place)
     shared = np.zeros(alike.shape, dtype=np.int64)
-    for found in places.values():
-        if len(found) <= COMMON:
-            shared[np.ix_(found, found)] = 1
+    for sharing in places.values():
+        if len(sharing) <= COMMON:
+            shared[np.ix_(sharing, sharing)] = 1
     return (np.digitize(alike, ALIKE) * (len(YEARS) + 1) + np.digitize(apart, YEARS)) * 2 + shared
 
 

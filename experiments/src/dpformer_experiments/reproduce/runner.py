@@ -149,8 +149,8 @@ class _Session:
             for future in done:
                 outcome = running.pop(future)
                 self._settle(outcome, future)
-                known = [self._estimates.seconds(o.cell, o.folder) or 0.0 for o in [*left, *running.values()]]
-                watch.ended(outcome, sum(known) / self._count)
+                estimated = [self._estimates.seconds(o.cell, o.folder) or 0.0 for o in [*left, *running.values()]]
+                watch.ended(outcome, sum(estimated) / self._count)
             if stopped() and not stopping:
                 stopping = True
                 watch.stopping()
@@ -242,13 +242,13 @@ class _Pool:
 
     def steps(self) -> list[tuple[str, int, int]]:
         """What workers have told since: folder, step, steps."""
-        found: dict[str, tuple[int, int]] = {}
+        latest: dict[str, tuple[int, int]] = {}
         try:
             while True:
                 place, step, steps = self._steps.get_nowait()
-                found[place] = (step, steps)
+                latest[place] = (step, steps)
         except queue.Empty:
-            return [(place, *pair) for place, pair in found.items()]
+            return [(place, *pair) for place, pair in latest.items()]
 
     def stop(self) -> None:
         """Save and leave."""
@@ -263,16 +263,16 @@ def _begin_worker(stop: Any, steps: Any) -> None:
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches everybody; the parent tells when to stop
     torch.set_num_threads(1)
-    _worker.update(stop=stop, steps=steps, told=0.0)
+    _worker.update(stop=stop, steps=steps, sent=0.0)
 
 
 def _in_worker(cell: Cell, data: Path, folder: Path, deadline: float | None) -> Done | None:
     def late() -> bool:
         return _worker["stop"].is_set() or (deadline is not None and time.time() > deadline)
 
-    def tell(step: int, steps: int) -> None:
-        if time.monotonic() - _worker["told"] > 0.2:
-            _worker["told"] = time.monotonic()
+    def on_step(step: int, steps: int) -> None:
+        if time.monotonic() - _worker["sent"] > 0.2:
+            _worker["sent"] = time.monotonic()
             _worker["steps"].put((str(folder), step, steps))
 
-    return do(cell, data, folder, late, tell)
+    return do(cell, data, folder, late, on_step)

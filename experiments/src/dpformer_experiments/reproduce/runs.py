@@ -45,13 +45,13 @@ def read_lines(path: Path) -> list[Line]:
     lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
     if lines and not lines[-1].endswith(b"\n") and not _is_whole(lines[-1]):
         lines.pop()
-    found = []
+    values = []
     for number, line in enumerate(lines, 1):
         try:
-            found.append(json.loads(line))
+            values.append(json.loads(line))
         except ValueError as error:
             raise DPFormerError(f"{path}, line {number}: is not JSON ({error}); delete the line") from None
-    return found
+    return values
 
 
 def append_line(path: Path, line: Line) -> None:

@@ -36,8 +36,8 @@ def run(
     """Run (or find) all cells of a table. method, epsilon: run these rows only; the others show what was run before."""
     unknown = set(method) - {one.name for one in METHODS}
     if unknown:
-        known = "; ".join(one.name for one in METHODS)
-        raise DPFormerError(f"no method is called {min(unknown)!r}; there are: {known}")
+        names = "; ".join(one.name for one in METHODS)
+        raise DPFormerError(f"no method is called {min(unknown)!r}; there are: {names}")
     dataset = SETS[name]
     budgets = sorted({cell.epsilon for one in METHODS for cell in one.cells(dataset, 1)})
     if absent := set(epsilon) - set(budgets):

@@ -91,8 +91,8 @@ def measure_set(
     held, item_count = held_out(dataset.sequences, item), len(dataset.catalogue)
     people = held.histories
     say(f"{name}: {POPULARITY}")
-    found = evaluate(count_events(people, item_count), held, item_count)
-    rows = [_row(name, POPULARITY, None, None, [found])]
+    exact = evaluate(count_events(people, item_count), held, item_count)
+    rows = [_row(name, POPULARITY, None, None, [exact])]
     models: dict[str, TransitionSettings | None] = {
         DP_POPULARITY: None,
         ONE_STAGE: TransitionSettings.one_stage(),
@@ -109,7 +109,7 @@ def measure_set(
                     private = _fit(curator, item_count, settings)
                 evaluations.append(evaluate(private, held, item_count))
             rows.append(_row(name, model, epsilon, gaussian_multiplier(epsilon, DELTA), evaluations))
-    return {"protocol": found.protocol.line(), "rows": rows}
+    return {"protocol": exact.protocol.line(), "rows": rows}
 
 
 def _fit(asker: Asker, items: int, settings: TransitionSettings | None) -> Recommender:
@@ -132,10 +132,10 @@ def _row(
         "noise_multiplier": sigma,
         "figures": {
             figure: {
-                "mean": round(statistics.fmean(found), 6),
-                "std": round(statistics.stdev(found), 6) if len(found) > 1 else None,
+                "mean": round(statistics.fmean(of_seeds), 6),
+                "std": round(statistics.stdev(of_seeds), 6) if len(of_seeds) > 1 else None,
             }
-            for figure, found in values.items()
+            for figure, of_seeds in values.items()
         },
     }
 
@@ -155,9 +155,9 @@ def _expected(result: dict[str, Any], row: dict[str, Any]) -> str:
 
 def _cells(result: dict[str, Any], row: dict[str, Any]) -> list[str]:
     def percent(figure: str) -> str:
-        found = row["figures"][figure]
-        spread = f" ± {100 * found['std']:.2f}" if found["std"] is not None else ""
-        return f"{100 * found['mean']:.2f}{spread}"
+        mean_and_std = row["figures"][figure]
+        spread = f" ± {100 * mean_and_std['std']:.2f}" if mean_and_std["std"] is not None else ""
+        return f"{100 * mean_and_std['mean']:.2f}{spread}"
 
     return [
         row["dataset"],

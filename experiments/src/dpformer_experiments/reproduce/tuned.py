@@ -31,7 +31,7 @@ from dpformer.statistics.settings import TransitionSettings
 from dpformer_experiments.curators import seeded_curator
 from dpformer_experiments.reproduce.cells import Cell
 from dpformer_experiments.reproduce.runs import append_line, read_lines
-from dpformer_experiments.reproduce.work import Done, ShouldStop, Tell, figures_of
+from dpformer_experiments.reproduce.work import Done, OnStep, ShouldStop, figures_of
 from dpformer_experiments.transition_answers import measure_transitions, transition_shares
 
 # Fixed beforehand and public. Chosen by what the settings mean; the default's head lies between these.
@@ -91,7 +91,7 @@ class AskEarlier:
         return self._curator.ask(Earlier(query))
 
 
-def tuned_transitions(cell: Cell, data: Path, folder: Path, should_stop: ShouldStop, tell: Tell) -> Done | None:
+def tuned_transitions(cell: Cell, data: Path, folder: Path, should_stop: ShouldStop, on_step: OnStep) -> Done | None:
     """All trials, and the figures of the best. A trial that was finished before an interruption is not made again."""
     sigma = tuned_factor([Charge("transitions", 1.0)], TUNING, cell.epsilon, cell.delta)
     dataset = load(data)
@@ -118,7 +118,7 @@ def tuned_transitions(cell: Cell, data: Path, folder: Path, should_stop: ShouldS
             score = float(curator.ask(Hits(fit(curator, trial), items)).values[SCORE][0])
         trials.append({"trial": trial, "configuration": drawn[trial], "score": score})
         append_line(folder / TRIALS, trials[-1])
-        tell(trial + 1, count)
+        on_step(trial + 1, count)
     best = max(trials, key=lambda trial: trial["score"])
     with curator_of(best["trial"]) as curator:
         model = fit(curator, best["trial"])  # with the same keys: the same answers

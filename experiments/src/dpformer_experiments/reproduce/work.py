@@ -37,11 +37,11 @@ ITEMS = ("validation", "test")
 _NOTE_SECONDS = 20.0
 
 ShouldStop = Callable[[], bool]
-Tell = Callable[[int, int], None]  # steps made, of how many
+OnStep = Callable[[int, int], None]  # steps made, of how many
 Done = dict[str, Any]
 
 
-def do(cell: Cell, data: Path, folder: Path, should_stop: ShouldStop, tell: Tell) -> Done | None:
+def do(cell: Cell, data: Path, folder: Path, should_stop: ShouldStop, on_step: OnStep) -> Done | None:
     """Finish a cell, from where it stands; None if told to stop, with everything saved."""
     from dpformer_experiments.reproduce.public import public_transitions
     from dpformer_experiments.reproduce.tuned import tuned_transitions
@@ -55,12 +55,12 @@ def do(cell: Cell, data: Path, folder: Path, should_stop: ShouldStop, tell: Tell
     folder.mkdir(parents=True, exist_ok=True)
     clock = Clock(folder)
 
-    def told(step: int, steps: int) -> None:
+    def note(step: int, steps: int) -> None:
         clock.note(step, steps)
-        tell(step, steps)
+        on_step(step, steps)
 
-    found = work(cell, data, folder, should_stop, told)
-    if found is None:
+    figures = work(cell, data, folder, should_stop, note)
+    if figures is None:
         clock.save()
         return None
     print_of_data = fingerprint(load(data))
@@ -76,7 +76,7 @@ def do(cell: Cell, data: Path, folder: Path, should_stop: ShouldStop, tell: Tell
         "dpformer": __version__,
         "data": print_of_data,
         "core_seconds": round(clock.core_seconds, 1),
-        **found,
+        **figures,
     }
 
 
@@ -87,9 +87,9 @@ class Clock:
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / PROGRESS
-        known = read_json(self._path) if self._path.exists() else {"core_seconds": 0.0, "step": 0, "steps": 0}
-        self._before, self._started = known["core_seconds"], time.process_time()
-        self._noted, self._place = time.monotonic(), (known["step"], known["steps"])
+        progress = read_json(self._path) if self._path.exists() else {"core_seconds": 0.0, "step": 0, "steps": 0}
+        self._before, self._started = progress["core_seconds"], time.process_time()
+        self._noted, self._place = time.monotonic(), (progress["step"], progress["steps"])
 
     @property
     def core_seconds(self) -> float:
@@ -109,7 +109,7 @@ class Clock:
         write_json(self._path, {"core_seconds": self.core_seconds, "step": step, "steps": steps})
 
 
-def train(cell: Cell, data: Path, folder: Path, should_stop: ShouldStop, tell: Tell) -> Done | None:
+def train(cell: Cell, data: Path, folder: Path, should_stop: ShouldStop, on_step: OnStep) -> Done | None:
     """A run of the product, begun or gone on with; evaluated when its model is released."""
     place = folder / "run"
     finish_written(place)
@@ -122,7 +122,7 @@ def train(cell: Cell, data: Path, folder: Path, should_stop: ShouldStop, tell: T
         def on_progress(progress: Progress) -> None:
             if progress.report is not None:  # a step; the other stages begin again after an interruption
                 iterates.look(progress)
-                tell(progress.done, progress.total)
+                on_step(progress.done, progress.total)
 
         try:
             if not run.train(on_progress, should_stop):
@@ -145,10 +145,10 @@ def train(cell: Cell, data: Path, folder: Path, should_stop: ShouldStop, tell: T
         "releases": [release.model_dump() for release in statement.releases],
         "steps": 0 if steps is None else steps.charged,
     }
-    found: Done = {**figures, "privacy": privacy, "statement": sha256(place / PRIVACY)}
+    record: Done = {**figures, "privacy": privacy, "statement": sha256(place / PRIVACY)}
     if cell.every is not None:
-        found["iterates"] = read_lines(folder / ITERATES)
-    return found
+        record["iterates"] = read_lines(folder / ITERATES)
+    return record
 
 
 def _opened(cell: Cell, data: Path, place: Path) -> Run:
@@ -187,9 +187,9 @@ class Iterates:
         if math.floor(epoch / self._every) == math.floor(before / self._every) and step < plan.steps:
             return
         model = run.outputs.recommender(run.recipe).eval()
-        found = evaluate(model, self._held, len(run.dataset.catalogue), max_length=model.spec.window)
+        evaluation = evaluate(model, self._held, len(run.dataset.catalogue), max_length=model.spec.window)
         line = {"step": step, "epoch": round(epoch, 3), "not_private": True}
-        line |= {name: found.masked[name].value for name in ("ndcg@10", "hit@10")}
+        line |= {name: evaluation.masked[name].value for name in ("ndcg@10", "hit@10")}
         append_line(self._path, line)
 
 
@@ -202,7 +202,7 @@ def figures_of(model: Scorer, dataset: Dataset, window: int | None, asked: tuple
     }
 
 
-def popularity(cell: Cell, data: Path, folder: Path, should_stop: ShouldStop, tell: Tell) -> Done:
+def popularity(cell: Cell, data: Path, folder: Path, should_stop: ShouldStop, on_step: OnStep) -> Done:
     """Exact popularity: not private, and no model of its own among the runs."""
     dataset = load(data)
     train = dataset.train("validation")
