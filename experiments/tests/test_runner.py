@@ -1,4 +1,4 @@
-"""The runner: cached cells are not run again, interrupted ones go on, a budget leaves cells empty and says why."""
+"""The runner: finished cells are not run again, interrupted ones are resumed, a budget leaves cells empty with a reason."""
 
 import hashlib
 import json

@@ -110,7 +110,7 @@ def test_results_are_merged_and_prose_is_kept(figures, tmp_path, dpformer):
 
     done = dpformer("reproduce", "results", "-o", tmp_path / "docs")
     assert done.code == 2
-    assert "holds no table" in done.err
+    assert "contains no table" in done.err
     (tmp_path / "docs" / "results").mkdir(parents=True)
     write(tmp_path / "docs" / "results", "table-1", figures, tables)
     prose = "# All\n\nWritten by hand.\n\n<!-- results: table-1 -->\n\nMore.\n\n<!-- results: tried -->\n"
@@ -127,7 +127,7 @@ def test_results_are_merged_and_prose_is_kept(figures, tmp_path, dpformer):
     assert set(found[0]) == wanted
     assert [record["masked"] for record in found[:2]] == [True, False]
     assert found[1]["ndcg@10"] == figures["rows"][0]["unmasked ndcg@10"]
-    with pytest.raises(DPFormerError, match="nothing is called 'tabel-1'"):
+    with pytest.raises(DPFormerError, match="no part is called 'tabel-1'"):
         results.render("<!-- results: tabel-1 -->", {}, tmp_path)
 
 
@@ -179,7 +179,7 @@ def test_every_result_can_be_asked_for(dpformer):
         (("table-1", "--method", "nothing"), "no method is called 'nothing'"),
         (("table-1", "--data", "x=y"), "is not NAME=PATH"),
         (("table-1", "--seeds", 0), "--seeds 1"),
-        (("error-table", "--budget-minutes", 1), "no use for --budget-minutes"),
+        (("error-table", "--budget-minutes", 1), "no option --budget-minutes"),
         (("nothing",), "table-1, table-2"),
     ):
         done = dpformer("reproduce", *arguments)

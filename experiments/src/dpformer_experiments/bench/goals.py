@@ -1,15 +1,15 @@
-"""From measurements to the ratios that matter, and the goal for each.
+"""Compute ratios from measurements, and compare each with its goal.
 
 private_over_plain            speed of private training over ordinary non-private PyTorch on the same micro-batches
 private_over_own_nonprivate   ... over the project's own loop without privacy
 private_over_opacus_hooks     ... over Opacus' per-sample gradients on the same micro-batches
-private_over_opacus_padded    ... over Opacus as its users run it: padded to L, one batch of what fits
+private_over_opacus_padded    ... over Opacus with all users padded to L, as many at once as fit into memory
 head_gemm_efficiency          6 x tokens x M x d operations over the head's time, over the speed of its matrix products
 memory_over_plain             peak memory of the process over plain's, at the same batch; `_4096` at 4,096 users
 memory_flatness               largest over smallest peak memory, as the batch grows
 million_items_peak_gb         peak memory of steps on a catalogue of a million items
 reattention_over_vanilla      time of a private step with Re-Attention over one without
-noise_optimizer_share         noise, hash of the sum and update, of a private step of 1,024 users
+noise_optimizer_share         share of noise, hash of the sum and update in a private step of 1,024 users
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ Ratios = dict[str, dict[str, float | None]]
 
 
 def ratios(workloads: dict[str, Any], million_peak_mb: float) -> tuple[Ratios, dict[str, dict[str, list[float]]]]:
-    """The figures, and the range over rounds of those that have one. None where a contender could not take part."""
+    """The ratios, and their ranges over rounds where there are rounds. None if a contender is not installed."""
     figures: Ratios = {name: {} for name, _, _, _ in GOALS}
     ranges: dict[str, dict[str, list[float]]] = {}
 

@@ -1,8 +1,8 @@
-"""What it costs to cut a batch into micro-batches group by group, compared with cutting it as a whole.
+"""Measure the cost of cutting a batch into micro-batches by group, compared with cutting the whole batch.
 
-Groups are made of people's places alone (see `dpformer.fit.gradient_sum`), so that one person's events change the sum of
-one group only. People of a group are sorted by length and cut. A whole batch, sorted and cut at once, has less padding and
-fewer micro-batches. Both sum the same batches here, by one worker on one thread, and take turns.
+Groups depend only on people's places (see `dpformer.fit.gradient_sum`), so that one person's events change the sum of one group
+only. The people of a group are sorted by length and cut. A whole batch, sorted and cut at once, has less padding and fewer
+micro-batches. Both sum the same batches here, with one worker on one thread, and take turns.
 
     groups            of a batch; `most` is the m of the sensitivity, C / g (1 + 1e-6 + m 2^-21) + sqrt(d)
     positions         of all micro-batches, padding included, per token that is not padding
@@ -31,7 +31,7 @@ from dpformer_experiments.bench.contenders import SEED
 from dpformer_experiments.bench.workloads import SHAPES, Workload, find
 from dpformer_experiments.curators import seeded_curator
 
-# Its name in the figures of the training benchmark, whose page has it.
+# The name of these figures in those of the training benchmark, whose page shows them.
 PART = "grouping"
 PRESETS = ("paper", "pure")
 GRID = 2.0**-26
@@ -60,12 +60,12 @@ class Cut:
 
 
 def measure(workload: Workload, preset: str, rounds: int) -> dict[str, Any]:
-    """Medians over `rounds` batches, after one that warms up; the ratio of times is taken batch by batch."""
+    """Medians over `rounds` batches, after a first one; ratios of times are taken batch by batch."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         trainer = make_trainer(workload, preset)
-        # One step first: from layers that start as the identity no gradient shows that samples are apart, and each is checked.
+        # One step first: while layers are the identity, gradients do not show that samples are apart, and each batch is checked.
         with seeded_curator(workload.sequences, trainer.plan, SEED) as curator:
             trainer.make_step(curator)
         users, plan = len(workload.sequences), trainer.plan
@@ -101,7 +101,7 @@ def measure(workload: Workload, preset: str, rounds: int) -> dict[str, Any]:
 
 
 def make_trainer(workload: Workload, preset: str) -> Trainer:
-    """The preset's model and settings on a workload. Exact counts choose the vocabulary: nothing is released here."""
+    """The preset's model and settings on a workload. Exact counts choose the vocabulary: nothing is published here."""
     torch.manual_seed(SEED)
     options: dict[str, Any] = {"max_length": workload.L} if preset == "paper" else {}
     recipe, users = make_recipe(preset, **options), len(workload.sequences)
@@ -124,7 +124,7 @@ def with_groups(query: GradientSum, groups: Groups) -> GradientSum:
 
 
 def sum_batch(query: GradientSum, workload: Workload, sample: Sample) -> Cut:
-    """Sum a batch, and see its micro-batches."""
+    """Sum a batch, and count its micro-batches."""
     micro_batches = positions = tokens = 0
     add = query.team.first.add
 
@@ -157,7 +157,7 @@ COLUMNS = ("data, preset", "users", "groups", "most", "micro-batches", "position
 
 
 def rows(figures: dict[str, Any]) -> list[list[str]]:
-    """A row for each workload and preset; where there are two figures, the second is of the whole batch."""
+    """A row for each workload and preset; if there are two figures, the second is of the whole batch."""
     texts = []
     for name, one in figures.items():
         today, whole = one["cuts"][TODAY], one["cuts"][WHOLE]

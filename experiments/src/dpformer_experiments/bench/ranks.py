@@ -1,9 +1,8 @@
-"""What several processes gain on one machine: the same private steps by one process and by two, as `torchrun` would start them.
+"""Measure what several processes gain on one machine: the same private steps by one process and by two, as under `torchrun`.
 
-The contenders take turns in fresh processes, so that a busy machine slows all of them alike; each is judged by its median, and
-what counts are the ratios. All make the same number of steps of the whole loop: draw, deal, clip, exchange, ledger, noise, Adam.
-Memory is the greatest resident size of any of the processes, and how much of it came with model and training, after imports and
-data.
+The contenders take turns in new processes, so that a busy machine slows all of them alike. Each is judged by its median, as a
+ratio. All make the same number of steps of the whole loop: draw, deal, clip, exchange, ledger, noise, Adam. Memory is the largest
+resident size of the processes, and the part of it that model and training added after imports and data.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ from dpformer_experiments.bench.workloads import find, load
 # name: processes, threads of each
 CONTENDERS = {"1 process": (1, 1), "2 processes": (2, 1), "1 process, 2 threads": (1, 2)}
 BASE = "1 process"
-# Expected in a batch; fewer where it should be quick.
+# Expected users per batch; fewer with --quick.
 USERS, FEW = 1024, 256
 
 
 def run(quick: bool, say: Any = lambda line: None) -> dict[str, Any]:
-    """Users a second, memory, and their ratios to one process with one thread."""
+    """Users per second, memory, and their ratios to one process with one thread."""
     sets = ("ml-1m",) if quick else ("ml-1m", "games")
     users, steps, rounds = (FEW, 3, 3) if quick else (USERS, 6, 5)
     return {name: _measure(name, users, steps, rounds, say) for name in sets}
@@ -47,7 +46,7 @@ def _measure(name: str, users: int, steps: int, rounds: int, say: Any) -> dict[s
     rows = {contender: _row(rounds_of, users) for contender, rounds_of in seen.items()}
     base = [one["seconds"] for one in seen[BASE]]
     for contender, rounds_of in seen.items():
-        # Round by round: neighbours in time had the same machine.
+        # Round by round, since the load of the machine changes with time.
         ratios = [one / other["seconds"] for one, other in zip(base, rounds_of, strict=True)]
         rows[contender] |= {
             "speed_relative_to_1": statistics.median(ratios),
@@ -66,9 +65,9 @@ def _row(rounds: list[dict[str, Any]], users: int) -> dict[str, Any]:
 
 
 def start(target: str, size: int, threads: int, **arguments: Any) -> dict[str, Any]:
-    """All processes of a contender; the slowest and the largest count.
+    """Run all processes of a contender; returns the largest time and memory.
 
-    They return `step_seconds` and `before_mb`, which become the `seconds` of a step and the memory that was `added_mb` since.
+    A process returns `step_seconds` and `before_mb`; the result has `seconds` and `added_mb`, the memory since then.
     """
     by_rank = run_ranks(target, size, threads, **arguments)
     for one in by_rank:
@@ -77,7 +76,7 @@ def start(target: str, size: int, threads: int, **arguments: Any) -> dict[str, A
 
 
 def work(path: str, users: int, steps: int) -> dict[str, Any]:
-    """One process: steps of the paper's model, the first of them not counted."""
+    """The work of one process: steps of the paper's model, without counting the first."""
     import time
 
     import torch
@@ -100,7 +99,7 @@ def work(path: str, users: int, steps: int) -> dict[str, Any]:
         trainer = Trainer(model, plan, how, ranks)
 
         def step() -> None:
-            # Rank 0 asks its Curator; the others have one too, and do not use it.
+            # Rank 0 asks its Curator; the others have one too, but do not use it.
             if ranks.first:
                 trainer.make_step(curator)
             else:
@@ -137,7 +136,7 @@ def show(figures: dict[str, Any]) -> Table:
         "",
         "users/s",
         "speed / 1 process",
-        "MB a process",
+        "MB per process",
         "/ 1 process",
         "MB added",
         "/ 1 process ",

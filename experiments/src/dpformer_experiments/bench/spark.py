@@ -1,7 +1,7 @@
-"""`prepare --engine spark` on a log that is large for its memory: 20 million generated events, 2 GB for Spark's JVM.
+"""Measure `prepare --engine spark` with little memory: 20 million generated events, 2 GB for Spark's JVM.
 
-The log is that of the benchmark of `prepare`, with ids as text. Spark is local, on two cores. Memory is sampled four times a
-second: the JVM, its Python workers together, and the driver's Python, each as its proportional set size.
+The log is the one of the benchmark of `prepare`, with ids as text. Spark is local, on two cores. Memory is sampled four times per
+second: the JVM, the sum of its Python workers, and the driver's Python, each as proportional set size.
 """
 
 import os
@@ -21,7 +21,7 @@ DRIVER_MEMORY = "2g"
 
 
 def run(quick: bool) -> dict[str, Any]:
-    """Generate the log; prepare it with Spark and with polars, each in a process of its own; compare the sequences."""
+    """Generate the log; prepare it with Spark and with polars, each in a new process; compare the sequences."""
     events = QUICK_EVENTS if quick else EVENTS
     with tempfile.TemporaryDirectory(prefix="dpformer-bench-") as folder:
         size = prepare.generate(Path(folder) / "log", events, text=True)
@@ -32,7 +32,7 @@ def run(quick: bool) -> dict[str, Any]:
 
 
 def work(log: str, output: str) -> dict[str, Any]:
-    """What is measured."""
+    """Prepare the log with Spark; this is measured."""
     from dpformer.data.spark import prepare_spark
 
     arguments = f"--master local[2] --driver-memory {DRIVER_MEMORY} --conf spark.ui.enabled=false pyspark-shell"

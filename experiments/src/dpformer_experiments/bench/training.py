@@ -1,12 +1,12 @@
-"""`dpformer bench`: private training against ordinary training and other libraries, in one run.
+"""`dpformer bench`: compare private training with ordinary training and other libraries.
 
 Full steps (see `contenders`) on two workloads (see `workloads`), d 64, 2 blocks:
 
     speed     all contenders take turns in one process; medians and ranges over rounds of the ratios within a round
-    memory    a process for each contender and batch size; the peak of the whole process, and above what it held before
-    breakdown where the time of a private step goes, and the head against its matrix products
+    memory    one process per contender and batch size; the peak of the process, and the part of it since the data was loaded
+    breakdown shares of the time of a private step, and the head against its matrix products
     growth    over batch, catalogue, length, threads (not with `--quick`, which has two batch sizes)
-    grouping  what groups of people cost against a batch that is cut as a whole (see `grouping`)
+    grouping  the cost of groups of people against a batch that is cut as a whole (see `grouping`)
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from dpformer_experiments.bench.report import markdown, plot, show
 
 __all__ = ["markdown", "plot", "run", "show"]
 
-# Memory for "as many users as fit", above what the process holds before.
+# Memory for "as many users as fit", on top of what the process holds before.
 ROOM_MB = 2048
 # Users at once of the two points through which the line of memory over users is drawn.
 FIT_ROWS = (16, 48)
@@ -43,9 +43,9 @@ Say = Callable[[str], None]
 class Sizes:
     """How much is measured.
 
-    batch: users of a step when times are compared; take, few: of those, how many slow contenders get; most: users at once that
-    a padded contender gets at the most; memory_batch: where memory is compared; batches: of the memory curve;
-    everybody: memory of every contender, and growth, over these catalogues and lengths.
+    batch: users per step when times are compared; take, few: of those, how many slow contenders get; most: the largest number of
+    users at once for a padded contender; memory_batch: batch for which memory is compared; batches: of the memory curve;
+    every_contender: measure memory of every contender, and growth over these catalogues and lengths.
     """
 
     batch: int
@@ -80,7 +80,7 @@ QUICK = Sizes(256, 3, 32, 4, 48, 256, (256, 4096), 1, 16, every_contender=False)
 
 
 def run(quick: bool, say: Say = lambda line: None) -> dict[str, Any]:
-    """All figures, JSON-ready."""
+    """All figures, ready for JSON."""
     sizes = QUICK if quick else FULL
     loads = {name: workloads.find(name) for name in workloads.SHAPES}
     figures = measure(loads, sizes, say)
@@ -119,7 +119,7 @@ def _one(key: str, workload: workloads.Workload, sizes: Sizes, folder: Path, say
     say(f"{key}: speed, {sizes.rounds} rounds of {len(compare.present())} contenders")
     how = {"batch": sizes.batch, "rounds": sizes.rounds, "take": sizes.take, "few": sizes.few}
     timed = run_child(f"{_COMPARE}:time_all", None, path=str(path), rows=rows, **how)
-    say(f"{key}: speed, with memory that is kept")
+    say(f"{key}: speed, with freed memory kept")
     kept = run_child(
         f"{_COMPARE}:time_all", compare.KEPT, path=str(path), rows={}, names=list(compare.KEPT_NAMES), **how
     )
@@ -163,7 +163,7 @@ def _contenders(timed: dict[str, Any]) -> dict[str, Any]:
 
 
 def _memory(workload: workloads.Workload, sizes: Sizes, path: Path) -> tuple[dict[str, dict[str, Any]], Path]:
-    """Peak memory by contender and batch; users are taken again where there are not twice as many as in the largest batch."""
+    """Peak memory by contender and batch; users are repeated if there are fewer than twice the largest batch."""
     workloads.enlarge(workload, 2 * max(sizes.batches)).save(path)
     peaks: dict[str, dict[str, Any]] = {"private": {}, "plain": {}}
     for batch in sizes.batches:
@@ -179,7 +179,7 @@ def _batch_curve(memory: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 
 def _what_fits(path: Path, sizes: Sizes) -> dict[str, dict[str, Any]]:
-    """Users at once, padded to L, in `ROOM_MB`: by the line through the peaks above base at two sizes."""
+    """Users at once, padded to L, that fit into `ROOM_MB`: by a line through the peaks at two sizes."""
     fits: dict[str, dict[str, Any]] = {}
     for name in ("opacus padded", "plain padded"):
         if name not in compare.present() or (name == "plain padded" and not sizes.every_contender):
@@ -197,7 +197,7 @@ def _what_fits(path: Path, sizes: Sizes) -> dict[str, dict[str, Any]]:
 
 
 def _peaks(path: Path, sizes: Sizes, rows: dict[str, int]) -> dict[str, dict[str, float]]:
-    """Peak memory of every contender in a step as it is timed."""
+    """Peak memory of every contender, in a step as it is timed."""
     peaks = {}
     for name in compare.present():
         take, at_once = compare.taken(name, sizes.take, sizes.few, rows), rows.get(name, 0)

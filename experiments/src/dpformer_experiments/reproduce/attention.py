@@ -1,10 +1,10 @@
-"""Attention distraction, measured: the paper's illustration with real numbers, and the same in a whole Transformer.
+"""Measure attention distraction: the paper's illustration with real numbers, and the same in a whole Transformer.
 
-1. One query, keys with known noise (half of them with much): expected scores without noise, with it, corrected on the logits,
+1. One query, keys with given noise (large for half of them): expected scores without noise, with noise, corrected on the logits,
    and corrected by the paper's formula.
-2. A Transformer trained (without privacy) on the embedded data, then noise on all of its parameters exactly as the error model
-   has it. Attention by popularity of the key, over what uniform attention gives: clean, noisy, noisy and corrected; and the
-   tracked variance of the keys' tokens.
+2. A Transformer trained (without privacy) on the embedded data, then noise on all of its parameters as in the error model.
+   Attention by popularity of the key / uniform attention: clean, noisy, noisy and corrected; and the tracked variance of the
+   keys' tokens.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def _document_frequencies(sequences: Sequences, items: int) -> Tensor:
 
 
 def _train(model: Transformer, sequences: Sequences, steps: int, random: np.random.Generator) -> list[np.ndarray]:
-    """A few ordinary steps, so that attention has something to say."""
+    """Make a few ordinary steps, so that attention is not uniform."""
     optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
     head, batches = TiedCrossEntropy(), []
     for _ in range(steps):
@@ -139,12 +139,12 @@ def page(figures: dict[str, Any]) -> Page:
         f"One query, 50 keys, half with noise: total variation from the true scores {bias['plain']:.3f} without correction, "
         f"{bias['corrected']:.3f} with, {bias['literal']:.3f} with the paper's formula."
     )
-    title = "Attention over what uniform attention gives, by popularity of the key"
+    title = "Attention / uniform attention, by popularity of the key"
     return Page(title, "dpformer reproduce attention -o docs/figures", ("", *GROUPS), rows, [note])
 
 
 def draw(figures: dict[str, Any]) -> Figure:
-    """The paper's illustration, from the measured scores, beside attention by popularity."""
+    """Draw the paper's illustration from the measured scores, beside attention by popularity."""
     figure, grid = new_figure(1, 5, (17, 3.2))
     axes = grid[0]
     scores = {name: np.array(values)[:12] for name, values in figures["scores"].items()}

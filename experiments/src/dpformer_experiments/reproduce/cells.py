@@ -1,4 +1,4 @@
-"""A cell: one training with one seed and its evaluation. What it is, by which it is found again, and how to type it."""
+"""A cell, which is one training with one seed and its evaluation: its settings, its key, and its command."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FREE = {"tuning"}
 class Cell:
     """work: a key of `work.WORK`; "recipe" trains `make_recipe(preset, **options)` in a run folder, with seeded noise.
 
-    every: evaluate the iterate after so many epochs, again and again; those figures are not private, nor is their model.
+    every: also evaluate the iterate each time this many epochs have passed; these figures are not private.
     """
 
     dataset: str
@@ -37,18 +37,18 @@ class Cell:
 
     @property
     def recipe(self) -> Recipe:
-        """The recipe of a cell that has one. Seeded: figures that can be made again, a model that must not be used."""
+        """The recipe of a cell that has one. It is seeded: the figures can be reproduced, and the model must not be used."""
         chosen = {"epsilon": self.epsilon, "delta": self.delta, "seed": self.seed}
         return make_recipe(self.preset, **{**self.options, **chosen})
 
     @property
     def label(self) -> str:
-        """For progress and messages."""
+        """The name in progress and messages."""
         return f"{self.dataset}: {self.method}, epsilon {self.epsilon:g}, seed {self.seed}"
 
     def settings(self) -> dict[str, Any]:
-        """All that its figures depend on, but for the data and the code. What stands as in the preset is left out, so that a
-        new setting with a default leaves old cells valid; `runs.Runs.find` sees a default that changed.
+        """All that its figures depend on, except data and code. Settings with the value of the preset are left out, so that a
+        new setting with a default leaves old cells valid; `runs.Runs.find` notices a default that changed.
         """
         settings: dict[str, Any] = {
             "work": self.work,
@@ -68,7 +68,7 @@ class Cell:
         return settings
 
     def defaults(self) -> dict[str, Any]:
-        """Every setting of its recipe by dotted name, those at their defaults too; ready for JSON."""
+        """Every setting of its recipe by dotted name, defaults included; ready for JSON."""
         if self.work != "recipe":
             return {}
         values = self.recipe.settings()
@@ -76,17 +76,17 @@ class Cell:
         return values | {f"{group}.{name}": value for group, own in groups.items() for name, value in own.items()}
 
     def key(self, data: str) -> str:
-        """What it is found by on disk; data: the fingerprint of its data set."""
+        """The name under which its line and its folder are found. data: the fingerprint of its data set."""
         text = json.dumps([self.settings(), data], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def folder(self, root: Path, data: str) -> Path:
-        """Where its run and record are: a readable name and the key."""
+        """The folder of its run: a readable name and the key."""
         name = re.sub(r"[^a-z0-9]+", "-", self.method.lower()).strip("-")
         return root / f"{self.dataset}-{name}-{self.epsilon:g}-{self.seed}-{self.key(data)}"
 
     def command(self, result: str) -> str:
-        """What remakes it: `dpformer fit` where the cell is a run, else the result that holds it."""
+        """The command that remakes it: `dpformer fit` if the cell is a run, else the result that contains it."""
         if self.work != "recipe":
             return f"dpformer reproduce {result} --method {shlex.quote(self.method)}"
         typed = command(self.recipe)

@@ -1,6 +1,6 @@
 """Accuracy every five epochs, the vanilla Transformer against DPFormer, with bands over seeds.
 
-Evaluating iterates is a side output on people's data, without noise: it is not private, decides nothing, and says so.
+The figures of iterates come from people's data without noise: they are not private, choose nothing, and are marked so.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SETS = ("ml-1m", "amazon-games")
 EPSILONS = (5.0, 10.0)
 MODELS: dict[str, dict[str, Any]] = {"Transformer": {"reattention": "off"}, "DPFormer": {}}
 EVERY = 5.0
-BANDS = (100, 80, 60)  # % of the seeds that a band holds
+BANDS = (100, 80, 60)  # % of the seeds in a band
 
 
 def declare(
@@ -32,7 +32,7 @@ def declare(
     options: Mapping[str, Any] | None = None,
     every: float = EVERY,
 ) -> list[Cell]:
-    """A seed of everything before the next."""
+    """All cells, with one seed of each before the next seed."""
     return [
         Cell(
             dataset,
@@ -52,7 +52,7 @@ def declare(
 
 
 def run(*, how: Running, seeds: int = paper.SEEDS_OF_CONVERGENCE) -> dict[str, Any]:
-    """Run (or find) all cells."""
+    """Run all cells that are not finished."""
     check_seeds(seeds)
     return measure(run_cells(declare(SETS, seeds), how.prepared(SETS), how))
 
@@ -95,7 +95,7 @@ def page(figures: dict[str, Any]) -> Page:
 
 
 def draw(figures: dict[str, Any]) -> Figure:
-    """A panel for each data set, epsilon and metric; bands hold 60 to 100 % of the seeds."""
+    """Draw a panel for each data set, epsilon and metric; bands contain 60 to 100 % of the seeds."""
     import numpy as np
 
     pairs = list(dict.fromkeys((row["dataset"], row["epsilon"]) for row in figures["rows"]))

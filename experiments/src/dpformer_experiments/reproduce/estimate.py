@@ -1,6 +1,6 @@
-"""How long a cell will take one core, before it is run: from cells like it that are finished, else from steps measured here.
+"""Estimate how long a cell takes on one core: from finished cells like it, else from a few steps measured here.
 
-seconds = steps * (batch * seconds a user + seconds a step) + evaluation
+seconds = steps * (batch * seconds per user + seconds per step) + evaluation
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from dpformer_experiments.reproduce.cells import Cell
 from dpformer_experiments.reproduce.work import PROGRESS
 
 BATCHES = (16, 64)
-# What a step's time does not depend on.
+# Settings that do not change the time of a step.
 _FREE = {"epsilon", "delta", "seed", "tuning", "histogram.share", "dpsgd.learning_rate"}
 
 
 @dataclass(frozen=True)
 class Speed:
-    """Seconds on one core: of a user's gradient, of a step besides, of ranking for a user."""
+    """Seconds on one core: per user of a step, per step in addition, and per user to rank."""
 
     user: float
     step: float
@@ -41,7 +41,7 @@ class Speed:
 
 
 class Estimates:
-    """Seconds that cells need. `learn` from those that finish."""
+    """Estimates of the seconds that cells need, from finished ones (`learn`) and from measurements."""
 
     def __init__(self, data: Mapping[str, Path], measure: Callable[[Recipe, Path], Speed] | None = None) -> None:
         self._data, self._measure = data, measure or measure_speed
@@ -49,11 +49,11 @@ class Estimates:
         self._speeds: dict[str, Speed] = {}
 
     def learn(self, cell: Cell, seconds: float) -> None:
-        """A cell took so long."""
+        """Record the seconds of a finished cell."""
         self._finished.setdefault(_kind(cell), []).append(seconds)
 
     def seconds(self, cell: Cell, folder: Path) -> float | None:
-        """What is left to do of it; None where nothing is known: no steps, of a kind that has not been run."""
+        """The seconds left for a cell; None if there is no estimate: it has no steps, and none of its kind is finished."""
         left = 1.0
         if (folder / PROGRESS).exists():
             progress = read_json(folder / PROGRESS)
@@ -83,7 +83,7 @@ class Estimates:
 
 
 def _kind(cell: Cell, free: Collection[str] = _FREE) -> str:
-    """Cells of one kind take the same time: all settings are the same, but for those that are `free`."""
+    """The kind of a cell: all settings but those in `free`. Cells of one kind take the same time."""
     recipe = {name: value for name, value in cell.defaults().items() if name not in free}
     options = {} if cell.work == "recipe" else cell.options
     about = [cell.dataset, cell.work, cell.every, math.isinf(cell.epsilon), options, recipe]
@@ -91,7 +91,7 @@ def _kind(cell: Cell, free: Collection[str] = _FREE) -> str:
 
 
 def measure_speed(recipe: Recipe, data: Path) -> Speed:
-    """A few small steps of the product itself, on one core; the random state of the process is left as it was."""
+    """Time a few small steps of a real run on one core; the random state of the process is unchanged."""
     threads, random = torch.get_num_threads(), torch.get_rng_state()
     torch.set_num_threads(1)
     try:
@@ -103,13 +103,13 @@ def measure_speed(recipe: Recipe, data: Path) -> Speed:
         torch.set_rng_state(random)
     users, seconds = np.array(points).T
     slope, base = np.polyfit(users, seconds, 1)
-    if slope <= 0 or base < 0:  # too noisy for a line
+    if slope <= 0 or base < 0:  # too noisy to fit a line
         slope, base = seconds.sum() / users.sum(), 0.0
     return Speed(float(slope), float(base), rank)
 
 
 def _steps(recipe: Recipe, data: Path, batch: int, folder: Path) -> list[tuple[int, float]]:
-    """Users and seconds of steps of about `batch` users, after one that warms up."""
+    """Users and seconds of steps of about `batch` users, after a first one."""
     users = len(load(data).sequences)
     batch = min(batch, users)
     few = {"dpsgd.batch_size": batch, "dpsgd.epochs": 3 * batch / users, "distil.steps": 1}
@@ -142,7 +142,7 @@ def _ranking(recipe: Recipe, dataset: Dataset) -> float:
 
 
 def _seconds(do: Callable[[], None]) -> float:
-    """The quicker of two, after one that warms up."""
+    """The faster of two calls, after a first one."""
     do()
     seconds = []
     for _ in range(2):

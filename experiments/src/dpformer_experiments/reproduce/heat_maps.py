@@ -1,6 +1,6 @@
 """Heat maps over batch size and learning rate: sharing the embedding (MovieLens-1M, epsilon 5), both models (Games, epsilon 8).
 
-The paper shows both as pictures, without numbers that could stand beside ours.
+The paper shows both as pictures, without numbers to compare with.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Maps:
-    """One map for each of `settings`, with its options over the paper's preset."""
+    """One map for each of `settings`: options that change the paper's preset."""
 
     title: str
     dataset: str
@@ -40,7 +40,7 @@ class Maps:
     learning_rates: tuple[float, ...] = paper.LEARNING_RATES
 
     def cells(self, seeds: int, preset: str = "paper") -> list[Cell]:
-        """Large batches and rates first: the paper finds the best there, and they cost the same."""
+        """All cells, large batches and rates first: the paper has its best figures there, and they cost the same."""
         return [
             Cell(
                 self.dataset,
@@ -78,14 +78,14 @@ MAPS = {
 
 
 def run(name: str, *, how: Running, seeds: int = 1) -> dict[str, Any]:
-    """Run (or find) all cells of the maps."""
+    """Run all cells of the maps that are not finished."""
     check_seeds(seeds)
     maps = MAPS[name]
     return measure(name, maps, run_cells(maps.cells(seeds), how.prepared([maps.dataset]), how))
 
 
 def measure(name: str, maps: Maps, outcomes: Sequence[CellResult]) -> dict[str, Any]:
-    """The figures of the maps, from what became of their cells."""
+    """The figures of the maps, from the results of their cells."""
     rows = []
     for setting in maps.settings:
         for batch in maps.batch_sizes:
@@ -135,7 +135,7 @@ def page(figures: dict[str, Any]) -> Page:
 
 
 def draw(figures: dict[str, Any]) -> Figure:
-    """A map for each setting, on one scale; what was not run is white."""
+    """Draw a map for each setting, on one scale; cells that were not run are white."""
     import numpy as np
 
     settings = list(dict.fromkeys(row["setting"] for row in figures["rows"]))

@@ -1,7 +1,7 @@
-"""DP transitions with public titles and genres beside them: another information set, so a row of its own.
+"""DP transitions with public titles and genres: they use additional data, so they have their own row.
 
-The releases are those of the row without them, noise and all: public facts cost no budget. That genres and titles of
-MovieLens-1M are public is an assumption of this row, which its record states.
+The answers are the same as without these facts, with the same noise: public facts cost no budget. This row assumes that genres
+and titles of MovieLens-1M are public, and its record states that.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ WEIGHT = 0.4
 
 
 def public_transitions(cell: Cell, data: Path, folder: Path, should_stop: ShouldStop, on_step: OnStep) -> Done:
-    """Release the statistics on all but the test item, add what classes of pairs are worth, evaluate."""
+    """Ask for the statistics on all but the test item, add the log-lifts of classes of pairs, evaluate."""
     dataset = load(data)
     facts_of_items = read_facts(dataset)
     train, items = held_out(dataset.sequences, "test").histories, len(dataset.catalogue)
@@ -53,7 +53,7 @@ def public_transitions(cell: Cell, data: Path, folder: Path, should_stop: Should
 def with_public(
     measured: Measured, settings: TransitionSettings, facts_of_items: list[Facts], weight: float
 ) -> TransitionScorer:
-    """The statistics with `weight` times the log-lift of each pair's class added. facts_of_items: facts of items 1, 2, ...."""
+    """The statistics with `weight` times the log-lift of each pair's class added. facts_of_items: of items 1, 2, ..."""
     state = to_scorer(measured, settings).state_dict()
     classes = pair_classes([facts_of_items[item - 1] for item in state["head"].tolist()])
     matrix = state["matrix"].clone()
@@ -65,7 +65,7 @@ def read_facts(dataset: Dataset) -> list[Facts]:
     """Titles and genres of all items, from `movies.dat` beside the ratings that the data was prepared from."""
     path = Path(dataset.manifest["input"]["name"]).parent / MOVIES
     if not path.is_file():
-        raise DataError(f"{path}: is missing; this row needs the titles and genres that MovieLens-1M comes with")
+        raise DataError(f"{path}: is missing; this row needs the titles and genres in the archive of MovieLens-1M")
     by_id = {}
     for line in path.read_text(encoding="latin-1").splitlines():
         item, title, genres = line.split("::")

@@ -1,12 +1,12 @@
-"""What everybody may know of items (genres, years, words of titles), joined to the released transitions. It costs no privacy.
+"""Public facts about items (genres, years, words of titles), combined with the answers on transitions. They cost no budget.
 
 Pairs of items fall into classes by public facts: how alike their genres are, how many years lie between them, whether their
-titles share a rare word. What a class is worth is read off the released counts, all cells of it together:
+titles share a rare word. The lift of a class is estimated from the noisy counts of all of its cells:
 
     lift_c = (sum over the cells of class c of P C / V + k) / (sum of P^2 / V + k),
 
 the factor by which counts exceed the popularity product P, by weighted least squares, drawn to 1 by k. Its logarithm is
-added to the score matrix. A cell says little under its noise; a class, of thousands of cells, is known almost exactly.
+added to the score matrix. The noise of one cell is large; the mean over the thousands of cells of a class is almost exact.
 """
 
 import re

@@ -1,6 +1,6 @@
-"""All results in one place: docs/results.json and docs/results.md, from the figures of the tables and a page of prose.
+"""Merge all results: docs/results.json and docs/results.md, from the figures of the tables and a page of prose.
 
-The prose is `results/page.md`, written by hand; a line `<!-- results: WHAT -->` in it is replaced by what was measured. WHAT is
+The prose is `results/page.md`, written by hand; a line `<!-- results: WHAT -->` in it is replaced by figures. WHAT is
 `table-1`, `table-2`, `accuracy` (the plot against epsilon), `protocol`, `times`, or `tried` (all configurations).
 """
 
@@ -35,10 +35,10 @@ def run(*, out: Path) -> dict[str, Any]:
             tables_by_name[name] = json.loads(path.read_text(encoding="utf-8"))
     if not tables_by_name:
         raise DPFormerError(
-            f"{out / 'results'}: holds no table; make one: dpformer reproduce table-1 -o {out / 'results'}"
+            f"{out / 'results'}: contains no table; make one: dpformer reproduce table-1 -o {out / 'results'}"
         )
     rows = [record for figures in tables_by_name.values() for record in records(figures)]
-    # Cells that were run by `fit` and `evaluate` themselves come as records.
+    # Files of cells that were run by `fit` and `evaluate` contain records.
     for path in sorted((out / "results").glob("*.json")):
         other = json.loads(path.read_text(encoding="utf-8"))
         if isinstance(other, dict) and path.stem not in tables.SETS:
@@ -47,7 +47,7 @@ def run(*, out: Path) -> dict[str, Any]:
 
 
 def records(figures: dict[str, Any]) -> list[dict[str, Any]]:
-    """A table as flat records: each cell that was run, seen masked and unmasked."""
+    """A table as flat records: each cell that was run, with seen items masked and unmasked."""
     result = []
     for row in figures["rows"]:
         for masked, prefix in ((True, ""), (False, "unmasked ")):
@@ -106,16 +106,16 @@ def write(figures: dict[str, Any], out: Path) -> list[Path]:
 
 
 def default_prose() -> str:
-    """A page without words, for a folder that has none."""
+    """A page without prose, for a folder that has none."""
     return "# Results\n\n" + "\n\n".join(f"<!-- results: {name} -->" for name in PARTS) + "\n"
 
 
 def render(prose: str, all_tables: dict[str, Any], out: Path) -> str:
-    """The prose with its marks filled in. A mark that nothing is known of is an error: a misspelt one would hide a table."""
+    """Fill in the marks of the prose. An unknown mark is an error: a misspelt one would hide a table."""
 
     def fill(mark: re.Match[str]) -> str:
         if mark[1] not in PARTS:
-            raise DPFormerError(f"{PROSE}: nothing is called {mark[1]!r}; there are: {', '.join(PARTS)}")
+            raise DPFormerError(f"{PROSE}: no part is called {mark[1]!r}; there are: {', '.join(PARTS)}")
         return PARTS[mark[1]](all_tables, out) or "Not run yet."
 
     return f"{_MADE}\n\n" + _MARK.sub(fill, prose)

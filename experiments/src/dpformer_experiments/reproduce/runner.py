@@ -1,7 +1,7 @@
-"""The one runner of all results that train: cached, resumed, on all cores, within a budget of time.
+"""The runner of all results that train: it caches and resumes cells, on all cores, within a budget of time.
 
-Cells are taken in their order, the most telling first. One whose estimate does not fit what is left of the budget is left
-empty and says what it needs; the next one may fit. When the budget ends, what is still running is stopped and saved.
+Cells run in their order. A cell whose estimate does not fit the time left is skipped, with its estimate as the reason; the next
+one may fit. When the budget ends, running cells are stopped and saved.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 @dataclass
 class CellResult:
-    """A cell, its folder, and its record, or why there is none."""
+    """A cell, its folder, and its record, or the reason (`why`) that there is none."""
 
     cell: Cell
     folder: Path
@@ -40,22 +40,22 @@ class CellResult:
 
 
 class Watch:
-    """Who wants to know how far it is; this one does not. `left` is the estimate of the seconds that are left."""
+    """Receives the progress of the cells; this base class ignores it."""
 
     def begin(self, cells: int, cached: int) -> None:
-        """Before the first cell."""
+        """Called before the first cell: all cells, and those that are finished."""
 
     def started(self, cell: Cell) -> None:
-        """A cell is being worked on."""
+        """A cell has started."""
 
     def step(self, cell: Cell, step: int, steps: int) -> None:
-        """It has made so many of its steps."""
+        """A cell has made `step` of `steps` steps."""
 
     def stopping(self) -> None:
-        """Told to stop; what is running is being saved."""
+        """Running cells are being saved."""
 
     def ended(self, outcome: CellResult, left: float) -> None:
-        """It is finished, stopped, or failed."""
+        """A cell is finished, stopped, or failed. left: estimated seconds of work left."""
 
 
 def _never() -> bool:
@@ -66,9 +66,9 @@ def _never() -> bool:
 class Running:
     """How cells are run.
 
-    cells: where run folders are kept. runs: the file of finished cells, `cells`/runs.jsonl by default. data: where the data sets
-    are, see `find_set`. workers: processes of one thread, as many as there are cores by default; 1 works in this process.
-    stopped: asked now and then; when it is true, everything is saved and left.
+    cells: the folder of run folders. runs: the file of finished cells, `cells`/runs.jsonl by default. data: paths of the data
+    sets, see `find_set`. workers: processes of one thread, one per core by default; 1 works in this process. stopped: called from
+    time to time; when it returns true, running cells are saved and stopped.
     """
 
     cells: Path
@@ -90,9 +90,9 @@ def run_cells(
     how: Running,
     wanted: Callable[[Cell], bool] = lambda cell: True,
 ) -> list[CellResult]:
-    """Finish cells and return what became of each, in their order.
+    """Run cells that are not finished, and return the result of each, in their order.
 
-    folders: prepared data by name. What is not `wanted` is shown if it was finished before, and not run.
+    folders: prepared data by name. Cells that are not `wanted` are not run.
     """
     prints = {name: fingerprint(load(folder)) for name, folder in folders.items()}
     outcomes = [CellResult(cell, cell.folder(how.cells, prints[cell.dataset])) for cell in cells]
@@ -114,7 +114,7 @@ def run_cells(
 
 
 class _Session:
-    """Keeps the workers busy until nothing is left that fits the budget of time."""
+    """Runs cells until none is left that fits the budget of time."""
 
     def __init__(self, how: Running, folders: Mapping[str, Path], finished: Runs, estimates: Estimates) -> None:
         self._how, self._folders, self._finished, self._estimates = how, folders, finished, estimates
@@ -122,7 +122,7 @@ class _Session:
         self._count = how.workers or os.cpu_count() or 1
 
     def run(self, waiting: Sequence[CellResult]) -> None:
-        """Work on what is waiting, in its order."""
+        """Run the waiting cells, in their order."""
         with self._pool(len(waiting)) as pool:
             self._work(list(waiting), pool)
 
@@ -144,7 +144,7 @@ class _Session:
             done, _ = wait(running, timeout=0.2, return_when=FIRST_COMPLETED)
             places = {str(outcome.folder): outcome.cell for outcome in running.values()}
             for place, step, steps in pool.steps():
-                if place in places:  # a late word of a cell that has ended meanwhile is of no use
+                if place in places:  # else the cell has ended meanwhile
                     watch.step(places[place], step, steps)
             for future in done:
                 outcome = running.pop(future)
@@ -157,7 +157,7 @@ class _Session:
                 pool.stop()
 
     def _choose(self, left: list[CellResult]) -> CellResult | None:
-        """The first cell that fits what is left of the budget. One of which nothing is known is tried while there is time."""
+        """The first cell that fits the time left. A cell without an estimate fits while there is any time."""
         if self._deadline is None:
             return left[0] if left else None
         remaining = self._deadline - time.time()
@@ -186,7 +186,7 @@ def _reason(seconds: float | None) -> str:
 
 
 class _Here:
-    """This process as the only worker. The watch is told of steps at once: nothing else can be done meanwhile."""
+    """This process as the only worker. It reports steps to the watch directly."""
 
     def __init__(self, stopped: Callable[[], bool], deadline: float | None, watch: Watch) -> None:
         self._stopped, self._deadline, self._watch = stopped, deadline, watch
@@ -198,25 +198,25 @@ class _Here:
         pass
 
     def submit(self, cell: Cell, data: Path, folder: Path) -> Future[Done | None]:
-        """Do it, now."""
+        """Run the cell now."""
         future: Future[Done | None] = Future()
         try:
             late = lambda: self._stopped() or (self._deadline is not None and time.time() > self._deadline)  # noqa: E731
             future.set_result(do(cell, data, folder, late, lambda step, steps: self._watch.step(cell, step, steps)))
-        except Exception as error:  # noqa: BLE001  - as a pool does: kept in the future, judged by `_settle`
+        except Exception as error:  # noqa: BLE001  - kept in the future, as in a pool
             future.set_exception(error)
         return future
 
     def steps(self) -> list[tuple[str, int, int]]:
-        """Told already."""
+        """None: they were reported directly."""
         return []
 
     def stop(self) -> None:
-        """`stopped` is asked by the work itself."""
+        """Do nothing: the work itself calls `stopped`."""
 
 
 class _Pool:
-    """Processes of one thread each, that tell their steps through a queue and stop, saved, when told."""
+    """Processes of one thread each. They send their steps through a queue, and save and stop at an event."""
 
     def __init__(self, count: int, deadline: float | None) -> None:
         context = multiprocessing.get_context("spawn")
@@ -237,11 +237,11 @@ class _Pool:
             os.environ.pop(name, None) if value is None else os.environ.__setitem__(name, value)
 
     def submit(self, cell: Cell, data: Path, folder: Path) -> Future[Done | None]:
-        """Give it to a worker."""
+        """Give the cell to a worker."""
         return self._pool.submit(_in_worker, cell, data, folder, self._deadline)
 
     def steps(self) -> list[tuple[str, int, int]]:
-        """What workers have told since: folder, step, steps."""
+        """The latest step of each cell since the last call: folder, step, steps."""
         latest: dict[str, tuple[int, int]] = {}
         try:
             while True:
@@ -251,7 +251,7 @@ class _Pool:
             return [(place, *pair) for place, pair in latest.items()]
 
     def stop(self) -> None:
-        """Save and leave."""
+        """Make the workers save and stop."""
         self._stop.set()
 
 
@@ -261,7 +261,7 @@ _worker: dict[str, Any] = {}
 def _begin_worker(stop: Any, steps: Any) -> None:
     import torch
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches everybody; the parent tells when to stop
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent sets the event
     torch.set_num_threads(1)
     _worker.update(stop=stop, steps=steps, sent=0.0)
 

@@ -1,4 +1,4 @@
-"""All finished cells in one file, one line of JSON per cell: what is in it is not run again.
+"""The file of finished cells, one line of JSON per cell. A cell with a line is not run again.
 
 A line is added when its cell ends, and is on disk before the next cell is chosen. A crash can leave half a line at the end.
 Reading leaves it out, and adding the next line removes it.
@@ -35,7 +35,7 @@ class Runs:
         return line
 
     def add(self, line: Line) -> None:
-        """Keep a finished cell."""
+        """Add a finished cell."""
         append_line(self._path, line)
         self._lines[line["key"]] = line
 

@@ -1,4 +1,4 @@
-"""The paper's figures of memory and training speed, from the report that `dpformer bench` wrote."""
+"""The paper's figures of memory and training speed, from the report of `dpformer bench`."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 REPORT = "performance.json"
 OURS, GHOST, PLAIN = "private", "opacus ghost", "plain"
 UNITS = {
-    "memory": ("above_mb", "MB above what the process held before"),
-    "throughput": ("users_per_second", "users a second"),
+    "memory": ("above_mb", "MB on top of what the process held before"),
+    "throughput": ("users_per_second", "users per second"),
 }
 CLAIMS = {
     "memory": "10 to 400 times less memory than Ghost Clipping, almost as little as without privacy",
@@ -31,7 +31,7 @@ def run(name: str, *, report: Path) -> dict[str, Any]:
         workloads = json.loads(path.read_text(encoding="utf-8"))["workloads"]
     except (OSError, ValueError, KeyError):
         raise DPFormerError(
-            f"{path}: holds no report; make it (about 15 minutes): dpformer bench -o {report}"
+            f"{path}: contains no report; make it (about 15 minutes): dpformer bench -o {report}"
         ) from None
     key, rows = UNITS[name][0], []
     for workload, about in workloads.items():

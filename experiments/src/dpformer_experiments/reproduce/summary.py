@@ -1,4 +1,4 @@
-"""What the results that train have in common: metrics, means and spreads over seeds, and the log of what was tried."""
+"""Functions of all results that train: means and spreads over seeds, and the log of all trainings."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ METRICS = ("ndcg@10", "hit@10")
 
 
 def check_seeds(seeds: int) -> None:
-    """At least one."""
+    """Refuse fewer than one seed."""
     if seeds < 1:
-        raise DPFormerError(f"{seeds} seeds measure nothing; give --seeds 1 or more")
+        raise DPFormerError(f"{seeds} seeds are too few; give --seeds 1 or more")
 
 
 def mean_of(values: Sequence[float]) -> float | None:
-    """The mean; None of nothing."""
+    """The mean; None without values."""
     return round(statistics.fmean(values), 4) if values else None
 
 
 def spread_of(values: Sequence[float]) -> float | None:
-    """The standard deviation; None of fewer than two."""
+    """The standard deviation; None with fewer than two values."""
     return round(statistics.stdev(values), 4) if len(values) > 1 else None
 
 
@@ -42,7 +42,7 @@ def with_spread(row: dict[str, Any], metric: str) -> str:
 
 
 def tried(outcome: CellResult) -> dict[str, Any]:
-    """A line of the log of everything that was tried."""
+    """A line of the log of all trainings."""
     cell, record = outcome.cell, outcome.record
     assert record is not None
     figures: dict[str, Any] = {
@@ -62,7 +62,7 @@ def tried(outcome: CellResult) -> dict[str, Any]:
 
 
 def ending(outcomes: Sequence[CellResult]) -> dict[str, Any]:
-    """What stands below the rows of every result: how many cells failed, and the log of the finished ones."""
+    """The last entries of every result: how many cells failed, and the log of the finished ones."""
     done = [outcome for outcome in outcomes if outcome.record is not None]
     return {"failed": sum(outcome.failed for outcome in outcomes), "tried": [tried(outcome) for outcome in done]}
 

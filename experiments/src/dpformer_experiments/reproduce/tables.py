@@ -1,4 +1,4 @@
-"""The paper's two tables of accuracy: reported, ours, and the difference, with simple statistics and ceilings beside them."""
+"""The paper's two tables of accuracy: reported, ours, and the difference, with baselines and non-private ceilings."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SEEDS = 3
 def run(
     name: str, *, how: Running, seeds: int = SEEDS, method: Sequence[str] = (), epsilon: Sequence[float] = ()
 ) -> dict[str, Any]:
-    """Run (or find) all cells of a table. method, epsilon: run these rows only; the others show what was run before."""
+    """Run all cells of a table that are not finished. method, epsilon: run only these rows; the others show finished cells."""
     unknown = set(method) - {one.name for one in METHODS}
     if unknown:
         names = "; ".join(one.name for one in METHODS)
@@ -51,7 +51,7 @@ def run(
 
 
 def measure(name: str, methods: tuple[Method, ...], outcomes: Sequence[CellResult]) -> dict[str, Any]:
-    """The figures of a table of these methods, from what became of their cells."""
+    """The figures of a table of these methods, from the results of their cells."""
     rows = []
     for method in methods:
         mine = [outcome for outcome in outcomes if outcome.cell.method == method.name]
@@ -70,7 +70,7 @@ def measure(name: str, methods: tuple[Method, ...], outcomes: Sequence[CellResul
 
 
 def _row(name: str, method: Method, outcomes: list[CellResult]) -> dict[str, Any]:
-    """A cell of the table: means and spreads over the seeds that were run, the paper's figures, why seeds are missing."""
+    """A row of the table: means and spreads over finished seeds, the paper's figures, and why seeds are missing."""
     outcomes = sorted(outcomes, key=lambda outcome: outcome.cell.seed)
     cell = outcomes[0].cell
     records = [outcome.record for outcome in outcomes if outcome.record is not None]
@@ -108,17 +108,18 @@ HEADINGS = (
 
 
 def page(figures: dict[str, Any]) -> Page:
-    """The table for people."""
+    """The table with its notes."""
     protocol = [f"{item[0].upper()}{item[1:]}." for item in figures["protocol"].values()]
     notes = [
         f"In %; mean and standard deviation over seeds; delta {figures['delta']:g}, user level: one user's events "
-        "replaced by none. Difference: ours less the paper's; ours that the paper does not have stand beside its DPFormer. "
+        "replaced by none. Difference: ours minus the paper's; methods that the paper does not have are compared with its "
+        "DPFormer. "
         "The paper's delta is not stated, and its figures are the best of a grid of 25 settings on the test item; ours are of "
         "settings that were fixed before the test item was looked at, of the last iterate. "
-        "Epsilon inf: without privacy. Empty: not run, and why. Minutes: of one core.",
-        "Models are trained on all but the last two items of each user, or on all but the last one where the method says so: "
-        "settings were fixed on the validation item before. The test item is asked for with all before it. Noise is "
-        "seeded, so that the figures can be made again.",
+        "Epsilon inf: without privacy. An empty cell was not run, for the reason given. Minutes: of one core.",
+        "Models are trained on all but the last two items of each user, or on all but the last one if the method says so: "
+        "settings were chosen on the validation item before. The test item is predicted from all items before it. Noise is "
+        "seeded so that the figures can be reproduced.",
         *protocol,
     ]
     seeds = f" --seeds {figures['seeds']}" if figures["seeds"] != SEEDS else ""
@@ -128,7 +129,7 @@ def page(figures: dict[str, Any]) -> Page:
 
 
 def texts(row: dict[str, Any]) -> tuple[str, ...]:
-    """A row in words."""
+    """A row as texts."""
     reasons = list(dict.fromkeys(row["not run"].values()))
     at_n = row["epsilon at delta 1/N"]
     return (
@@ -152,14 +153,14 @@ def _pair(row: dict[str, Any], prefix: str, form: str = ".2f") -> str:
 
 
 def draw(figures: dict[str, Any]) -> Figure:
-    """Accuracy against epsilon."""
+    """Draw accuracy against epsilon."""
     figure, axes = new_figure(size=(7.2, 4.6))
     draw_accuracy(axes[0, 0], figures)
     return figure
 
 
 def draw_accuracy(axes: Any, figures: dict[str, Any]) -> None:
-    """NDCG@10 against epsilon: ours with spreads, the paper's dashed, what is not private as a level."""
+    """Draw NDCG@10 against epsilon: ours with spreads, the paper's dashed, non-private figures as levels."""
     rows = [row for row in figures["rows"] if row["ndcg@10"] is not None]
     for name in dict.fromkeys(row["method"] for row in rows):
         mine = [row for row in rows if row["method"] == name and row["epsilon"] != "inf"]

@@ -1,7 +1,7 @@
 """Popularity, DP popularity and DP transition statistics on the paper's two data sets.
 
-Models are fitted on everything before the item that is held out. Their settings are the defaults, which were chosen on the
-validation item; nothing is chosen here. Noise is seeded, so that the figures can be made again: a release for use must not be.
+Models are fitted on all events before the held-out item. Their settings are the defaults, which were chosen on the validation
+item; nothing is chosen here. Noise is seeded so that the figures can be reproduced; a model that is published must not be seeded.
 """
 
 import math
@@ -29,7 +29,7 @@ DELTA = 1e-5
 POPULARITY, DP_POPULARITY = "popularity (not private)", "DP popularity"
 ONE_STAGE, THREE_STAGES = "DP transitions, one release", "DP transitions"
 
-# NDCG@10 and HIT@10 in %, on the test item: what a prototype of the same statistics reached.
+# NDCG@10 and HIT@10 in % on the test item, of a prototype of the same statistics.
 EXPECTED: dict[tuple[str, str, float | None], tuple[float, float]] = {
     ("ml-1m", POPULARITY, None): (1.74, 3.53),
     ("amazon-games", POPULARITY, None): (1.23, 2.15),
@@ -58,17 +58,15 @@ def run(
 ) -> dict[str, Any]:
     """Fit and evaluate all models on both data sets, once for each epsilon and noise seed (1, 2, ...)."""
     if seeds < 1:
-        raise PrivacyError(f"{seeds} noise seeds measure nothing; give --seeds 1 or more")
+        raise PrivacyError(f"{seeds} noise seeds are too few; give --seeds 1 or more")
     if item not in ("test", "validation"):
         raise DataError(f"no item {item!r} is held out; there are: test, validation")
     if any(math.isinf(eps) for eps in epsilon):
-        raise PrivacyError(
-            "epsilon inf is no noise, and the statistics are made of noisy counts; give a finite --epsilon"
-        )
+        raise PrivacyError("epsilon inf means no noise, but these statistics are noisy counts; give a finite --epsilon")
     epsilons = [float(eps) for eps in epsilon]
     for eps in epsilons:
-        gaussian_multiplier(eps, DELTA)  # a budget that cannot be is refused before data is read
-    # All of them first: a missing file should show before an hour has passed.
+        gaussian_multiplier(eps, DELTA)  # refuses an impossible budget before data is read
+    # All of them first, so that a missing file is an error now and not after an hour.
     datasets = {name: find_set(name, data or {}) for name in VARIABLES}
     result: dict[str, Any] = {
         "item": item,
@@ -87,7 +85,7 @@ def run(
 def measure_set(
     name: str, dataset: Dataset, epsilons: Sequence[float], seeds: int, item: str, say: Callable[[str], None]
 ) -> dict[str, Any]:
-    """`protocol`, a line, and `rows`, one for each model and epsilon."""
+    """The `protocol` and the `rows` of a data set, one row for each model and epsilon."""
     held, item_count = held_out(dataset.sequences, item), len(dataset.catalogue)
     people = held.histories
     say(f"{name}: {POPULARITY}")
@@ -197,7 +195,7 @@ def _notes(result: dict[str, Any]) -> list[str]:
 
 
 def page(result: dict[str, Any]) -> Page:
-    """The table for people."""
+    """The table with its notes."""
     epsilons = dict.fromkeys(row["epsilon"] for row in result["rows"] if row["epsilon"] is not None)
     options = "".join(f" --epsilon {epsilon:g}" for epsilon in epsilons)
     command = f"dpformer reproduce transitions{options} --seeds {len(result['seeds'])} --item {result['item']} -o docs/results"

@@ -1,8 +1,8 @@
-"""What is done for a cell, in whatever process: train or go on, evaluate, return its record (a line of `runs.Runs`).
+"""The work on one cell: train or resume, evaluate, return its record (a line of `runs.Runs`).
 
-FOLDER/run/             the run folder of the product, for cells that have one
+FOLDER/run/             the run folder, for cells that have one
 FOLDER/progress.json    seconds used so far and steps made, for estimates
-FOLDER/iterates.jsonl   figures of iterates, where the cell asks for them; not private
+FOLDER/iterates.jsonl   figures of iterates, if the cell has `every`; not private
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ ITEMS = ("validation", "test")
 _NOTE_SECONDS = 20.0
 
 ShouldStop = Callable[[], bool]
-OnStep = Callable[[int, int], None]  # steps made, of how many
+OnStep = Callable[[int, int], None]  # step, steps
 Done = dict[str, Any]
 
 
 def do(cell: Cell, data: Path, folder: Path, should_stop: ShouldStop, on_step: OnStep) -> Done | None:
-    """Finish a cell, from where it stands; None if told to stop, with everything saved."""
+    """Start or resume a cell and finish it; None if it was stopped, with everything saved."""
     from dpformer_experiments.reproduce.public import public_transitions
     from dpformer_experiments.reproduce.tuned import tuned_transitions
 
@@ -81,8 +81,8 @@ def do(cell: Cell, data: Path, folder: Path, should_stop: ShouldStop, on_step: O
 
 
 class Clock:
-    """How long a cell took, over all sessions, and how far it came. Work is counted in seconds of one core: that is what a cell
-    needs, whatever else the machine does.
+    """The time of a cell over all sessions, and its progress. Time is processor time, which does not depend on the load of the
+    machine.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -93,34 +93,34 @@ class Clock:
 
     @property
     def core_seconds(self) -> float:
-        """So far."""
+        """Processor seconds so far."""
         return self._before + time.process_time() - self._started
 
     def note(self, step: int, steps: int) -> None:
-        """Where the cell stands; written now and then."""
+        """Record the progress; it is written every 20 seconds."""
         self._place = (step, steps)
         if time.monotonic() - self._noted > _NOTE_SECONDS:
             self._noted = time.monotonic()
             self.save()
 
     def save(self) -> None:
-        """Write it."""
+        """Write time and progress."""
         step, steps = self._place
         write_json(self._path, {"core_seconds": self.core_seconds, "step": step, "steps": steps})
 
 
 def train(cell: Cell, data: Path, folder: Path, should_stop: ShouldStop, on_step: OnStep) -> Done | None:
-    """A run of the product, begun or gone on with; evaluated when its model is released."""
+    """Start or resume a run, and evaluate its published model."""
     place = folder / "run"
     finish_written(place)
     if (place / MODEL).exists() and not _same(read_recipe(place), cell.recipe):
-        shutil.rmtree(place)  # made with other defaults
+        shutil.rmtree(place)  # it has other settings
     if not (place / MODEL).exists():
         run = _opened(cell, data, place)
         iterates = Iterates(cell, run, folder / ITERATES)
 
         def on_progress(progress: Progress) -> None:
-            if progress.report is not None:  # a step; the other stages begin again after an interruption
+            if progress.report is not None:  # a step; after an interruption the other stages start again
                 iterates.look(progress)
                 on_step(progress.done, progress.total)
 
@@ -130,7 +130,7 @@ def train(cell: Cell, data: Path, folder: Path, should_stop: ShouldStop, on_step
         finally:
             run.close()
     model, statement = load_artifact(place), read_statement(place)
-    # What training has seen is not asked for.
+    # An item that training has seen is not evaluated.
     items = ITEMS if model.recipe["hold_out"] == "validation" else ("test",)
     figures = figures_of(model, load(data), model.model.spec.window, items)
     write_json(place / METRICS, {"not_private": True, **figures})
@@ -152,7 +152,7 @@ def train(cell: Cell, data: Path, folder: Path, should_stop: ShouldStop, on_step
 
 
 def _opened(cell: Cell, data: Path, place: Path) -> Run:
-    """An interrupted run goes on; one that never came to its first checkpoint, or has other defaults, begins anew."""
+    """Resume an interrupted run; start again if it has no checkpoint or other settings."""
     if place.exists() and any((place / PRIVATE).glob("checkpoint-*")):
         run = resume(place, data)
         if _same(run.recipe, cell.recipe):
@@ -167,18 +167,18 @@ def _same(one: Recipe, other: Recipe) -> bool:
 
 
 class Iterates:
-    """Figures of the model every so many epochs. A side output that is not private, and chooses nothing."""
+    """Figures of the model after every `every` epochs. They are not private, and choose nothing."""
 
     def __init__(self, cell: Cell, run: Run, path: Path) -> None:
         self._run, self._path, self._every = run, path, cell.every
         if cell.every is None:
             return
-        kept = [line for line in read_lines(path) if line["step"] <= run.step]  # later steps are made again
+        kept = [line for line in read_lines(path) if line["step"] <= run.step]  # later steps are repeated
         path.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
         self._held = held_out(run.dataset.sequences, "test")
 
     def look(self, progress: Progress) -> None:
-        """Evaluate, if a multiple of `every` epochs has just been passed, or all steps are made."""
+        """Evaluate if this step passed a multiple of `every` epochs, or is the last."""
         if self._every is None:
             return
         run, step, plan = self._run, progress.done, progress.plan
@@ -194,7 +194,7 @@ class Iterates:
 
 
 def figures_of(model: Scorer, dataset: Dataset, window: int | None, asked: tuple[str, ...] = ITEMS) -> Done:
-    """All figures of a model on the validation and on the test item, or one of them. Not private."""
+    """All figures of a model on the given held-out items. They are not private."""
     items = len(dataset.catalogue)
     return {
         item: _plain(evaluate(model, held_out(dataset.sequences, item), items, max_length=window).figures())
@@ -203,7 +203,7 @@ def figures_of(model: Scorer, dataset: Dataset, window: int | None, asked: tuple
 
 
 def popularity(cell: Cell, data: Path, folder: Path, should_stop: ShouldStop, on_step: OnStep) -> Done:
-    """Exact popularity: not private, and no model of its own among the runs."""
+    """Evaluate exact popularity, which is not private; it has no run."""
     dataset = load(data)
     train = dataset.train("validation")
     model = count_events(train, len(dataset.catalogue))
@@ -211,7 +211,7 @@ def popularity(cell: Cell, data: Path, folder: Path, should_stop: ShouldStop, on
 
 
 def _plain(value: Any) -> Any:
-    """Ready for JSON that everybody reads: no infinities, and null for what is not a number (a class without targets)."""
+    """Make a value ready for standard JSON: infinity as text, NaN (a slice without targets) as null."""
     if isinstance(value, dict):
         return {name: _plain(inner) for name, inner in value.items()}
     if isinstance(value, float) and not math.isfinite(value):
