@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from dpformer_experiments.bench import field, goals, growth, report, split, training, workloads
+from dpformer_experiments.bench import breakdown, compare, goals, growth, report, training, workloads
 from dpformer_experiments.bench.child import call, run_child
 from dpformer_experiments.bench.contenders import Naive, Own, Plain, PlainPadded, build
 from dpformer_experiments.bench.workloads import SHAPES, Shape
@@ -79,9 +79,9 @@ def test_the_private_contender_is_charged_for_each_step(tiny):
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", [name for name in field.MAKERS if name in field.present()])
+@pytest.mark.parametrize("name", [name for name in compare.MAKERS if name in compare.present()])
 def test_every_contender_steps_and_learns(name, tiny):
-    contender = field.MAKERS[name](tiny, 50, None, 16)
+    contender = compare.MAKERS[name](tiny, 50, None, 16)
     model = contender.trainer.model if isinstance(contender, Own) else contender.model
     before = [p.detach().clone() for p in model.parameters()]
     turn = contender.step()
@@ -151,20 +151,27 @@ def test_a_workload_survives_the_way_to_another_process(tiny, path):
 
 def test_the_clock_gives_each_part_its_own_time(monkeypatch):
     now = iter([0.0, 1.0, 3.0, 10.0])
-    monkeypatch.setattr(split.time, "perf_counter", lambda: next(now))
-    clock = split.Clock()
+    monkeypatch.setattr(breakdown.time, "perf_counter", lambda: next(now))
+    clock = breakdown.Clock()
     with clock.part("outer"), clock.part("inner"):
         pass
     assert dict(clock.seconds) == {"inner": 2.0, "outer": 8.0}
 
 
 def test_the_split_adds_up_and_leaves_the_product_as_it_was(path):
-    before = [getattr(owner, name) for owner, name, _ in split.PLACES]
-    found = split.measure(path, batch=50, steps=2)
-    assert [getattr(owner, name) for owner, name, _ in split.PLACES] == before
+    before = [getattr(owner, name) for owner, name, _ in breakdown.PLACES]
+    found = breakdown.measure(path, batch=50, steps=2)
+    assert [getattr(owner, name) for owner, name, _ in breakdown.PLACES] == before
     assert sum(found["shares"].values()) == pytest.approx(1, abs=0.2)  # of medians
-    always = (split.HEAD, split.NORM_SUM, split.BLOCKS, split.NORMS, split.COLLATION, split.GRID)
-    for part in (*always, split.NOISE, split.HASH, split.LEDGER, split.OPTIMISER):
+    always = (
+        breakdown.HEAD,
+        breakdown.NORM_SUM,
+        breakdown.BLOCKS,
+        breakdown.NORMS,
+        breakdown.COLLATION,
+        breakdown.GRID,
+    )
+    for part in (*always, breakdown.NOISE, breakdown.HASH, breakdown.LEDGER, breakdown.OPTIMISER):
         assert found["shares"][part] > 0, part
     assert found["head_gemm_efficiency"]["median"] > 0
 
@@ -182,22 +189,22 @@ def figures():
             lambda path, sizes: {"opacus padded": {"users": 9, "mb_per_user": 1.0, "base_mb": 5.0}},
         )
         patched.setattr(training, "MILLION", 500)
-        sizes = replace(training.QUICK, batch=40, rounds=1, take=8, few=2, million_batch=8, everybody=True)
+        sizes = replace(training.QUICK, batch=40, rounds=1, take=8, few=2, million_batch=8, every_contender=True)
         sizes = replace(sizes, catalogues=(20, 40), lengths=(3, 6))
         patched.setattr(torch, "set_num_threads", lambda n: None)  # it would stay, and tests share their cores
         found = {key: workloads.generate(key, TINY) for key in SHAPES}
-        patched.setattr(training, "SPLIT_BATCH", 40)
+        patched.setattr(training, "BREAKDOWN_BATCH", 40)
         return training.measure(found, sizes, lambda line: None) | {"quick": True}
 
 
 def test_a_child_gets_the_variables_that_make_its_memory_stay():
     path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
-    assert run_child("test_bench:variables", {**field.KEPT, "PYTHONPATH": path})["seen"] == field.KEPT
-    assert run_child("test_bench:variables", {"PYTHONPATH": path})["seen"] != field.KEPT
+    assert run_child("test_bench:variables", {**compare.KEPT, "PYTHONPATH": path})["seen"] == compare.KEPT
+    assert run_child("test_bench:variables", {"PYTHONPATH": path})["seen"] != compare.KEPT
 
 
 def variables():
-    return {"seen": {name: os.environ.get(name) for name in field.KEPT}}
+    return {"seen": {name: os.environ.get(name) for name in compare.KEPT}}
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -216,7 +223,7 @@ def test_the_report_has_every_ratio_and_goal(figures, tmp_path):
         "reattention_over_vanilla",
         "noise_optimizer_share",
     }
-    opacus = "opacus hooks" in field.present()
+    opacus = "opacus hooks" in compare.present()
     for name, by_workload in figures["ratios"].items():
         assert set(by_workload) == ({"generated"} if name == "million_items_peak_gb" else set(SHAPES)), name
         for figure in by_workload.values():

@@ -47,7 +47,7 @@ def test_errors_are_one_line(dpformer, tmp_path):
     assert "error-table, attention, transitions" in done.err
     done = dpformer("reproduce", "error-table", "--seeds", 3)
     assert done.code == 2
-    assert "no use for --seeds" in done.err
+    assert "no option --seeds" in done.err
     for option, value, complaint in (
         ("--epsilon", "inf", "finite"),
         ("--epsilon", -1, "above 0"),

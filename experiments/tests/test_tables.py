@@ -10,11 +10,14 @@ from pathlib import Path
 import pytest
 
 from dpformer.errors import DPFormerError
-from dpformer_experiments.reproduce import RESULTS, heat_maps, paper, results, tables
+from dpformer.fit.dpsgd import WARMUP, Optimisation
+from dpformer.fit.recipe import DPSGDSettings
+from dpformer_experiments.reproduce import RESULTS, heat_maps, paper, results, summary, tables
 from dpformer_experiments.reproduce.methods import METHODS, in_order
 from dpformer_experiments.reproduce.page import as_csv
+from dpformer_experiments.reproduce.runner import Running, run_cells
 from dpformer_experiments.reproduce.runs import FILE, read_lines
-from small_table import TINY, small_methods
+from small_table import TINY, small_table
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -23,9 +26,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 def figures(demo, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patched:
         patched.setitem(paper.TABLES, "demo", paper.TABLES["ml-1m"])
-        return tables.measure(
-            "table-1", "demo", small_methods(), demo, tmp_path_factory.mktemp("cells"), 2, workers=1
-        )  # fmt: skip
+        return small_table("table-1", demo, Running(tmp_path_factory.mktemp("cells"), workers=1), seeds=2)
 
 
 def test_the_papers_values_are_those_of_its_tables():
@@ -52,13 +53,13 @@ def test_both_tables_have_every_cell_at_the_papers_settings():
         for cell in cells:
             if cell.preset == "paper":
                 recipe = cell.recipe
-                assert (recipe.d, recipe.blocks, recipe.heads, recipe.epochs) == (64, 2, 1, 100)
-                assert recipe.max_length == {"ml-1m": 200, "amazon-games": 50}[dataset]
-                assert recipe.dropout == {"ml-1m": 0.2, "amazon-games": 0.5}[dataset]
-                assert recipe.weight_decay == 1e-5
-                assert recipe.warmup == 0.2
-                assert (recipe.reattention == "logits") == (cell.method == paper.DPFORMER)
-                assert recipe.tied == (cell.method != paper.UNSHARED)
+                network, steps = recipe.network, recipe.stage(DPSGDSettings)
+                assert (network.d, network.blocks, steps.epochs) == (64, 2, 100)
+                assert network.max_length == {"ml-1m": 200, "amazon-games": 50}[dataset]
+                assert network.dropout == {"ml-1m": 0.2, "amazon-games": 0.5}[dataset]
+                assert (Optimisation.of(recipe).weight_decay, WARMUP) == (1e-5, 0.2)
+                assert (network.reattention == "logits") == (cell.method == paper.DPFORMER)
+                assert network.tied == (cell.method != paper.UNSHARED)
         assert {c.method for c in cells if math.isinf(c.epsilon)} >= set(paper.TABLES[dataset]) - {paper.DPFORMER}
 
 
@@ -109,7 +110,7 @@ def test_results_are_merged_and_prose_is_kept(figures, tmp_path, dpformer):
 
     done = dpformer("reproduce", "results", "-o", tmp_path / "docs")
     assert done.code == 2
-    assert "holds no table" in done.err
+    assert "contains no table" in done.err
     (tmp_path / "docs" / "results").mkdir(parents=True)
     write(tmp_path / "docs" / "results", "table-1", figures, tables)
     prose = "# All\n\nWritten by hand.\n\n<!-- results: table-1 -->\n\nMore.\n\n<!-- results: tried -->\n"
@@ -126,7 +127,7 @@ def test_results_are_merged_and_prose_is_kept(figures, tmp_path, dpformer):
     assert set(found[0]) == wanted
     assert [record["masked"] for record in found[:2]] == [True, False]
     assert found[1]["ndcg@10"] == figures["rows"][0]["unmasked ndcg@10"]
-    with pytest.raises(DPFormerError, match="nothing is called 'tabel-1'"):
+    with pytest.raises(DPFormerError, match="no part is called 'tabel-1'"):
         results.render("<!-- results: tabel-1 -->", {}, tmp_path)
 
 
@@ -134,12 +135,13 @@ def test_heat_maps_have_a_cell_for_each_setting(demo, tmp_path):
     for name, count in (("embedding-sharing", 75), ("grid", 50)):
         cells = heat_maps.MAPS[name].cells(1)
         assert len({cell.key("data") for cell in cells}) == count
-        assert cells[0].recipe.batch_size == 4096
-    halved = [cell.recipe for cell in heat_maps.MAPS["embedding-sharing"].cells(1) if "half" in cell.method]
-    assert {(recipe.d, recipe.tied) for recipe in halved} == {(32, False)}
+        assert cells[0].recipe.stage(DPSGDSettings).batch_size == 4096
+    halved = [cell.recipe.network for cell in heat_maps.MAPS["embedding-sharing"].cells(1) if "half" in cell.method]
+    assert {(network.d, network.tied) for network in halved} == {(32, False)}
     maps = heat_maps.Maps("small", "demo", math.inf, {"shared": {**TINY, "reattention": "off"}}, (10**6,), (1e-3, 1e-2))
     cells = maps.cells(1)
-    found = heat_maps.measure("small", maps, cells, demo, tmp_path, workers=1, wanted=lambda cell: cell is cells[0])
+    outcomes = run_cells(cells, demo, Running(tmp_path, workers=1), wanted=lambda cell: cell is cells[0])
+    found = heat_maps.measure("small", maps, outcomes)
     assert [row["ndcg@10"] is None for row in found["rows"]] == [True, False]
     assert "not asked for" in heat_maps.page(found).grid()
     assert len(heat_maps.draw(found).axes) == 1
@@ -170,15 +172,14 @@ def test_every_result_can_be_asked_for(dpformer):
         module = importlib.import_module(f"dpformer_experiments.reproduce.{result.module}")
         assert callable(module.run)
         assert callable(module.page)
-        taken = inspect.signature(module.run).parameters
-        assert ("cells" in taken) == ("runs" in taken)
+        assert set(result.options) <= set(inspect.signature(module.run).parameters)
     done = dpformer("reproduce", "--json")
     assert json.loads(done.out) == {name: result.about for name, result in RESULTS.items()}
     for arguments, complaint in (
         (("table-1", "--method", "nothing"), "no method is called 'nothing'"),
         (("table-1", "--data", "x=y"), "is not NAME=PATH"),
         (("table-1", "--seeds", 0), "--seeds 1"),
-        (("error-table", "--budget-minutes", 1), "no use for --budget-minutes"),
+        (("error-table", "--budget-minutes", 1), "no option --budget-minutes"),
         (("nothing",), "table-1, table-2"),
     ):
         done = dpformer("reproduce", *arguments)
@@ -221,15 +222,15 @@ def test_committed_tables_are_the_means_of_the_committed_runs():
             continue
         compared += 1
         for label, (item, kind) in kinds.items():
-            for metric in tables.METRICS:
+            for metric in summary.METRICS:
                 values = [100 * run[item][kind][metric]["value"] for run in found if item in run]
-                assert row[label + metric] == tables.mean_of(values)
-                assert row[f"{label}{metric} std"] == tables.spread_of(values)
+                assert row[label + metric] == summary.mean_of(values)
+                assert row[f"{label}{metric} std"] == summary.spread_of(values)
     assert compared == 42
     for record in json.loads((DOCS / "results" / "pure.json").read_text())["records"]:
         kind = "masked" if record["masked"] else "unmasked"
         found = [last[record["dataset"], record["method"], record["epsilon"], seed] for seed in record["seeds"]]
-        for metric in tables.METRICS:
+        for metric in summary.METRICS:
             values = [100 * run[record["item"]][kind][metric]["value"] for run in found]
-            assert record[metric] == pytest.approx(tables.mean_of(values), abs=6e-4)
-            assert record["std"][metric] == pytest.approx(tables.spread_of(values), abs=6e-4)
+            assert record[metric] == pytest.approx(summary.mean_of(values), abs=6e-4)
+            assert record["std"][metric] == pytest.approx(summary.spread_of(values), abs=6e-4)

@@ -7,16 +7,15 @@ import numpy as np
 import pytest
 
 from dpformer.data import demo_frame, prepare
-from dpformer.data.split import without_last
 from dpformer.fit.scorers import count_events
-from dpformer.privacy import Sample
+from dpformer.privacy import Charge, Sample
 from dpformer.privacy.calibration import gaussian_multiplier
 from dpformer.privacy.query import grid_step
 from dpformer.privacy.tuning import Tuning, tuned_epsilon, tuned_factor
 from dpformer.statistics.histogram import Histogram
 from dpformer_experiments.reproduce import tuned
 from dpformer_experiments.reproduce.cells import Cell
-from dpformer_experiments.reproduce.runner import run_cells
+from dpformer_experiments.reproduce.runner import Running, run_cells
 
 
 def by_hand(sigma: float, tuning: Tuning, delta: float) -> float:
@@ -91,11 +90,11 @@ def test_trials_are_made_once_and_the_best_by_its_noisy_score_is_kept(demo, tmp_
     seed = next(s for s in range(1, 50) if tuned.TUNING.draw(np.random.default_rng(s)) == 3)
     cell = Cell("demo", "tuned", 8.0, seed, "tuned transitions")
     calls = iter(range(100))
-    [stopped] = run_cells([cell], demo, tmp_path, workers=1, stopped=lambda: next(calls) > 1)
+    [stopped] = run_cells([cell], demo, Running(tmp_path, workers=1, stopped=lambda: next(calls) > 1))
     assert stopped.record is None
     before = (stopped.folder / tuned.TRIALS).read_text().splitlines()
     assert 0 < len(before) < 3
-    [outcome] = run_cells([cell], demo, tmp_path, workers=1)
+    [outcome] = run_cells([cell], demo, Running(tmp_path, workers=1))
     trials = outcome.record["trials"]
     assert trials[: len(before)] == [json.loads(line) for line in before]
     assert len(trials) == 3

@@ -1,7 +1,7 @@
-"""Benchmarks, each a module with `run(quick: bool) -> dict` (figures, JSON-ready) and `show(figures)`, something to print.
+"""Benchmarks, each a module with `run(quick: bool) -> dict` (figures, ready for JSON) and `show(figures)`, which returns a table.
 
-They are looked up by name, so that asking for one imports only that one. `training` is the one that `dpformer bench` runs; it
-also has a page and plots, and `PART` names a benchmark whose figures are a part of that page.
+They are looked up by name, so that only the chosen one is imported. `training` is the default of `dpformer bench`. It also has
+a page and plots; a module with a constant `PART` adds its figures to that page under that name.
 """
 
 BENCHMARKS: dict[str, str] = {

@@ -1,7 +1,6 @@
-"""Run a function in a fresh process and tell its time and peak memory.
+"""Run a function in a new process and measure its time and peak memory.
 
-A process of its own is the only honest way to read peak memory: an allocator does not give back what an
-earlier contender took.
+Each measurement needs its own process: an allocator does not return the memory that an earlier one used.
 """
 
 import contextlib
@@ -33,9 +32,9 @@ def run_child(target: str, variables: dict[str, str] | None = None, **arguments:
 
 
 def run_ranks(target: str, size: int, threads: int | None = None, **arguments: Any) -> list[dict[str, Any]]:
-    """`run_child` in `size` processes at once, which find one another as under torchrun; what each returns, by rank.
+    """Run `run_child` in `size` parallel processes, connected as under torchrun; returns the results by rank.
 
-    threads: of each process; as this one has them by default.
+    threads: of each process; by default as many as this process has.
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -60,7 +59,7 @@ def run_ranks(target: str, size: int, threads: int | None = None, **arguments: A
 
 
 def resident_mb() -> float:
-    """Memory that this process holds now, in MB; 0 where the system does not tell."""
+    """The memory that this process holds now, in MB; 0 on systems without /proc."""
     try:
         with open("/proc/self/statm") as file:
             return int(file.read().split()[1]) * resource.getpagesize() / 2**20
@@ -69,7 +68,7 @@ def resident_mb() -> float:
 
 
 def forget_peak() -> None:
-    """Give memory back to the system and begin to count its peak anew, where Linux lets us."""
+    """Return free memory to the system and reset the peak counter; does nothing where Linux does not allow it."""
     gc.collect()
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL("libc.so.6").malloc_trim(0)
@@ -77,13 +76,13 @@ def forget_peak() -> None:
 
 
 def peak_mb() -> float:
-    """The most memory that this process has held since `forget_peak`, in MB."""
+    """The peak memory of this process since `forget_peak`, in MB."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) / 1024
 
 
 def call(target: str, **arguments: Any) -> dict[str, Any]:
-    """What `run_child` returns, from this process."""
+    """Do the work of `run_child` in this process."""
     module, name = target.split(":")
     function = getattr(importlib.import_module(module), name)
     start = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Ways to make one training step on the same users: ours, with and without privacy, and ordinary PyTorch.
+"""Contenders, which make one training step on the same users: ours, with and without privacy, and ordinary PyTorch.
 
 All make the *whole* step: draw the batch (Poisson, the same keys for all, so the same users), collate, sum the users' (clipped)
 gradients, add noise where the method is private, divide, update with Adam. The loss of a user is the mean over own tokens.
@@ -8,7 +8,7 @@ gradients, add noise where the method is private, divide, update with Adam. The 
     own non-private   the same with epsilon inf: same groups, micro-batches and tiles of the head, no clipping, noise and ledger
     plain             ordinary PyTorch: autograd, F.cross_entropy on the tokens that are not padding; micro-batches of the same
                       token budget
-    plain padded      as most code has it: everybody padded to L, F.cross_entropy with ignore_index; as many positions at once
+    plain padded      the usual way: all users padded to L, F.cross_entropy with ignore_index; as many positions at once
     naive loop        one user at a time, private
 
 Other libraries are in `peers`.
@@ -45,7 +45,7 @@ SEED = 0
 
 @dataclass(frozen=True)
 class Turn:
-    """One step: the places of the drawn users, and the seconds of a step on all of them."""
+    """One step: the places of the drawn users, and the seconds for all of them."""
 
     users: np.ndarray
     seconds: float
@@ -78,7 +78,7 @@ def build(workload: Workload, d: int = D, **options: Any) -> Transformer:
 
 
 class Own:
-    """The project's loop. The plan is private for `private`, else epsilon inf; the ledger lies in a temporary folder."""
+    """The project's loop. The plan is private for `private`, else epsilon inf; the ledger is in a temporary folder."""
 
     def __init__(self, workload: Workload, batch: int, private: bool, reattention: bool = False) -> None:
         users = len(workload.sequences)
@@ -98,7 +98,7 @@ class Own:
         start = time.perf_counter()
         report = self.trainer.make_step(self.curator)
         seconds = time.perf_counter() - start
-        assert report.users == len(users), "the contenders do not see the same users"
+        assert report.users == len(users), "the contenders have different users"
         return Turn(users, seconds)
 
 
@@ -112,10 +112,10 @@ def _set_errors(model: Transformer, workload: Workload, batch: int) -> None:
 
 
 class Summed:
-    """What the contenders that are written here share: the draw, the pieces of a batch, noise and Adam.
+    """Shared by the contenders in this file: the draw, the pieces of a batch, noise and Adam.
 
-    take: where the whole batch would take minutes, a step works on some of its pieces, about so many users, evenly from the
-    longest to the shortest; the time for their gradients is then scaled to the batch, by tokens or, if all are padded, by users.
+    take: if the whole batch would take minutes, a step uses about this many users, evenly from the longest to the shortest. The
+    time for their gradients is then scaled to the batch, by tokens or, if all are padded, by users.
     """
 
     private = False
@@ -166,12 +166,12 @@ class Summed:
         return cut(users, lengths, self.how.token_budget)
 
     def collate(self, piece: np.ndarray) -> Tensor:
-        """Tokens `[b, l]`; `[b, L + 1]` if everybody is padded."""
+        """Tokens `[b, l]`; `[b, L + 1]` if all users are padded."""
         tokens = collate(self.workload.sequences, piece, self.workload.L + 1).tokens
         return F.pad(tokens, (0, self.workload.L + 1 - tokens.shape[1])) if self.padded else tokens
 
     def clear(self) -> None:
-        """Gradients to zero, as the Trainer does."""
+        """Set gradients to zero, as the Trainer does."""
         for p in self.parameters:
             p.grad = torch.zeros_like(p) if p.grad is None else p.grad.zero_()
 
@@ -190,12 +190,12 @@ class Summed:
 
 
 def in_rows(users: np.ndarray, rows: int) -> list[np.ndarray]:
-    """So many users at a time."""
+    """Cut users into pieces of `rows`."""
     return [users[start : start + rows] for start in range(0, len(users), rows)]
 
 
-def split(tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Inputs, targets and weights, each `[b, l]`, as `Worker.losses` has them."""
+def inputs_and_targets(tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Inputs, targets and weights, each `[b, l]`, as in `Worker.losses`."""
     s, y = tokens[:, :-1], tokens[:, 1:]
     used = y > 0
     return s, y, used / used.sum(1, keepdim=True).clamp_min(1)
@@ -205,15 +205,15 @@ class Plain(Summed):
     """Ordinary training, in micro-batches of the Trainer's token budget."""
 
     def add(self, tokens: Tensor) -> None:
-        """Autograd; logits of the tokens that are not padding alone."""
-        s, y, w = split(tokens)
+        """Autograd, with logits only for tokens that are not padding."""
+        s, y, w = inputs_and_targets(tokens)
         used = y > 0
         logits = F.linear(self.model.states(s)[used], self.model.table, self.model.output_bias)  # type: ignore[operator, arg-type]
         (F.cross_entropy(logits, y[used], reduction="none") * w[used]).sum().backward()
 
 
 class PlainPadded(Summed):
-    """Ordinary training, everybody padded to L."""
+    """Ordinary training, all users padded to L."""
 
     padded = True
 
@@ -224,12 +224,12 @@ class PlainPadded(Summed):
         self.rows = rows or max(1, self.how.token_budget // workload.L)
 
     def pieces(self, users: np.ndarray) -> list[np.ndarray]:
-        """Users in no order of length."""
+        """Users in any order of length."""
         return in_rows(users, self.rows)
 
     def add(self, tokens: Tensor) -> None:
-        """Autograd; logits of all positions, and padding is ignored by the loss."""
-        s, y, w = split(tokens)
+        """Autograd, with logits for all positions; the loss ignores padding."""
+        s, y, w = inputs_and_targets(tokens)
         logits = F.linear(self.model.states(s), self.model.table, self.model.output_bias).flatten(0, 1)  # type: ignore[operator, arg-type]
         losses = F.cross_entropy(logits, y.flatten(), reduction="none", ignore_index=0)
         (losses * w.flatten()).sum().backward()
@@ -245,8 +245,8 @@ class Naive(Summed):
         return [one for piece in super().pieces(users) for one in in_rows(piece, 1)]
 
     def add(self, tokens: Tensor) -> None:
-        """A gradient, its norm, its clipped part."""
-        s, y, w = split(tokens)
+        """Compute the gradient and its norm, and add the clipped gradient."""
+        s, y, w = inputs_and_targets(tokens)
         logits = F.linear(self.model.states(s)[0], self.model.table, self.model.output_bias)  # type: ignore[operator, arg-type]
         loss = (F.cross_entropy(logits, y[0], reduction="none") * w[0]).sum()
         gradients = torch.autograd.grad(loss, self.parameters)

@@ -1,15 +1,15 @@
-"""From measurements to the ratios that matter, and the goal for each.
+"""Compute ratios from measurements, and compare each with its goal.
 
 private_over_plain            speed of private training over ordinary non-private PyTorch on the same micro-batches
 private_over_own_nonprivate   ... over the project's own loop without privacy
 private_over_opacus_hooks     ... over Opacus' per-sample gradients on the same micro-batches
-private_over_opacus_padded    ... over Opacus as its users run it: padded to L, one batch of what fits
+private_over_opacus_padded    ... over Opacus with all users padded to L, as many at once as fit into memory
 head_gemm_efficiency          6 x tokens x M x d operations over the head's time, over the speed of its matrix products
 memory_over_plain             peak memory of the process over plain's, at the same batch; `_4096` at 4,096 users
 memory_flatness               largest over smallest peak memory, as the batch grows
 million_items_peak_gb         peak memory of steps on a catalogue of a million items
 reattention_over_vanilla      time of a private step with Re-Attention over one without
-noise_optimizer_share         noise, hash of the sum and update, of a private step of 1,024 users
+noise_optimizer_share         share of noise, hash of the sum and update in a private step of 1,024 users
 """
 
 from __future__ import annotations
@@ -52,24 +52,24 @@ Ratios = dict[str, dict[str, float | None]]
 
 
 def ratios(workloads: dict[str, Any], million_peak_mb: float) -> tuple[Ratios, dict[str, dict[str, list[float]]]]:
-    """The figures, and the range over rounds of those that have one. None where a contender could not take part."""
+    """The ratios, and their ranges over rounds where there are rounds. None if a contender is not installed."""
     figures: Ratios = {name: {} for name, _, _, _ in GOALS}
     ranges: dict[str, dict[str, list[float]]] = {}
 
-    def put(ratio: str, key: str, found: dict[str, float] | None) -> None:
-        figures[ratio][key] = None if found is None else found["median"]
-        if found is not None:
-            ranges.setdefault(ratio, {})[key] = [found["low"], found["high"]]
+    def put(ratio: str, key: str, spread: dict[str, float] | None) -> None:
+        figures[ratio][key] = None if spread is None else spread["median"]
+        if spread is not None:
+            ranges.setdefault(ratio, {})[key] = [spread["low"], spread["high"]]
 
-    for key, found in workloads.items():
-        contenders = found["contenders"]
+    for key, workload in workloads.items():
+        contenders = workload["contenders"]
         for ratio, other in SPEEDS.items():
             put(ratio, key, contenders[other]["private_over_it"] if other in contenders else None)
         put("reattention_over_vanilla", key, contenders["re-attention"]["private_over_it"])
-        put("head_gemm_efficiency", key, found["split"]["head_gemm_efficiency"])
-        put("noise_optimizer_share", key, found["split"]["noise_optimizer_share"])
-        peaks = found["memory"]
-        equal = str(found["memory_batch"])
+        put("head_gemm_efficiency", key, workload["split"]["head_gemm_efficiency"])
+        put("noise_optimizer_share", key, workload["split"]["noise_optimizer_share"])
+        peaks = workload["memory"]
+        equal = str(workload["memory_batch"])
         figures["memory_over_plain"][key] = peaks["private"][equal]["peak_mb"] / peaks["plain"][equal]["peak_mb"]
         figures["memory_over_plain_4096"][key] = peaks["private"]["4096"]["peak_mb"] / peaks["plain"]["4096"]["peak_mb"]
         own = [row["peak_mb"] for row in peaks["private"].values()]

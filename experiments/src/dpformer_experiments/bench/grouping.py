@@ -1,8 +1,8 @@
-"""What it costs to cut a batch into micro-batches group by group, compared with cutting it as a whole.
+"""Measure the cost of cutting a batch into micro-batches by group, compared with cutting the whole batch.
 
-Groups are made of people's places alone (see `dpformer.fit.gradient_sum`), so that one person's events change the sum of
-one group only. People of a group are sorted by length and cut. A whole batch, sorted and cut at once, has less padding and
-fewer micro-batches. Both sum the same batches here, by one worker on one thread, and take turns.
+Groups depend only on people's places (see `dpformer.fit.gradient_sum`), so that one person's events change the sum of one group
+only. The people of a group are sorted by length and cut. A whole batch, sorted and cut at once, has less padding and fewer
+micro-batches. Both sum the same batches here, with one worker on one thread, and take turns.
 
     groups            of a batch; `most` is the m of the sensitivity, C / g (1 + 1e-6 + m 2^-21) + sqrt(d)
     positions         of all micro-batches, padding included, per token that is not padding
@@ -14,22 +14,24 @@ import copy
 import statistics
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from rich.table import Table
 
-from dpformer.fit.dpsgd import Trainer
+from dpformer.fit.dpsgd import Optimisation, Trainer
 from dpformer.fit.gradient_sum import GradientSum, Groups
-from dpformer.fit.recipe import make_recipe
+from dpformer.fit.presets import make_recipe
+from dpformer.fit.recipe import DPSGDSettings
+from dpformer.models import Network, build
 from dpformer.privacy import Keys, PrivacyPlan, Sample
 from dpformer.privacy.noise import poisson_draw
 from dpformer_experiments.bench.contenders import SEED
 from dpformer_experiments.bench.workloads import SHAPES, Workload, find
 from dpformer_experiments.curators import seeded_curator
 
-# Its name in the figures of the training benchmark, whose page has it.
+# The name of these figures in those of the training benchmark, whose page shows them.
 PART = "grouping"
 PRESETS = ("paper", "pure")
 GRID = 2.0**-26
@@ -38,13 +40,13 @@ TODAY, WHOLE = "by group", "whole batch"
 
 def run(quick: bool, say: Any = lambda line: None) -> dict[str, Any]:
     """Figures by workload and preset."""
-    found = {}
+    figures = {}
     for name in SHAPES:
         workload = find(name)
         for preset in PRESETS:
             say(f"{name}: preset {preset}")
-            found[f"{name}, {preset}"] = measure(workload, preset, 2 if quick else 5)
-    return found
+            figures[f"{name}, {preset}"] = measure(workload, preset, 2 if quick else 5)
+    return figures
 
 
 @dataclass(frozen=True)
@@ -58,12 +60,12 @@ class Cut:
 
 
 def measure(workload: Workload, preset: str, rounds: int) -> dict[str, Any]:
-    """Medians over `rounds` batches, after one that warms up; the ratio of times is taken batch by batch."""
+    """Medians over `rounds` batches, after a first one; ratios of times are taken batch by batch."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         trainer = make_trainer(workload, preset)
-        # One step first: from layers that start as the identity no gradient shows that samples are apart, and each is checked.
+        # One step first: while layers are the identity, gradients do not show that samples are apart, and each batch is checked.
         with seeded_curator(workload.sequences, trainer.plan, SEED) as curator:
             trainer.make_step(curator)
         users, plan = len(workload.sequences), trainer.plan
@@ -99,17 +101,19 @@ def measure(workload: Workload, preset: str, rounds: int) -> dict[str, Any]:
 
 
 def make_trainer(workload: Workload, preset: str) -> Trainer:
-    """The preset's model and settings on a workload. Exact counts choose the vocabulary: nothing is released here."""
+    """The preset's model and settings on a workload. Exact counts choose the vocabulary: nothing is published here."""
     torch.manual_seed(SEED)
     options: dict[str, Any] = {"max_length": workload.L} if preset == "paper" else {}
     recipe, users = make_recipe(preset, **options), len(workload.sequences)
-    batch = min(recipe.batch_size or users // 2, users - 1)
-    plan = PrivacyPlan(users, batch, 100, 8.0, 1e-6, 40.0)
-    trainer = Trainer(recipe.build(workload.items), plan, recipe.optimisation())
+    settings, steps = recipe.network, recipe.stage(DPSGDSettings)
+    assert settings is not None
+    assert steps is not None
+    plan = PrivacyPlan(users, min(steps.batch_size or users // 2, users - 1), 100, 8.0, 1e-6, 40.0)
+    network = cast(Network, build(settings.spec(workload.items)))
     counts = np.bincount(workload.sequences.items, minlength=workload.items + 1)
-    if recipe.vocabulary is not None:
-        trainer.choose(torch.from_numpy(np.clip(counts / users, 1 / users, 1.0)).float(), recipe.popularity_bias)
-    return trainer
+    frequencies = torch.from_numpy(np.clip(counts / users, 1 / users, 1.0)).float()
+    network.choose(frequencies, bias=settings.vocabulary is not None)
+    return Trainer(network, plan, Optimisation.of(recipe))
 
 
 def with_groups(query: GradientSum, groups: Groups) -> GradientSum:
@@ -120,7 +124,7 @@ def with_groups(query: GradientSum, groups: Groups) -> GradientSum:
 
 
 def sum_batch(query: GradientSum, workload: Workload, sample: Sample) -> Cut:
-    """Sum a batch, and see its micro-batches."""
+    """Sum a batch, and count its micro-batches."""
     micro_batches = positions = tokens = 0
     add = query.team.first.add
 
@@ -153,12 +157,12 @@ COLUMNS = ("data, preset", "users", "groups", "most", "micro-batches", "position
 
 
 def rows(figures: dict[str, Any]) -> list[list[str]]:
-    """A row for each workload and preset; where there are two figures, the second is of the whole batch."""
-    found = []
+    """A row for each workload and preset; if there are two figures, the second is of the whole batch."""
+    texts = []
     for name, one in figures.items():
         today, whole = one["cuts"][TODAY], one["cuts"][WHOLE]
         ratio = one["time_over_whole"]
-        found.append(
+        texts.append(
             [
                 name,
                 f"{one['batch']:,}",
@@ -169,4 +173,4 @@ def rows(figures: dict[str, Any]) -> list[list[str]]:
                 f"{ratio['median']:.2f} ({ratio['low']:.2f}-{ratio['high']:.2f})",
             ]
         )
-    return found
+    return texts

@@ -1,6 +1,6 @@
-"""How time and memory of a private step grow with batch, catalogue, length and threads: a process for each point.
+"""Measure how time and memory of a private step grow with batch, catalogue, length and threads: one process per point.
 
-A point is one step after a warm-up step of its own size class; curves get the exponent b of the least-squares line
+A point is one step after a first step of the same size. Curves get the exponent b of the least-squares line
 log y = a + b log x: 1 is proportional, 0 flat.
 """
 
@@ -17,14 +17,14 @@ import torch
 
 from dpformer_experiments.bench import workloads
 from dpformer_experiments.bench.child import run_child
-from dpformer_experiments.bench.field import MAKERS
+from dpformer_experiments.bench.compare import MAKERS
 from dpformer_experiments.bench.workloads import SHAPES, Workload
 
 BATCHES = (256, 512, 1024, 2048, 4096, 8192)
 CATALOGUES = (3_000, 10_000, 30_000, 100_000, 300_000, 1_000_000)
 LENGTHS = (10, 25, 50, 100, 200, 400)
 THREADS = (1, 2)
-# Users of a step for the curves over catalogue and length, and over threads.
+# Users per step for the curves over catalogue, length and threads.
 CATALOGUE_BATCH, LENGTH_BATCH, THREAD_BATCH = 64, 64, 256
 
 
@@ -38,7 +38,7 @@ def exponent(x: Sequence[float], y: Sequence[float]) -> float:
 
 
 def point(path: str, batch: int, name: str = "private", warm: bool = True, threads: int = 0) -> dict[str, Any]:
-    """One step of a contender in this process (see `run_child` for its peak memory)."""
+    """Make one step of a contender in this process; `run_child` measures its peak memory."""
     if threads:
         torch.set_num_threads(threads)
     w = workloads.load(path)
@@ -50,7 +50,7 @@ def point(path: str, batch: int, name: str = "private", warm: bool = True, threa
 
 
 def measure_point(path: Path, **arguments: Any) -> dict[str, Any]:
-    """`point` in a process of its own."""
+    """Run `point` in a new process."""
     return run_child("dpformer_experiments.bench.growth:point", path=str(path), **arguments)
 
 
@@ -60,7 +60,7 @@ def with_catalogue(items: int, users: int = 20 * CATALOGUE_BATCH) -> Workload:
 
 
 def over_catalogue(folder: Path, catalogues: Sequence[int]) -> dict[str, Any]:
-    """Private steps on growing catalogues, one after a warm-up."""
+    """Private steps on growing catalogues."""
     points = []
     for items in catalogues:
         path = folder / f"items-{items}.npz"
@@ -70,7 +70,7 @@ def over_catalogue(folder: Path, catalogues: Sequence[int]) -> dict[str, Any]:
 
 
 def over_length(folder: Path, lengths: Sequence[int]) -> dict[str, Any]:
-    """Private steps on ever longer sequences, everybody's the same length; catalogue of ML-1M."""
+    """Private steps on longer and longer sequences, all users with the same length; catalogue of ML-1M."""
     points = []
     for length in lengths:
         path = folder / f"length-{length}.npz"
@@ -81,11 +81,11 @@ def over_length(folder: Path, lengths: Sequence[int]) -> dict[str, Any]:
 
 def over_threads(path: Path) -> dict[str, Any]:
     """Private and plain steps with 1 and 2 threads."""
-    found = {}
+    curves = {}
     for name in ("private", "plain"):
         points = [measure_point(path, batch=THREAD_BATCH, name=name, threads=n) for n in THREADS]
-        found[name] = curve("threads", THREADS, points)
-    return found
+        curves[name] = curve("threads", THREADS, points)
+    return curves
 
 
 def curve(over: str, x: Sequence[int], points: list[dict[str, Any]]) -> dict[str, Any]:

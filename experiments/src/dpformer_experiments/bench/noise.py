@@ -1,11 +1,11 @@
-"""How fast noise is made, on one core: alone, and with all that a Curator does with it.
+"""Measure how fast noise is generated on one core: alone, and within an answer of a Curator.
 
     noise     `rounded_gaussian`: exact rounded Gaussians
-    answer    `Curator.ask` of a query whose sum is ready: hash of the sum, charge in a synced ledger, noise, adding, conversion
+    answer    `Curator.ask` of a precomputed sum: hash of the sum, charge in a synced ledger, noise, addition, conversion
     torch     float32 numbers of `torch.randn`, for comparison; they must not be used for privacy
 
-They take turns, so that a busy machine slows all of them alike. Times are medians of processor time: waiting for the disk, as the
-ledger does, does not count.
+They take turns, so that a busy machine slows all of them alike. Times are medians of processor time, so waiting for the disk (the
+ledger) does not count.
 """
 
 import statistics
@@ -25,14 +25,14 @@ from dpformer_experiments.curators import seeded_curator
 
 # Numbers of an answer: a recommender with 3,416 items of width 64 and two blocks; 1,500 x 1,500 transitions.
 SIZES = (316_928, 2_250_000)
-# Milliseconds at the most, on one core: of the noise, of an answer.
+# Largest milliseconds on one core, for the noise and for an answer.
 GOALS = {316_928: {"noise": 5.0, "answer": 10.0}, 2_250_000: {"noise": 37.0, "answer": 57.0}}
 STD = 1.3e9  # grid steps: 20 C on a grid of 2^-26 C
 GRADIENTS = "gradients"
 
 
 class Ready:
-    """A query whose sum is there already."""
+    """A query whose sum is precomputed."""
 
     name, bound = GRADIENTS, 1.0
 
@@ -45,7 +45,7 @@ class Ready:
         return self.bound / grid
 
     def sum(self, people: Sequences, sample: Sample, grid: float) -> Mapping[str, np.ndarray]:
-        """The same sum, whoever is drawn."""
+        """Return the same sum for any sample."""
         return {"sum": self._sum}
 
 
@@ -90,7 +90,7 @@ def _medians(contenders: dict[str, Callable[[], object]], repetitions: int) -> d
         for name, draw in contenders.items():
             start = time.process_time()
             draw()
-            if repetition:  # the first warms up
+            if repetition:  # the first fills caches
                 times[name].append(time.process_time() - start)
     return {name: statistics.median(seen) for name, seen in times.items()}
 

@@ -1,12 +1,12 @@
-"""Other libraries on the same users, with their own clipping, noise and optimiser; left out, with a reason, where not installed.
+"""Other libraries on the same users, with their own clipping, noise and optimiser; skipped, with a reason, if not installed.
 
     opacus hooks     per-sample gradients, module-tied; the Trainer's micro-batches, at most 32 users of one at a time, since each
                      holds a gradient of the table
-    opacus padded    the same as its users run it: everybody padded to L, as many users at once as fit
+    opacus padded    the same as it is usually run: all users padded to L, as many at once as fit
     opacus ghost     ghost clipping; it refuses ties, so untied at half the dimension (the paper's comparison)
     fastdp           book-keeping (MixOpt); wrong on ties (see docs/clipping.md), so untied at half the dimension too
 
-They hang hooks on modules, so the model is written with modules that they know: same layers and sizes as the project's.
+They use hooks on modules, so the model is written with modules that they support: same layers and sizes as ours.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dpformer_experiments.bench.contenders import BLOCKS, SEED, SIGMA, D, Summed, in_rows, split
+from dpformer_experiments.bench.contenders import BLOCKS, SEED, SIGMA, D, Summed, in_rows, inputs_and_targets
 from dpformer_experiments.bench.workloads import Workload
 
 AT_ONCE = 32
 
 
 def missing() -> dict[str, str]:
-    """Contenders that cannot take part here, and why."""
+    """Contenders that are not installed, with the reason."""
     reasons = {}
     if find_spec("opacus") is None:
         reasons = dict.fromkeys(("opacus hooks", "opacus padded", "opacus ghost"), "not installed: pip install opacus")
@@ -39,7 +39,7 @@ def missing() -> dict[str, str]:
 
 
 class Hooked(nn.Module):
-    """The Transformer of `dpformer.models.transformer` (pre-norm, one head) in modules that Opacus and fastDP know."""
+    """The Transformer of `dpformer.models.transformer` (pre-norm, one head) in modules that Opacus and fastDP support."""
 
     def __init__(self, workload: Workload, d: int, tied: bool) -> None:
         super().__init__()
@@ -77,13 +77,13 @@ class _Block(nn.Module):
 
 def losses(model: nn.Module, tokens: Tensor) -> Tensor:
     """Mean loss over each user's tokens, `[B]`."""
-    s, y, w = split(tokens)
-    logits = model(s.contiguous())  # Opacus views what it is given
+    s, y, w = inputs_and_targets(tokens)
+    logits = model(s.contiguous())  # Opacus needs contiguous inputs
     return (F.cross_entropy(logits.transpose(1, 2), y, reduction="none") * w).sum(1)
 
 
 class OpacusHooks(Summed):
-    """`GradSampleModule` and `DPOptimizer`, as its documentation has them; parts of a batch by `signal_skip_step`."""
+    """`GradSampleModule` and `DPOptimizer`, as in its documentation; parts of a batch by `signal_skip_step`."""
 
     def __init__(self, workload: Workload, batch: int, take: int | None = None) -> None:
         from opacus import GradSampleModule
@@ -98,7 +98,7 @@ class OpacusHooks(Summed):
         )
 
     def clear(self) -> None:
-        """Opacus' own."""
+        """Use Opacus' own function."""
         self.optimizer._is_last_step_skipped = False
         self.optimizer.zero_grad()
 
@@ -123,7 +123,7 @@ class OpacusHooks(Summed):
 
 
 class OpacusPadded(OpacusHooks):
-    """One batch of what fits, padded to L."""
+    """As many users at once as fit into memory, padded to L."""
 
     padded = True
 
@@ -132,7 +132,7 @@ class OpacusPadded(OpacusHooks):
         self.rows = rows
 
     def pieces(self, users: np.ndarray) -> list[np.ndarray]:
-        """Users in no order of length."""
+        """Users in any order of length."""
         return in_rows(users, self.rows)
 
 
@@ -152,18 +152,18 @@ class OpacusGhost(Summed):
         )
 
     def add(self, tokens: Tensor) -> None:
-        """As `DPLossFastGradientClipping` does, and what was summed before is kept."""
+        """Do the same as `DPLossFastGradientClipping`, but keep the sum of the earlier pieces."""
         self.hooked.enable_hooks()
-        found = losses(self.hooked, tokens)
+        of_users = losses(self.hooked, tokens)
         before = [p.grad for p in self.parameters]
         for p in self.parameters:
             p.grad = None
-        found.sum().backward(retain_graph=True)
+        of_users.sum().backward(retain_graph=True)
         factors = self.hooked.get_clipping_coef().detach()
         for p, grad in zip(self.parameters, before, strict=True):
             p.grad = grad
         self.hooked.disable_hooks()
-        (found * factors).sum().backward()
+        (of_users * factors).sum().backward()
 
 
 class FastDP(Summed):
@@ -193,7 +193,7 @@ class FastDP(Summed):
             engine.attach(self.optimizer)
 
     def clear(self) -> None:
-        """fastDP keeps its sums itself."""
+        """fastDP stores its sums itself."""
         self.optimizer.zero_grad()
 
     def add(self, tokens: Tensor) -> None:
@@ -201,5 +201,5 @@ class FastDP(Summed):
         losses(self.model, tokens).sum().backward()
 
     def finish(self) -> None:
-        """Its noise, and Adam."""
+        """Use fastDP's noise, and Adam."""
         self.optimizer.step()

@@ -1,6 +1,6 @@
-"""How fast `prepare` is, and how much memory it takes: a generated Parquet log of 50 million events.
+"""Measure time and memory of `prepare` on a generated Parquet log of 50 million events.
 
-One million users, Zipf-like items, times in no order (so that sorting is not spared), ids as whole numbers and as text.
+One million users, Zipf-like items, unsorted times, ids as whole numbers and as text.
 The measured work is all of `dpformer prepare`: reading, checks, numbering, sorting, hashing, plot, writing.
 """
 
@@ -20,7 +20,7 @@ _CHUNK = 1_000_000
 
 
 def run(quick: bool) -> dict[str, Any]:
-    """Generate and prepare the log, once for each kind of id, each in a process of its own."""
+    """Generate and prepare the log, once for each kind of id, each in a new process."""
     events = QUICK_EVENTS if quick else EVENTS
     figures: dict[str, Any] = {}
     for ids in ("numbers", "text"):
@@ -57,7 +57,7 @@ def generate(folder: Path, events: int, text: bool) -> int:
 
 
 def work(log: str, output: str) -> dict[str, Any]:
-    """What is measured."""
+    """Prepare and save the log; this is measured."""
     from dpformer.data import prepare, save
 
     dataset = prepare(log)

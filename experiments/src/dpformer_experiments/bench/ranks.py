@@ -1,9 +1,8 @@
-"""What several processes gain on one machine: the same private steps by one process and by two, as `torchrun` would start them.
+"""Measure what several processes gain on one machine: the same private steps by one process and by two, as under `torchrun`.
 
-The contenders take turns in fresh processes, so that a busy machine slows all of them alike; each is judged by its median, and
-what counts are the ratios. All make the same number of steps of the whole loop: draw, deal, clip, exchange, ledger, noise, Adam.
-Memory is the greatest resident size of any of the processes, and how much of it came with model and training, after imports and
-data.
+The contenders take turns in new processes, so that a busy machine slows all of them alike. Each is judged by its median, as a
+ratio. All make the same number of steps of the whole loop: draw, deal, clip, exchange, ledger, noise, Adam. Memory is the largest
+resident size of the processes, and the part of it that model and training added after imports and data.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ from dpformer_experiments.bench.workloads import find, load
 # name: processes, threads of each
 CONTENDERS = {"1 process": (1, 1), "2 processes": (2, 1), "1 process, 2 threads": (1, 2)}
 BASE = "1 process"
-# Expected in a batch; fewer where it should be quick.
+# Expected users per batch; fewer with --quick.
 USERS, FEW = 1024, 256
 
 
 def run(quick: bool, say: Any = lambda line: None) -> dict[str, Any]:
-    """Users a second, memory, and their ratios to one process with one thread."""
+    """Users per second, memory, and their ratios to one process with one thread."""
     sets = ("ml-1m",) if quick else ("ml-1m", "games")
     users, steps, rounds = (FEW, 3, 3) if quick else (USERS, 6, 5)
     return {name: _measure(name, users, steps, rounds, say) for name in sets}
@@ -44,11 +43,11 @@ def _measure(name: str, users: int, steps: int, rounds: int, say: Any) -> dict[s
                 seen[contender].append(
                     start(f"{__name__}:work", size, threads, path=str(path), users=users, steps=steps)
                 )
-    rows = {contender: _row(found, users) for contender, found in seen.items()}
-    base = [found["seconds"] for found in seen[BASE]]
-    for contender, found in seen.items():
-        # Round by round: neighbours in time had the same machine.
-        ratios = [one / other["seconds"] for one, other in zip(base, found, strict=True)]
+    rows = {contender: _row(rounds_of, users) for contender, rounds_of in seen.items()}
+    base = [one["seconds"] for one in seen[BASE]]
+    for contender, rounds_of in seen.items():
+        # Round by round, since the load of the machine changes with time.
+        ratios = [one / other["seconds"] for one, other in zip(base, rounds_of, strict=True)]
         rows[contender] |= {
             "speed_relative_to_1": statistics.median(ratios),
             "speed_ratios": ratios,
@@ -58,26 +57,26 @@ def _measure(name: str, users: int, steps: int, rounds: int, say: Any) -> dict[s
     return {"workload": workload.describe(), "batch": users, "steps": steps, "rounds": rounds, "contenders": rows}
 
 
-def _row(found: list[dict[str, Any]], users: int) -> dict[str, Any]:
+def _row(rounds: list[dict[str, Any]], users: int) -> dict[str, Any]:
     middle = {
-        key: statistics.median(one[key] for one in found) for key in ("seconds", "peak_mb", "added_mb", "waiting")
+        key: statistics.median(one[key] for one in rounds) for key in ("seconds", "peak_mb", "added_mb", "waiting")
     }
-    return {**middle, "users_per_second": users / middle["seconds"], "bytes_a_step": found[0]["bytes_a_step"]}
+    return {**middle, "users_per_second": users / middle["seconds"], "bytes_a_step": rounds[0]["bytes_a_step"]}
 
 
 def start(target: str, size: int, threads: int, **arguments: Any) -> dict[str, Any]:
-    """All processes of a contender; the slowest and the largest count.
+    """Run all processes of a contender; returns the largest time and memory.
 
-    They return `step_seconds` and `before_mb`, which become the `seconds` of a step and the memory that was `added_mb` since.
+    A process returns `step_seconds` and `before_mb`; the result has `seconds` and `added_mb`, the memory since then.
     """
-    found = run_ranks(target, size, threads, **arguments)
-    for one in found:
+    by_rank = run_ranks(target, size, threads, **arguments)
+    for one in by_rank:
         one |= {"seconds": one.pop("step_seconds"), "added_mb": one["peak_mb"] - one.pop("before_mb")}
-    return {key: max(one[key] for one in found) for key in found[0]}
+    return {key: max(one[key] for one in by_rank) for key in by_rank[0]}
 
 
 def work(path: str, users: int, steps: int) -> dict[str, Any]:
-    """One process: steps of the paper's model, the first of them not counted."""
+    """The work of one process: steps of the paper's model, without counting the first."""
     import time
 
     import torch
@@ -89,8 +88,8 @@ def work(path: str, users: int, steps: int) -> dict[str, Any]:
     from dpformer_experiments.curators import seeded_curator
 
     workload = load(path)
-    everybody = len(workload.sequences)
-    plan = make_plan(everybody, 8.0, 1e-6, batch_size=users, epochs=(steps + 1.5) * users / everybody, shares={})
+    population = len(workload.sequences)
+    plan = make_plan(population, 8.0, 1e-6, batch_size=users, epochs=(steps + 1.5) * users / population, shares={})
     waiting: list[float] = []
     with join(600.0) as ranks, seeded_curator(workload.sequences, plan, 0) as curator:
         before = resident_mb()
@@ -100,7 +99,7 @@ def work(path: str, users: int, steps: int) -> dict[str, Any]:
         trainer = Trainer(model, plan, how, ranks)
 
         def step() -> None:
-            # Rank 0 asks its Curator; the others have one too, and do not use it.
+            # Rank 0 asks its Curator; the others have one too, but do not use it.
             if ranks.first:
                 trainer.make_step(curator)
             else:
@@ -110,9 +109,9 @@ def work(path: str, users: int, steps: int) -> dict[str, Any]:
 
         def timed(self: Ranks, value: Any = None) -> list[Any]:
             began = time.perf_counter()
-            found = hear(self, value)
+            values = hear(self, value)
             waiting.append(time.perf_counter() - began)
-            return found
+            return values
 
         Ranks.hear = timed  # type: ignore[method-assign]
         step()
@@ -137,15 +136,15 @@ def show(figures: dict[str, Any]) -> Table:
         "",
         "users/s",
         "speed / 1 process",
-        "MB a process",
+        "MB per process",
         "/ 1 process",
         "MB added",
         "/ 1 process ",
         "waiting",
     )
     table = Table(*columns, title="private steps, by processes and threads")
-    for name, found in figures.items():
-        for contender, row in found["contenders"].items():
+    for name, measured in figures.items():
+        for contender, row in measured["contenders"].items():
             table.add_row(
                 name,
                 contender,

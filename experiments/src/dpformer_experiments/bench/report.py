@@ -1,4 +1,4 @@
-"""The training benchmark for people: tables in the terminal, the page `performance.md`, and its two plots."""
+"""Present the training benchmark: tables in the terminal, the page `performance.md`, and its two plots."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rich.console import Group
 from rich.table import Table
 
 from dpformer_experiments.bench import grouping
-from dpformer_experiments.bench.field import KEPT
+from dpformer_experiments.bench.compare import KEPT
 
 MEMORY_PLOT, SPEED_PLOT = "performance-memory.svg", "performance-speed.svg"
 LABELS = {
@@ -41,10 +41,10 @@ def show(figures: dict[str, Any]) -> Group:
 
 
 def markdown(figures: dict[str, Any]) -> str:
-    """The page, whole: `dpformer bench -o docs` writes it anew."""
+    """The whole page; `dpformer bench -o docs` writes it."""
     machine = figures["machine"]
     sources = "; ".join(
-        f"{key}: {w['source']}, {w['users']:,} users, {w['items']:,} items, L {w['L']}, {w['tokens']:,} tokens an epoch"
+        f"{key}: {w['source']}, {w['users']:,} users, {w['items']:,} items, L {w['L']}, {w['tokens']:,} tokens per epoch"
         for key, w in figures["workloads"].items()
     )
     command = "dpformer bench --quick -o docs" if figures["quick"] else "dpformer bench -o docs"
@@ -59,32 +59,32 @@ wrote this page, its plots and [performance.json](performance.json): torch {mach
 {machine["processor"]}. Workloads: {sources}.
 The model is the project's Transformer, d {machine["d"]}, {machine["blocks"]} blocks, item table tied.
 
-Every contender makes whole steps: it draws a Poisson batch (all the same users), collates it, sums gradients, adds noise where it
-is private, and updates with Adam. They take turns in one process, so that ratios hold where bare times do not; each ratio is
-taken within a round, and the table has the median and the range over rounds. Slow contenders work out the gradients of a part of
-the batch, evenly from the longest to the shortest users, and their time is scaled to all of it. Memory is the peak of a process
-that does nothing else, interpreter, libraries and data included.
+Every contender makes whole steps: it draws a Poisson batch (all the same users), collates it, sums gradients, adds noise if it
+is private, and updates with Adam. The contenders take turns in one process, so ratios are more reliable than times. Each ratio is
+taken within a round, and the table shows the median and the range over rounds. Slow contenders compute the gradients of a part of
+the batch, evenly from the longest to the shortest users, and their time is scaled to the whole batch. Memory is the peak of a
+process that does nothing else, including interpreter, libraries and data.
 
 Private training divides a batch into groups by people's places, sums each group in float32 and adds groups as whole numbers (see
-[the privacy page](privacy.md)). Two workers share the groups where there are two threads or more, each with half of them and half
-of the token budget of a micro-batch, or less where the catalogue is large. One table has what the groups cost in padding,
-micro-batches and time, on one thread; `dpformer bench grouping -o docs` renews that table alone.
+[the privacy page](privacy.md)). With two threads or more, two workers share the groups, each with half of the groups and half
+of the token budget of a micro-batch, or less if the catalogue is large. One table shows the cost of the groups in padding,
+micro-batches and time, on one thread; `dpformer bench grouping -o docs` updates that table alone.
 
-Ordinary PyTorch has micro-batches of the whole budget, one after the other, and all threads. A good part of its time goes into
-fresh memory, which the C library asks of the system for every tensor of logits and gives back at once; private training has
-workspaces that stay. One table has the same steps in a process that was told to keep what is freed
-(`{" ".join(f"{k}={v}" for k, v in KEPT.items())}`): what is left when memory costs nothing.
+Ordinary PyTorch uses micro-batches of the whole budget, one after the other, with all threads. Much of its time goes into new
+memory, which the C library requests from the system for every tensor of logits and returns at once; private training reuses its
+workspaces. One table shows the same steps in a process that keeps freed memory
+(`{" ".join(f"{k}={v}" for k, v in KEPT.items())}`): the speed if allocating memory costs nothing.
 
 ![Peak memory over batch size]({MEMORY_PLOT})
 
-![Users a second]({SPEED_PLOT})
+![Users per second]({SPEED_PLOT})
 
 """
     for title, head, rows in _tables(figures):
         text += f"## {title}\n\n| {' | '.join(head)} |\n|{'---|' * len(head)}\n"
         text += "".join(f"| {' | '.join(row)} |\n" for row in rows) + "\n"
     for name, reason in figures["missing"].items():
-        text += f"{LABELS[name]} did not take part: {reason}.\n"
+        text += f"{LABELS[name]} was not measured: {reason}.\n"
     return text.rstrip() + "\n"
 
 
@@ -151,8 +151,8 @@ def _kept(figures: dict[str, Any]) -> Rows:
 
 def _ratios(row: dict[str, Any]) -> list[str]:
     """Of a contender: its speed over plain, and private over its speed; medians and ranges."""
-    found = (row["over_plain"], row["private_over_it"])
-    return [f"{one['median']:.2f} ({one['low']:.2f}-{one['high']:.2f})" for one in found]
+    ratios = (row["over_plain"], row["private_over_it"])
+    return [f"{one['median']:.2f} ({one['low']:.2f}-{one['high']:.2f})" for one in ratios]
 
 
 def _memory(figures: dict[str, Any]) -> Rows:
@@ -162,7 +162,7 @@ def _memory(figures: dict[str, Any]) -> Rows:
             rows += [[key, LABELS[name], f"{int(batch):,}", f"{p['peak_mb']:,.0f}"] for batch, p in points.items()]
         for name, fit in w["what_fits"].items():
             largest = f"{fit['users']:,} at once fit into {figures['room_mb']:,} MB above base"
-            rows.append([key, LABELS[name], largest, f"{fit['mb_per_user']:.1f} a user (line through two sizes)"])
+            rows.append([key, LABELS[name], largest, f"{fit['mb_per_user']:.1f} per user (line through two sizes)"])
     million = figures["million"]
     rows.append(
         ["generated, 1,000,000 items", LABELS["private"], f"{million['users']:,}", f"{million['peak_mb']:,.0f}"]
@@ -198,7 +198,7 @@ def _growth(figures: dict[str, Any]) -> Rows:
                 ", ".join(f"{p[over]:,}" for p in points),
                 ", ".join(f"{p['users_per_second']:,.0f}" for p in points),
                 ", ".join(f"{p['peak_mb']:,.0f}" for p in points),
-                f"{curve['exponents']['time']:.2f}" + (" (of a step)" if over == "batch" else " (a user)"),
+                f"{curve['exponents']['time']:.2f}" + (" (per step)" if over == "batch" else " (per user)"),
                 f"{curve['exponents']['memory']:.2f}",
             ]
         )
@@ -206,7 +206,7 @@ def _growth(figures: dict[str, Any]) -> Rows:
 
 
 def plot(figures: dict[str, Any], folder: Path) -> None:
-    """Two plots, as the paper has them: memory over batch size, and speed; a panel for each workload."""
+    """Draw the paper's two plots: memory over batch size, and speed; one panel per workload."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
@@ -225,7 +225,7 @@ def plot(figures: dict[str, Any], folder: Path) -> None:
                 left.plot(
                     users, [max(base, a) for a in above], "--", label=f"{LABELS[name]}, in one piece (above base)"
                 )
-            left.set(xscale="log", yscale="log", title=key, xlabel="users of a step", ylabel="peak memory, MB")
+            left.set(xscale="log", yscale="log", title=key, xlabel="users per step", ylabel="peak memory, MB")
             names = list(reversed(w["contenders"]))
             colours = ["C0" if name in ("private", "re-attention") else "0.6" for name in names]
             bars = right.barh(
@@ -234,10 +234,10 @@ def plot(figures: dict[str, Any], folder: Path) -> None:
                 color=colours,
             )
             right.bar_label(bars, fmt="{:,.0f}", fontsize=7, padding=2)
-            right.set(title=key, xlabel=f"users a second, steps of {w['batch']:,}")
+            right.set(title=key, xlabel=f"users per second, steps of {w['batch']:,}")
             right.margins(x=0.12)
             right.tick_params(axis="y", labelsize=7)
-        # One for both panels, beside and not over the curves.
+        # One legend for both panels, below the curves.
         memory.legend(*memory.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize=7)
         memory.savefig(folder / MEMORY_PLOT, metadata={"Date": None})
         speed.savefig(folder / SPEED_PLOT, metadata={"Date": None})

@@ -1,7 +1,7 @@
-"""`prepare --engine spark` on a log that is large for its memory: 20 million generated events, 2 GB for Spark's JVM.
+"""Measure `prepare --engine spark` with little memory: 20 million generated events, 2 GB for Spark's JVM.
 
-The log is that of the benchmark of `prepare`, with ids as text. Spark is local, on two cores. Memory is sampled four times a
-second: the JVM, its Python workers together, and the driver's Python, each as its proportional set size.
+The log is the one of the benchmark of `prepare`, with ids as text. Spark is local, on two cores. Memory is sampled four times per
+second: the JVM, the sum of its Python workers, and the driver's Python, each as proportional set size.
 """
 
 import os
@@ -21,7 +21,7 @@ DRIVER_MEMORY = "2g"
 
 
 def run(quick: bool) -> dict[str, Any]:
-    """Generate the log; prepare it with Spark and with polars, each in a process of its own; compare the sequences."""
+    """Generate the log; prepare it with Spark and with polars, each in a new process; compare the sequences."""
     events = QUICK_EVENTS if quick else EVENTS
     with tempfile.TemporaryDirectory(prefix="dpformer-bench-") as folder:
         size = prepare.generate(Path(folder) / "log", events, text=True)
@@ -32,7 +32,7 @@ def run(quick: bool) -> dict[str, Any]:
 
 
 def work(log: str, output: str) -> dict[str, Any]:
-    """What is measured."""
+    """Prepare the log with Spark; this is measured."""
     from dpformer.data.spark import prepare_spark
 
     arguments = f"--master local[2] --driver-memory {DRIVER_MEMORY} --conf spark.ui.enabled=false pyspark-shell"
@@ -41,10 +41,10 @@ def work(log: str, output: str) -> dict[str, Any]:
     done = threading.Event()
     sampler = threading.Thread(target=_sample, args=(peaks, done), daemon=True)
     sampler.start()
-    told = prepare_spark(log, output)
+    manifest = prepare_spark(log, output)
     done.set()
     sampler.join()
-    return {"users": told["counts"]["users"], "items": told["counts"]["items"], **peaks}
+    return {"users": manifest["counts"]["users"], "items": manifest["counts"]["items"], **peaks}
 
 
 def same(one: str, other: str) -> dict[str, Any]:
@@ -83,12 +83,12 @@ def _family(root: int) -> list[tuple[int, str]]:
             except OSError:
                 continue
             parents[int(entry.name)] = (int(tail.split()[1]), head.partition("(")[2])
-    found, added = {root}, True
+    family, added = {root}, True
     while added:
-        children = {pid for pid, (parent, _) in parents.items() if parent in found}
-        added = not children <= found
-        found |= children
-    return [(pid, parents[pid][1]) for pid in found if pid in parents]
+        children = {pid for pid, (parent, _) in parents.items() if parent in family}
+        added = not children <= family
+        family |= children
+    return [(pid, parents[pid][1]) for pid in family if pid in parents]
 
 
 def _proportional_mb(pid: int) -> float:

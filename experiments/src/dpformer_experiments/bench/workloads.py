@@ -1,7 +1,7 @@
-"""Whose sequences the training benchmark works on: the paper's two data sets, or generated ones of the same shape.
+"""The sequences of the training benchmark: the paper's two data sets, or generated ones of the same shape.
 
-Where a set is present (`$DPFORMER_ML_1M`, `$DPFORMER_AMAZON_GAMES`, or the cache that `dpformer prepare` downloads into), its
-users are taken. Else lengths and items are drawn from distributions fitted to the two sets once:
+If a set is present (`$DPFORMER_ML_1M`, `$DPFORMER_AMAZON_GAMES`, or the cache that `dpformer prepare` downloads into), its
+users are used. Else lengths and items are drawn from distributions fitted to the two sets once:
 
     length of a user      log-normal, with the mean and standard deviation of the logarithm of the set's lengths,
                           cut at the 1 % quantile and the longest of them
@@ -25,7 +25,7 @@ from dpformer.data.named import AMAZON_GAMES, ML_1M, NamedSet, cache_folder, pre
 
 @dataclass(frozen=True)
 class Shape:
-    """A data set in numbers: how much of a sequence is used, and what its lengths and items are like."""
+    """A data set in numbers: the length that is used, and the distributions of lengths and items."""
 
     L: int
     users: int
@@ -51,7 +51,7 @@ SETS: dict[str, tuple[NamedSet, str]] = {
 
 @dataclass(frozen=True)
 class Workload:
-    """Sequences, the catalogue's size and the greatest length used. `source` says where the sequences come from."""
+    """Sequences, the catalogue's size and the greatest length used. `source`: where the sequences come from."""
 
     name: str
     L: int
@@ -60,7 +60,7 @@ class Workload:
     source: str
 
     def tokens(self, users: np.ndarray | None = None) -> int:
-        """How many items are predicted for some users, by place (all by default): all but the first, at most L each."""
+        """The number of items predicted for some users, by place (all users by default): all but the first, at most L each."""
         lengths = self.sequences.lengths if users is None else self.sequences.lengths[users]
         return int(np.clip(lengths - 1, 0, self.L).sum())
 
@@ -71,7 +71,7 @@ class Workload:
         np.savez(path, items=s.items, offsets=s.offsets, about=about, names=np.array([self.name, self.source]))
 
     def describe(self) -> dict[str, Any]:
-        """JSON-ready."""
+        """Sizes, ready for JSON."""
         lengths = np.clip(self.sequences.lengths - 1, 0, self.L)
         return {
             "source": self.source,
@@ -84,15 +84,15 @@ class Workload:
 
 
 def load(path: str) -> Workload:
-    """What `Workload.save` wrote."""
-    with np.load(path) as file:  # allow_pickle is off by default, and stays so
+    """Read what `Workload.save` wrote."""
+    with np.load(path) as file:  # allow_pickle is off by default and must stay off
         L, items = map(int, file["about"])
         name, source = map(str, file["names"])
         return Workload(name, L, items, _sequences(file["items"], file["offsets"]), source)
 
 
 def find(name: str) -> Workload:
-    """A workload by name: the real set where it is present, else one generated in its shape."""
+    """A workload by name: the real set if it is present, else a generated one of its shape."""
     named, variable = SETS[name]
     given = os.environ.get(variable)
     path = Path(given) if given else cache_folder() / named.name / named.file
@@ -115,21 +115,21 @@ def generate(name: str, shape: Shape, seed: int = 0) -> Workload:
 
 
 def uniform(users: int, length: int, items: int, L: int, seed: int = 0) -> Workload:
-    """Everybody has `length` items to predict; items as on ML-1M."""
+    """All users have `length` items to predict; items as in ML-1M."""
     s = SHAPES["ml-1m"]
     fixed = Shape(L, users, items, float(np.log(length + 1)), 0.0, length + 1, length + 1, s.shift, s.power)
     return generate(f"length {length}", fixed, seed)
 
 
 def enlarge(workload: Workload, users: int, seed: int = 0) -> Workload:
-    """At least so many users, by taking the same ones again: for batches larger than the data set."""
+    """Repeat users until there are at least this many: for batches larger than the data set."""
     s, n = workload.sequences, len(workload.sequences)
     if n >= users:
         return workload
     taken = np.concatenate([np.arange(n), np.random.default_rng(seed).integers(0, n, users - n)])
     offsets = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(s.lengths[taken])])
     items = np.concatenate([s[int(user)] for user in taken])
-    source = f"{workload.source}, users taken again"
+    source = f"{workload.source}, users repeated"
     return Workload(workload.name, workload.L, workload.items, _sequences(items, offsets), source)
 
 

@@ -47,7 +47,7 @@ def bench(
 
 
 def write(folder: Path, name: str, figures: dict[str, Any], module: Any) -> None:
-    """The figures, and the page and plots of a benchmark that has them; `PART`s go into the page that is there."""
+    """Write the figures, and the page and plots if a benchmark has them. One with a `PART` adds to an existing page."""
     import json
 
     from dpformer_experiments.bench import training

@@ -1,7 +1,8 @@
-"""`dpformer reproduce`: make the paper's tables and figures, and our results, again."""
+"""`dpformer reproduce`: remake the paper's tables and figures, and our own results."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,18 +11,18 @@ import typer
 if TYPE_CHECKING:
     from dpformer_experiments.reproduce.runner import Watch
 
-# Of a result's figures, what goes to a file of its own.
+# Entries of a result's figures that are written to their own file.
 BESIDE = ("tried",)
-STOPPING = "stopping: every training saves itself after the step it is at"
+STOPPING = "stopping: each training is saved after its current step"
 
 
 def reproduce(
     name: Annotated[str | None, typer.Argument(help="Which result; leave it out for the list.")] = None,
     budget_minutes: Annotated[
         float | None,
-        typer.Option(help="Stop after so many minutes; the most telling cells go first. No limit by default."),
+        typer.Option(help="Stop after this many minutes; cheap and informative cells run first. No limit by default."),
     ] = None,
-    seeds: Annotated[int | None, typer.Option(help="How many seeds, of a result that is a mean.")] = None,
+    seeds: Annotated[int | None, typer.Option(help="Number of seeds, for a result that is a mean.")] = None,
     data: Annotated[
         list[str] | None,
         typer.Option(help="NAME=PATH of a data set (ml-1m, amazon-games): its file or folder, or a prepared one."),
@@ -31,33 +32,30 @@ def reproduce(
     ] = None,
     cells: Annotated[
         Path | None,
-        typer.Option(help="Where run folders are kept, to go on with after a stop; OUTPUT/cells by default."),
+        typer.Option(help="Folder of the run folders, which a later command resumes; OUTPUT/cells by default."),
     ] = None,
     runs: Annotated[
         Path | None,
         typer.Option(
-            help="File to which each finished training adds a line; none of them is repeated. OUTPUT/runs.jsonl by default."
+            help="File with one line per finished training, which is not repeated; OUTPUT/runs.jsonl by default."
         ),
     ] = None,
-    workers: Annotated[int | None, typer.Option(help="Processes; one a core by default.", min=1)] = None,
+    workers: Annotated[int | None, typer.Option(help="Number of processes; one per core by default.", min=1)] = None,
     method: Annotated[
         list[str] | None,
-        typer.Option("--method", help="Of a table, run this row only; give it several times for several."),
+        typer.Option("--method", help="Run only this row of a table; repeat for more rows."),
     ] = None,
     report: Annotated[
         Path | None,
-        typer.Option(help="Of memory and throughput: the folder that `dpformer bench -o` wrote to; docs by default."),
+        typer.Option(help="For memory and throughput: the folder that `dpformer bench -o` wrote to; docs by default."),
     ] = None,
-    epsilon: Annotated[
-        list[float] | None, typer.Option("--epsilon", help="A budget; give it several times for several.")
-    ] = None,
-    seed: Annotated[int | None, typer.Option(help="The seed of a result that is measured once.")] = None,
+    epsilon: Annotated[list[float] | None, typer.Option("--epsilon", help="A budget; repeat for more.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed, for a result that is measured once.")] = None,
     item: Annotated[str | None, typer.Option(help="Which item is held out: test (default) or validation.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Figures as JSON on stdout.")] = False,
 ) -> None:
-    """Make a table or figure of the paper, or a result of ours, again. Ctrl-C is safe: the same command goes on."""
+    """Remake a table or figure of the paper, or one of our results. Ctrl-C is safe: run the same command again to continue."""
     import importlib
-    import inspect
     import sys
 
     from dpformer.cli.output import print_json, stderr, stdout
@@ -72,7 +70,7 @@ def reproduce(
     if name not in RESULTS:
         raise DPFormerError(f"no result is called {name!r}; there are: {', '.join(RESULTS)}")
     module = importlib.import_module(f"dpformer_experiments.reproduce.{RESULTS[name].module}")
-    taken = inspect.signature(module.run).parameters
+    taken = _taken(module)
     options: dict[str, Any] = {
         "budget_minutes": budget_minutes,
         "seeds": seeds,
@@ -89,15 +87,14 @@ def reproduce(
     given = {option: value for option, value in options.items() if value is not None}
     for option in given:
         if option not in taken:
-            raise DPFormerError(f"{name} has no use for --{option.replace('_', '-')}; leave it out")
+            raise DPFormerError(f"{name} has no option --{option.replace('_', '-')}; leave it out")
     if "data" in given:
         from dpformer_experiments.reproduce.data_sets import parse_data
 
         given["data"] = parse_data(given["data"])
     if "cells" in taken:
         output = output or Path("reproduced")
-        given.setdefault("cells", output / "cells")
-        given.setdefault("runs", output / FILE)
+        given = {"cells": output / "cells", "runs": output / FILE, **given}
     if "report" in taken:
         given.setdefault("report", Path("docs"))
     if "out" in taken:
@@ -107,11 +104,7 @@ def reproduce(
     if output is not None:
         make_folder(output)
     with stoppable() as asked:
-        if "watch" in taken:
-            with show_cells() as watch:
-                figures = module.run(**RESULTS[name].options, **given, watch=watch, stopped=lambda: bool(asked))
-        else:
-            figures = module.run(**RESULTS[name].options, **given)
+        figures = _run(module, {**RESULTS[name].options, **given}, lambda: bool(asked))
     if output is not None:
         written = module.write(figures, output) if hasattr(module, "write") else write(output, name, figures, module)
         stderr.print(f"wrote {', '.join(map(str, written))}", soft_wrap=True)
@@ -121,10 +114,38 @@ def reproduce(
     else:
         stdout.print(module.page(figures).table())
     if asked:
-        stderr.print("stopped, with everything saved; the same command goes on", soft_wrap=True)
+        stderr.print("stopped, everything is saved; run the same command again to continue", soft_wrap=True)
         sys.exit(130)
     if figures.get("failed"):
         sys.exit(1)
+
+
+def _taken(module: Any) -> set[str]:
+    """Return the options of a result: the parameters of its `run` and, if it trains, the fields of `Running`."""
+    import dataclasses
+    import inspect
+
+    taken = set(inspect.signature(module.run).parameters)
+    if "how" in taken:
+        from dpformer_experiments.reproduce.runner import Running
+
+        taken |= {field.name for field in dataclasses.fields(Running)}
+    return taken
+
+
+def _run(module: Any, given: dict[str, Any], stopped: Callable[[], bool]) -> dict[str, Any]:
+    """Make the figures of a result. If it trains, the options of its cells go into one `Running`."""
+    import inspect
+
+    own = inspect.signature(module.run).parameters
+    if "how" not in own:
+        return module.run(**given)
+    from dpformer_experiments.reproduce.runner import Running
+
+    with show_cells() as watch:
+        of_cells = {option: value for option, value in given.items() if option not in own}
+        how = Running(**of_cells, watch=watch, stopped=stopped)
+        return module.run(**{option: given[option] for option in given.keys() & own.keys()}, how=how)
 
 
 def _list(as_json: bool) -> None:
@@ -139,17 +160,19 @@ def _list(as_json: bool) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Before the work: a folder that cannot be written should not show after an hour of it."""
+    """Make the output folder before the work, so that an error does not come after an hour."""
     from dpformer.errors import DPFormerError
 
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise DPFormerError(f"{folder}: cannot be made ({error.strerror or error}); choose another with -o") from None
+        raise DPFormerError(
+            f"{folder}: cannot be created ({error.strerror or error}); choose another with -o"
+        ) from None
 
 
 def write(folder: Path, name: str, figures: dict[str, Any], module: Any) -> list[Path]:
-    """NAME.json, .csv, .md; the plot where there is one; the log of all trainings, tried-NAME.jsonl."""
+    """Write NAME.json, .csv, .md, the plot if there is one, and the log of all trainings, tried-NAME.jsonl."""
     import json
 
     from dpformer_experiments.reproduce.page import as_csv, save_figure
@@ -164,7 +187,7 @@ def write(folder: Path, name: str, figures: dict[str, Any], module: Any) -> list
     }
     if tried:
         log = f"tried-{name}.jsonl"
-        # What was tried once stays in the log, whatever is run now.
+        # Earlier lines stay in the log.
         lines = [json.dumps(line) for line in [*read_lines(folder / log), *tried]]
         files[log] = "".join(f"{line}\n" for line in dict.fromkeys(lines))
     for file, text in files.items():
@@ -176,7 +199,7 @@ def write(folder: Path, name: str, figures: dict[str, Any], module: Any) -> list
 
 
 def show_cells() -> Any:
-    """Progress of the cells: live bars on a terminal, a line for each cell elsewhere."""
+    """Show the progress of the cells: live bars on a terminal, else one line per cell."""
     from contextlib import contextmanager
 
     from dpformer.cli.output import stderr
@@ -201,7 +224,7 @@ def _ended(outcome: Any, left: float) -> str:
     figure = 100 * outcome.record["test"]["masked"]["ndcg@10"]["value"]
     return (
         f"{outcome.cell.label}: NDCG@10 {figure:.2f} %, {outcome.record['core_seconds'] / 60:.1f} min; "
-        f"about {left / 60:,.0f} min of known work left"
+        f"about {left / 60:,.0f} min of estimated work left"
     )
 
 

@@ -1,15 +1,15 @@
-"""Results that a command remakes: the paper's tables and figures, and our own.
+"""Results of `dpformer reproduce`: the paper's tables and figures, and our own.
 
 A result is a module with
 
-    run(**options) -> dict     figures, ready for JSON, with a list `rows` of flat records; of the options of `dpformer reproduce`
-                               it takes those that it names
-    page(figures) -> Page      the same for people
+    run(**options) -> dict     figures, ready for JSON, with a list `rows` of flat records; its parameters are
+                               options of `dpformer reproduce`; if it trains, `how` is a `runner.Running`
+    page(figures) -> Page      the figures as a table with notes
     draw(figures) -> Figure    optional: the plot
 
-and is looked up by name, so that asking for one imports only that one. Those that train are declarations: a list of cells
-(`cells.Cell`, in the order of how telling they are) for the one runner (`runner.run_cells`), which caches, resumes, and keeps to
-a budget of time. What is compared in the two tables is one list, `methods.METHODS`.
+and is looked up by name, so that only the chosen one is imported. A result that trains declares a list of cells (`cells.Cell`,
+the cheap and informative ones first) for the runner (`runner.run_cells`), which caches, resumes, and keeps to a budget of time.
+`methods.METHODS` lists the rows of the two tables.
 """
 
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Result:
-    """Where a result is made: a module of this package, and the options that belong to its name."""
+    """The module of this package that makes a result, and the options that belong to its name."""
 
     module: str
     about: str

@@ -1,10 +1,10 @@
-"""Attention distraction, measured: the paper's illustration with real numbers, and the same in a whole Transformer.
+"""Measure attention distraction: the paper's illustration with real numbers, and the same in a whole Transformer.
 
-1. One query, keys with known noise (half of them with much): expected scores without noise, with it, corrected on the logits,
+1. One query, keys with given noise (large for half of them): expected scores without noise, with noise, corrected on the logits,
    and corrected by the paper's formula.
-2. A Transformer trained (without privacy) on the embedded data, then noise on all of its parameters exactly as the error model
-   has it. Attention by popularity of the key, over what uniform attention gives: clean, noisy, noisy and corrected; and the
-   tracked variance of the keys' tokens.
+2. A Transformer trained (without privacy) on the embedded data, then noise on all of its parameters as in the error model.
+   Attention by popularity of the key / uniform attention: clean, noisy, noisy and corrected; and the tracked variance of the
+   keys' tokens.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MAX_LENGTH = 50
 def run(seed: int = 0, draws: int = 30, steps: int = 150, noise: float = 1.0) -> dict[str, Any]:
     """All figures."""
     generator = torch.Generator().manual_seed(seed)
-    found = _one_query(generator)
+    one_query = _one_query(generator)
     transformer = {norm: _transformer(norm, seed, draws, steps, noise) for norm in NORMS}
     rows = []
     for norm, measured in transformer.items():
@@ -42,8 +42,8 @@ def run(seed: int = 0, draws: int = 30, steps: int = 150, noise: float = 1.0) ->
             rows.append({"norm": norm, "noise": name, **dict(zip(GROUPS, lift, strict=True)), "std": spread})
         rows.append({"norm": norm, "noise": "tracked variance", **dict(zip(GROUPS, measured["variance"], strict=True))})
     return {
-        "one_query": {which: found.bias(which) for which in ("plain", "corrected", "literal")},
-        "scores": {name: getattr(found, name).tolist() for name in ("true", "plain", "corrected", "literal")},
+        "one_query": {which: one_query.bias(which) for which in ("plain", "corrected", "literal")},
+        "scores": {name: getattr(one_query, name).tolist() for name in ("true", "plain", "corrected", "literal")},
         "transformer": transformer,
         "noise": noise,
         "draws": draws,
@@ -89,8 +89,8 @@ def _transformer(norm: Literal["pre", "post"], seed: int, draws: int, steps: int
         lifts["noisy"].append(attention_lift(model.attention(s)[0], s, groups))
         model.reattention = ReAttention()
     return {
-        "lift": {name: torch.stack(found).mean(0).tolist() for name, found in lifts.items()},
-        "lift_std": {name: torch.stack(found).std(0, correction=0).tolist() for name, found in lifts.items()},
+        "lift": {name: torch.stack(draws_of).mean(0).tolist() for name, draws_of in lifts.items()},
+        "lift_std": {name: torch.stack(draws_of).std(0, correction=0).tolist() for name, draws_of in lifts.items()},
         "variance": by_group,
     }
 
@@ -111,7 +111,7 @@ def _document_frequencies(sequences: Sequences, items: int) -> Tensor:
 
 
 def _train(model: Transformer, sequences: Sequences, steps: int, random: np.random.Generator) -> list[np.ndarray]:
-    """A few ordinary steps, so that attention has something to say."""
+    """Make a few ordinary steps, so that attention is not uniform."""
     optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
     head, batches = TiedCrossEntropy(), []
     for _ in range(steps):
@@ -129,22 +129,22 @@ def _train(model: Transformer, sequences: Sequences, steps: int, random: np.rand
 def page(figures: dict[str, Any]) -> Page:
     """The figures as a table."""
     rows = []
-    for norm, found in figures["transformer"].items():
-        for name, lift in found["lift"].items():
-            spread = found["lift_std"][name]
+    for norm, measured in figures["transformer"].items():
+        for name, lift in measured["lift"].items():
+            spread = measured["lift_std"][name]
             rows.append((f"{norm}-norm, {name}", *(f"{x:.2f} ± {e:.2f}" for x, e in zip(lift, spread, strict=True))))
-        rows.append((f"{norm}-norm, tracked variance", *(f"{x:.2g}" for x in found["variance"])))
+        rows.append((f"{norm}-norm, tracked variance", *(f"{x:.2g}" for x in measured["variance"])))
     bias = figures["one_query"]
     note = (
         f"One query, 50 keys, half with noise: total variation from the true scores {bias['plain']:.3f} without correction, "
         f"{bias['corrected']:.3f} with, {bias['literal']:.3f} with the paper's formula."
     )
-    title = "Attention over what uniform attention gives, by popularity of the key"
+    title = "Attention / uniform attention, by popularity of the key"
     return Page(title, "dpformer reproduce attention -o docs/figures", ("", *GROUPS), rows, [note])
 
 
 def draw(figures: dict[str, Any]) -> Figure:
-    """The paper's illustration, from the measured scores, beside attention by popularity."""
+    """Draw the paper's illustration from the measured scores, beside attention by popularity."""
     figure, grid = new_figure(1, 5, (17, 3.2))
     axes = grid[0]
     scores = {name: np.array(values)[:12] for name, values in figures["scores"].items()}
@@ -156,9 +156,9 @@ def draw(figures: dict[str, Any]) -> Figure:
         axis.set(title=title, xlabel="key", ylim=(0, 1.1 * max(s.max() for s in scores.values())))
     axes[0].set_ylabel("attention")
     axes[0].legend(frameon=False, fontsize=8)
-    for axis, (norm, found) in zip(axes[3:], figures["transformer"].items(), strict=True):
+    for axis, (norm, measured) in zip(axes[3:], figures["transformer"].items(), strict=True):
         for k, (name, colour) in enumerate({"clean": "#1b9e77", "noisy": "#d95f02", "corrected": "#7570b3"}.items()):
-            axis.bar(np.arange(3) + 0.27 * (k - 1), found["lift"][name], width=0.25, color=colour, label=name)
+            axis.bar(np.arange(3) + 0.27 * (k - 1), measured["lift"][name], width=0.25, color=colour, label=name)
         axis.axhline(1, color="grey", linewidth=0.8)
         axis.set(title=f"{norm}-norm Transformer", ylabel="attention / uniform", xticks=range(3), xticklabels=GROUPS)
     axes[3].legend(frameon=False, fontsize=8)

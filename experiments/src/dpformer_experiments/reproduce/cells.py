@@ -1,28 +1,28 @@
-"""A cell: one training with one seed and its evaluation. What it is, by which it is found again, and how to type it."""
+"""A cell, which is one training with one seed and its evaluation: its settings, its key, and its command."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import math
 import re
 import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dpformer.fit.recipe import PRESETS, STATISTICS, Recipe, make_recipe
+from dpformer.fit.presets import command, make_recipe
+from dpformer.fit.recipe import Recipe, TransitionsSettings
 from dpformer.statistics.settings import TransitionSettings
 
 # Settings of a recipe on which its figures do not depend.
-FREE = {"token_budget", "tuning", "tried"}
+FREE = {"tuning"}
 
 
 @dataclass(frozen=True)
 class Cell:
     """work: a key of `work.WORK`; "recipe" trains `make_recipe(preset, **options)` in a run folder, with seeded noise.
 
-    every: evaluate the iterate after so many epochs, again and again; those figures are not private, nor is their model.
+    every: also evaluate the iterate each time this many epochs have passed; these figures are not private.
     """
 
     dataset: str
@@ -37,60 +37,62 @@ class Cell:
 
     @property
     def recipe(self) -> Recipe:
-        """The recipe of a cell that has one. Seeded: figures that can be made again, a model that must not be used."""
+        """The recipe of a cell that has one. It is seeded: the figures can be reproduced, and the model must not be used."""
         chosen = {"epsilon": self.epsilon, "delta": self.delta, "seed": self.seed}
         return make_recipe(self.preset, **{**self.options, **chosen})
 
     @property
     def label(self) -> str:
-        """For progress and messages."""
+        """The name in progress and messages."""
         return f"{self.dataset}: {self.method}, epsilon {self.epsilon:g}, seed {self.seed}"
 
     def settings(self) -> dict[str, Any]:
-        """All that its figures depend on, but for the data and the code. What stands at its default is left out, so that a
-        new setting with a default leaves old cells valid; `work.read_record` finds a default that changed.
+        """All that its figures depend on, except data and code. Settings with the value of the preset are left out, so that a
+        new setting with a default leaves old cells valid; `runs.Runs.find` notices a default that changed.
         """
-        found: dict[str, Any] = {
+        settings: dict[str, Any] = {
             "work": self.work,
             "epsilon": str(self.epsilon),
             "delta": self.delta,
             "seed": self.seed,
         }
         if self.every is not None:
-            found["every"] = self.every
+            settings["every"] = self.every
         if self.work != "recipe":
-            return found | self.options
-        recipe = self.recipe
-        found["recipe"] = _plain(recipe.model_dump(exclude_defaults=True, exclude=FREE))
-        if recipe.model in STATISTICS:
-            found["statistics"] = repr(TransitionSettings() if recipe.model == "transitions" else None)
-        return found
+            return settings | self.options
+        typed = command(self.recipe)
+        changed = {name: value for name, value in typed["set"].items() if name not in FREE}
+        settings |= {"preset": typed["preset"], "set": changed}
+        if self.recipe.stage(TransitionsSettings) is not None:
+            settings["statistics"] = repr(TransitionSettings())
+        return settings
+
+    def defaults(self) -> dict[str, Any]:
+        """Every setting of its recipe by dotted name, defaults included; ready for JSON."""
+        if self.work != "recipe":
+            return {}
+        values = self.recipe.settings()
+        groups = {"network": values.pop("network") or {}, **{stage["stage"]: stage for stage in values.pop("stages")}}
+        return values | {f"{group}.{name}": value for group, own in groups.items() for name, value in own.items()}
 
     def key(self, data: str) -> str:
-        """What it is found by on disk; data: the fingerprint of its data set."""
+        """The name under which its line and its folder are found. data: the fingerprint of its data set."""
         text = json.dumps([self.settings(), data], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def folder(self, root: Path, data: str) -> Path:
-        """Where its run and record are: a readable name and the key."""
+        """The folder of its run: a readable name and the key."""
         name = re.sub(r"[^a-z0-9]+", "-", self.method.lower()).strip("-")
         return root / f"{self.dataset}-{name}-{self.epsilon:g}-{self.seed}-{self.key(data)}"
 
     def command(self, result: str) -> str:
-        """What remakes it: `dpformer fit` where the cell is a run, else the result that holds it."""
+        """The command that remakes it: `dpformer fit` if the cell is a run, else the result that contains it."""
         if self.work != "recipe":
             return f"dpformer reproduce {result} --method {shlex.quote(self.method)}"
+        typed = command(self.recipe)
         words = ["dpformer", "fit", self.dataset, "--run", "RUN", "--epsilon", f"{self.epsilon:g}"]
-        words += ["--delta", f"{self.delta:g}"] if self.delta != Recipe.model_fields["delta"].default else []
-        words += ["--preset", self.preset] if self.preset != "default" else []
-        for name, value in self.options.items():
-            if value != PRESETS[self.preset].get(name, Recipe.model_fields[name].default):
-                words += (
-                    ["--model", value] if name == "model" else ["--set", f"{name}={json.dumps(value).strip(chr(34))}"]
-                )
-        return shlex.join([*words, "--seed", str(self.seed)])
-
-
-def _plain(values: dict[str, Any]) -> dict[str, Any]:
-    """Ready for JSON that everybody reads: infinity as text."""
-    return {name: str(value) if value == math.inf else value for name, value in values.items()}
+        words += ["--preset", typed["preset"]] if typed["preset"] != "default" else []
+        for name, value in typed["set"].items():
+            text = value if isinstance(value, str) else json.dumps(value)
+            words += [f"--{name}", text] if name in ("delta", "seed") else ["--set", f"{name}={text}"]
+        return shlex.join(words)

@@ -1,21 +1,19 @@
 """Accuracy every five epochs, the vanilla Transformer against DPFormer, with bands over seeds.
 
-Evaluating iterates is a side output on people's data, without noise: it is not private, decides nothing, and says so.
+The figures of iterates come from people's data without noise: they are not private, choose nothing, and are marked so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dpformer_experiments.reproduce import paper
 from dpformer_experiments.reproduce.cells import Cell
-from dpformer_experiments.reproduce.data_sets import prepare_sets
 from dpformer_experiments.reproduce.methods import PAPER_ON
 from dpformer_experiments.reproduce.page import Page, new_figure
-from dpformer_experiments.reproduce.runner import Watch, run_cells
-from dpformer_experiments.reproduce.tables import METRICS, check_seeds, mean_of, spread_of, tried
+from dpformer_experiments.reproduce.runner import CellResult, Running, run_cells
+from dpformer_experiments.reproduce.summary import METRICS, check_seeds, ending, mean_and_spread, with_spread
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -24,7 +22,7 @@ SETS = ("ml-1m", "amazon-games")
 EPSILONS = (5.0, 10.0)
 MODELS: dict[str, dict[str, Any]] = {"Transformer": {"reattention": "off"}, "DPFormer": {}}
 EVERY = 5.0
-BANDS = (100, 80, 60)  # % of the seeds that a band holds
+BANDS = (100, 80, 60)  # % of the seeds in a band
 
 
 def declare(
@@ -34,7 +32,7 @@ def declare(
     options: Mapping[str, Any] | None = None,
     every: float = EVERY,
 ) -> list[Cell]:
-    """A seed of everything before the next."""
+    """All cells, with one seed of each before the next seed."""
     return [
         Cell(
             dataset,
@@ -53,29 +51,16 @@ def declare(
     ]
 
 
-def run(
-    *,
-    cells: Path,
-    seeds: int = paper.SEEDS_OF_CONVERGENCE,
-    budget_minutes: float | None = None,
-    workers: int | None = None,
-    data: Mapping[str, Path] | None = None,
-    runs: Path | None = None,
-    watch: Watch | None = None,
-    stopped: Callable[[], bool] = lambda: False,
-) -> dict[str, Any]:
-    """Run (or find) all cells."""
+def run(*, how: Running, seeds: int = paper.SEEDS_OF_CONVERGENCE) -> dict[str, Any]:
+    """Run all cells that are not finished."""
     check_seeds(seeds)
-    folders = prepare_sets(SETS, data or {}, cells)
-    how: dict[str, Any] = {"budget_minutes": budget_minutes, "workers": workers, "watch": watch, "stopped": stopped}
-    return measure(declare(SETS, seeds), folders, cells, runs=runs, **how)
+    return measure(run_cells(declare(SETS, seeds), how.prepared(SETS), how))
 
 
-def measure(cells: list[Cell], folders: dict[str, Path], root: Path, **how: Any) -> dict[str, Any]:
+def measure(outcomes: Sequence[CellResult]) -> dict[str, Any]:
     """A row for each curve and epoch: mean, spread, and every seed's value."""
-    outcomes = run_cells(cells, folders, root, **how)
     rows = []
-    for dataset, epsilon, model in dict.fromkeys((c.dataset, c.epsilon, c.method) for c in cells):
+    for dataset, epsilon, model in dict.fromkeys((o.cell.dataset, o.cell.epsilon, o.cell.method) for o in outcomes):
         mine = [o for o in outcomes if (o.cell.dataset, o.cell.epsilon, o.cell.method) == (dataset, epsilon, model)]
         about = {"dataset": dataset, "epsilon": epsilon, "model": model, "not_private": True}
         curves = [outcome.record["iterates"] for outcome in mine if outcome.record is not None]
@@ -86,17 +71,10 @@ def measure(cells: list[Cell], folders: dict[str, Path], root: Path, **how: Any)
             row: dict[str, Any] = {**about, "epoch": points[0]["epoch"], "seeds": len(points), "not run": missing}
             for metric in METRICS:
                 values = [100 * point[metric] for point in points]
-                row[metric], row[f"{metric} std"] = mean_of(values), spread_of(values)
+                row |= mean_and_spread(metric, values)
                 row[f"{metric} of seeds"] = [round(value, 4) for value in values]
             rows.append(row)
-    done = [outcome for outcome in outcomes if outcome.record is not None]
-    return {
-        "unit": "%",
-        "not_private": True,
-        "rows": rows,
-        "failed": sum(outcome.failed for outcome in outcomes),
-        "tried": [tried(outcome) for outcome in done],
-    }
+    return {"unit": "%", "not_private": True, "rows": rows, **ending(outcomes)}
 
 
 def page(figures: dict[str, Any]) -> Page:
@@ -105,12 +83,7 @@ def page(figures: dict[str, Any]) -> Page:
     for row in figures["rows"]:
         point: tuple[str, ...] = ("", "", "")
         if row["epoch"] is not None:
-            spreads = [row[f"{metric} std"] for metric in METRICS]
-            values = [
-                f"{row[m]:.2f}" + (f" ± {s:.2f}" if s is not None else "")
-                for m, s in zip(METRICS, spreads, strict=True)
-            ]
-            point = (f"{row['epoch']:g}", *values)
+            point = (f"{row['epoch']:g}", *(with_spread(row, metric) for metric in METRICS))
         rows.append((row["dataset"], f"{row['epsilon']:g}", row["model"], *point, str(row["seeds"]), row["not run"]))
     note = (
         "In %, test item, seen masked, full ranking; mean and standard deviation over seeds. Figures of iterates come from "
@@ -122,7 +95,7 @@ def page(figures: dict[str, Any]) -> Page:
 
 
 def draw(figures: dict[str, Any]) -> Figure:
-    """A panel for each data set, epsilon and metric; bands hold 60 to 100 % of the seeds."""
+    """Draw a panel for each data set, epsilon and metric; bands contain 60 to 100 % of the seeds."""
     import numpy as np
 
     pairs = list(dict.fromkeys((row["dataset"], row["epsilon"]) for row in figures["rows"]))

@@ -1,4 +1,4 @@
-"""The paper's figure of its data: sizes, lengths and long tails; and where results find the data sets."""
+"""The paper's figure of its data: sizes, lengths and long tails; and how results locate the data sets."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ VARIABLES = {"ml-1m": "DPFORMER_ML_1M", "amazon-games": "DPFORMER_AMAZON_GAMES"}
 
 
 def parse_data(texts: Sequence[str]) -> dict[str, Path]:
-    """`NAME=PATH` for each data set: its file, the folder that holds it, or a folder made by `dpformer prepare`."""
-    found = {}
+    """Parse `NAME=PATH` for each data set: its file, the folder of the file, or a folder made by `dpformer prepare`."""
+    paths = {}
     for text in texts:
         name, equals, path = text.partition("=")
         if not equals or name not in NAMED:
             raise DataError(f"--data {text!r} is not NAME=PATH with a NAME of {', '.join(NAMED)}")
-        found[name] = Path(path).expanduser()
-    return found
+        paths[name] = Path(path).expanduser()
+    return paths
 
 
 def find_set(name: str, data: Mapping[str, Path]) -> Dataset:
-    """A data set from where it was said to be, from the path in its variable, or from the cache (downloaded into it)."""
+    """Load a data set from the given path, from the path in its variable, or from the cache (downloaded into it)."""
     path = data.get(name)
     if path is None and os.environ.get(VARIABLES[name]):
         path = Path(os.environ[VARIABLES[name]])
     if path is None or not (path / MANIFEST).is_file():
         return prepare_named(name, path)
     dataset = load(path)
-    found = (dataset.manifest.get("dataset") or {}).get("name")
-    if found != name:
+    own_name = (dataset.manifest.get("dataset") or {}).get("name")
+    if own_name != name:
         raise DataError(
-            f"{path}: holds {found or 'a log of its own'}, not {name}; make it with: dpformer prepare {name}"
+            f"{path}: contains {own_name or 'another log'}, not {name}; prepare it with: dpformer prepare {name}"
         )
     return dataset
 
@@ -62,7 +62,7 @@ def prepare_sets(names: Sequence[str], data: Mapping[str, Path], root: Path) -> 
 
 
 def fingerprint(dataset: Dataset) -> str:
-    """What a cell knows its data by: sequences and catalogue size."""
+    """A hash of sequences and catalogue size, by which a cell recognises its data."""
     return digest(dataset.sequences.items, dataset.sequences.offsets, np.array(len(dataset.catalogue)))
 
 
@@ -104,7 +104,7 @@ def page(figures: dict[str, Any]) -> Page:
 
 
 def draw(figures: dict[str, Any]) -> Figure:
-    """Events of an item against its rank."""
+    """Draw the events of an item against its rank."""
     figure, axes = new_figure()
     for name, counts in figures["counts"].items():
         axes[0, 0].plot(np.arange(1, len(counts) + 1), counts, label=name)

@@ -1,4 +1,4 @@
-"""The paper's claim of attention distraction for one query: where its attention goes when keys carry noise."""
+"""The paper's claim of attention distraction for one query: how noise in the keys moves its attention."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dpformer.models import reattention
 
 @dataclass(frozen=True)
 class Distraction:
-    """Attention of one query over keys with known noise: the true scores and what is expected under noise, each `[L]`."""
+    """Attention of one query over keys with given noise: the true scores, and the expected ones under noise, each `[L]`."""
 
     true: Tensor
     plain: Tensor
@@ -27,8 +27,8 @@ class Distraction:
 def distraction(query: Tensor, keys: Tensor, var: Tensor, draws: int, generator: torch.Generator) -> Distraction:
     """The paper's claim as an experiment: keys `[L, d]` with Gaussian noise of variance `var` `[L]`, many draws.
 
-    Expected scores lean towards keys with more noise; the correction on the logits takes that out; the paper's formula, applied
-    after the softmax, does not.
+    Expected scores are too large for keys with more noise. The correction on the logits removes that; the paper's formula,
+    applied after the softmax, does not.
     """
     L, d = keys.shape
     noisy = keys + var.sqrt()[:, None] * torch.randn(draws, L, d, generator=generator, dtype=keys.dtype)

@@ -14,7 +14,7 @@ from dpformer.models.error import relu_moments
 from dpformer_experiments.reproduce.page import Page
 
 SAMPLES = (10, 100, 1_000, 10_000, 100_000, 1_000_000)
-SHOWN = (100, 10_000, 1_000_000)  # what fits 80 columns; the others are in the JSON
+SHOWN = (100, 10_000, 1_000_000)  # those that fit 80 columns; the others are in the JSON
 PAPER = {0.01: 3.40e-5, 0.1: 0.0034, 1.0: 0.3408}
 
 
@@ -36,7 +36,7 @@ def run(seed: int = 0) -> dict[str, Any]:
 
 
 def page(figures: dict[str, Any]) -> Page:
-    """The figures as the paper has them."""
+    """The figures in the paper's layout."""
     headings = ("std", "activation", *(f"{n:,}" for n in SHOWN), "analytic", "paper")
     rows = []
     for row in figures["rows"]:

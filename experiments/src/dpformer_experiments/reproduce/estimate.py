@@ -1,6 +1,6 @@
-"""How long a cell will take one core, before it is run: from cells like it that are finished, else from steps measured here.
+"""Estimate how long a cell takes on one core: from finished cells like it, else from a few steps measured here.
 
-seconds = steps * (batch * seconds a user + seconds a step) + evaluation
+seconds = steps * (batch * seconds per user + seconds per step) + evaluation
 """
 
 from __future__ import annotations
@@ -10,40 +10,30 @@ import json
 import math
 import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from dpformer.fit.session import begin
 
 from dpformer.data import Dataset, collate, held_out, load
 from dpformer.files import read_json
-from dpformer.fit.recipe import STATISTICS, Recipe
-from dpformer.fit.run import Run
+from dpformer.fit.recipe import DPSGDSettings, Recipe
+from dpformer.fit.run import start
+from dpformer.models import build
+from dpformer.privacy.plan import steps_of
 from dpformer_experiments.reproduce.cells import Cell
 from dpformer_experiments.reproduce.work import PROGRESS
 
 BATCHES = (16, 64)
-# What a step's time does not depend on.
-_FREE = {
-    "epsilon",
-    "delta",
-    "seed",
-    "tuning",
-    "tried",
-    "histogram_share",
-    "learning_rate",
-    "weight_decay",
-    "warmup",
-}
+# Settings that do not change the time of a step.
+_FREE = {"epsilon", "delta", "seed", "tuning", "histogram.share", "dpsgd.learning_rate"}
 
 
 @dataclass(frozen=True)
 class Speed:
-    """Seconds on one core: of a user's gradient, of a step besides, of ranking for a user."""
+    """Seconds on one core: per user of a step, per step in addition, and per user to rank."""
 
     user: float
     step: float
@@ -51,60 +41,57 @@ class Speed:
 
 
 class Estimates:
-    """Seconds that cells need. `learn` from those that finish."""
+    """Estimates of the seconds that cells need, from finished ones (`learn`) and from measurements."""
 
-    def __init__(self, data: dict[str, Path], measure: Callable[[Recipe, Path], Speed] | None = None) -> None:
+    def __init__(self, data: Mapping[str, Path], measure: Callable[[Recipe, Path], Speed] | None = None) -> None:
         self._data, self._measure = data, measure or measure_speed
         self._finished: dict[str, list[float]] = {}
         self._speeds: dict[str, Speed] = {}
 
     def learn(self, cell: Cell, seconds: float) -> None:
-        """A cell took so long."""
+        """Record the seconds of a finished cell."""
         self._finished.setdefault(_kind(cell), []).append(seconds)
 
     def seconds(self, cell: Cell, folder: Path) -> float | None:
-        """What is left to do of it; None where nothing is known: no steps, of a kind that has not been run."""
+        """The seconds left for a cell; None if there is no estimate: it has no steps, and none of its kind is finished."""
         left = 1.0
         if (folder / PROGRESS).exists():
-            known = read_json(folder / PROGRESS)
-            if known["step"]:
-                left = 1 - known["step"] / known["steps"]
-        if found := self._finished.get(_kind(cell)):
-            return left * sum(found) / len(found)
-        if cell.work != "recipe" or cell.recipe.model in STATISTICS or not cell.recipe.epochs:
+            progress = read_json(folder / PROGRESS)
+            if progress["step"]:
+                left = 1 - progress["step"] / progress["steps"]
+        if finished := self._finished.get(_kind(cell)):
+            return left * sum(finished) / len(finished)
+        if cell.work != "recipe" or not cell.recipe.steps_on_data:
             return None
         return left * self._measured(cell)
 
     def _measured(self, cell: Cell) -> float:
-        recipe, folder = cell.recipe, self._data[cell.dataset]
-        free = _FREE | {"batch_size", "epochs", "averaging"}
-        shape = json.dumps([cell.dataset, recipe.epsilon == math.inf, recipe.model_dump(exclude=free)], sort_keys=True)
+        shape = _kind(replace(cell, every=None), {*_FREE, "dpsgd.batch_size", "dpsgd.epochs"})
         if shape not in self._speeds:
-            self._speeds[shape] = self._measure(recipe, folder)
+            self._speeds[shape] = self._measure(cell.recipe, self._data[cell.dataset])
         speed, users = self._speeds[shape], self._users(cell.dataset)
-        # Without privacy the plan has the same steps, and no noise that takes seconds to find.
-        plan = recipe.model_copy(update={"epsilon": math.inf}).plan(users)
-        evaluations = 2 + (0 if cell.every is None else recipe.epochs / cell.every)
-        return plan.steps * (plan.batch_size * speed.user + speed.step) + evaluations * users * speed.rank
+        how = cell.recipe.stage(DPSGDSettings)
+        assert how is not None
+        batch = min(how.batch_size or max(1, users // 2), users)
+        steps = steps_of(how.epochs, users, batch)
+        evaluations = 2 + (0 if cell.every is None else how.epochs / cell.every)
+        return steps * (batch * speed.user + speed.step) + evaluations * users * speed.rank
 
     @functools.cache  # noqa: B019  - lives as long as one run of the runner
     def _users(self, name: str) -> int:
         return len(load(self._data[name]).sequences)
 
 
-def _kind(cell: Cell) -> str:
-    """Cells of one kind take the same time: all but epsilon, seed and learning rate the same."""
-    settings = {
-        name: value for name, value in cell.settings().items() if name not in ("epsilon", "seed", "delta", "recipe")
-    }
-    recipe: dict[str, Any] = {}
-    if cell.work == "recipe":
-        recipe = cell.recipe.model_dump(exclude=_FREE)
-    return json.dumps([cell.dataset, math.isinf(cell.epsilon), settings, recipe], sort_keys=True, default=str)
+def _kind(cell: Cell, free: Collection[str] = _FREE) -> str:
+    """The kind of a cell: all settings but those in `free`. Cells of one kind take the same time."""
+    recipe = {name: value for name, value in cell.defaults().items() if name not in free}
+    options = {} if cell.work == "recipe" else cell.options
+    about = [cell.dataset, cell.work, cell.every, math.isinf(cell.epsilon), options, recipe]
+    return json.dumps(about, sort_keys=True, default=str)
 
 
 def measure_speed(recipe: Recipe, data: Path) -> Speed:
-    """A few small steps of the product itself, on one core; the random state of the process is left as it was."""
+    """Time a few small steps of a real run on one core; the random state of the process is unchanged."""
     threads, random = torch.get_num_threads(), torch.get_rng_state()
     torch.set_num_threads(1)
     try:
@@ -116,24 +103,25 @@ def measure_speed(recipe: Recipe, data: Path) -> Speed:
         torch.set_rng_state(random)
     users, seconds = np.array(points).T
     slope, base = np.polyfit(users, seconds, 1)
-    if slope <= 0 or base < 0:  # too noisy for a line
+    if slope <= 0 or base < 0:  # too noisy to fit a line
         slope, base = seconds.sum() / users.sum(), 0.0
     return Speed(float(slope), float(base), rank)
 
 
 def _steps(recipe: Recipe, data: Path, batch: int, folder: Path) -> list[tuple[int, float]]:
-    """Users and seconds of steps of about `batch` users, after one that warms up."""
+    """Users and seconds of steps of about `batch` users, after a first one."""
     users = len(load(data).sequences)
     batch = min(batch, users)
-    run = begin(folder, data, recipe.model_copy(update={"batch_size": batch, "epochs": 3 * batch / users}))
-    assert isinstance(run, Run)
+    few = {"dpsgd.batch_size": batch, "dpsgd.epochs": 3 * batch / users, "distil.steps": 1}
+    run = start(folder, data, recipe.changed(few))
     try:
-        run.trainer.make_step(run.curator)
+        trainer = run.begin_steps()
+        trainer.make_step(run.curator)
         points = []
         for _ in range(run.plan.steps - 1):
-            start = time.process_time()
-            report = run.trainer.make_step(run.curator)
-            points.append((report.users, time.process_time() - start))
+            began = time.process_time()
+            report = trainer.make_step(run.curator)
+            points.append((report.users, time.process_time() - began))
         return points
     finally:
         run.close()
@@ -141,9 +129,10 @@ def _steps(recipe: Recipe, data: Path, batch: int, folder: Path) -> list[tuple[i
 
 def _ranking(recipe: Recipe, dataset: Dataset) -> float:
     """Seconds to rank all items for a user."""
-    model = recipe.build(len(dataset.catalogue)).eval()
+    assert recipe.network is not None
+    model = build(recipe.network.spec(len(dataset.catalogue))).eval()
     held = held_out(dataset.sequences, "test")
-    batch = collate(held.histories, held.evaluated[: max(BATCHES)], recipe.max_length)
+    batch = collate(held.histories, held.evaluated[: max(BATCHES)], recipe.network.max_length)
 
     def ranking() -> None:
         with torch.no_grad():
@@ -153,11 +142,11 @@ def _ranking(recipe: Recipe, dataset: Dataset) -> float:
 
 
 def _seconds(do: Callable[[], None]) -> float:
-    """The quicker of two, after one that warms up."""
+    """The faster of two calls, after a first one."""
     do()
-    found = []
+    seconds = []
     for _ in range(2):
         start = time.process_time()
         do()
-        found.append(time.process_time() - start)
-    return min(found)
+        seconds.append(time.process_time() - start)
+    return min(seconds)

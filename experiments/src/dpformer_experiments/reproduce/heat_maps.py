@@ -1,22 +1,28 @@
 """Heat maps over batch size and learning rate: sharing the embedding (MovieLens-1M, epsilon 5), both models (Games, epsilon 8).
 
-The paper shows both as pictures, without numbers that could stand beside ours.
+The paper shows both as pictures, without numbers to compare with.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpformer_experiments.reproduce import paper
 from dpformer_experiments.reproduce.cells import Cell
-from dpformer_experiments.reproduce.data_sets import prepare_sets
 from dpformer_experiments.reproduce.methods import PAPER_ON
 from dpformer_experiments.reproduce.page import Page, new_figure
-from dpformer_experiments.reproduce.runner import Watch, run_cells
-from dpformer_experiments.reproduce.tables import METRICS, check_seeds, mean_of, spread_of, tried, with_spread
+from dpformer_experiments.reproduce.runner import CellResult, Running, run_cells
+from dpformer_experiments.reproduce.summary import (
+    METRICS,
+    check_seeds,
+    ending,
+    mean_and_spread,
+    mean_of,
+    protocols,
+    with_spread,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -24,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Maps:
-    """One map for each of `settings`, with its options over the paper's preset."""
+    """One map for each of `settings`: options that change the paper's preset."""
 
     title: str
     dataset: str
@@ -34,7 +40,7 @@ class Maps:
     learning_rates: tuple[float, ...] = paper.LEARNING_RATES
 
     def cells(self, seeds: int, preset: str = "paper") -> list[Cell]:
-        """Large batches and rates first: the paper finds the best there, and they cost the same."""
+        """All cells, large batches and rates first: the paper has its best figures there, and they cost the same."""
         return [
             Cell(
                 self.dataset,
@@ -71,30 +77,15 @@ MAPS = {
 }
 
 
-def run(
-    name: str,
-    *,
-    cells: Path,
-    seeds: int = 1,
-    budget_minutes: float | None = None,
-    workers: int | None = None,
-    data: Mapping[str, Path] | None = None,
-    runs: Path | None = None,
-    watch: Watch | None = None,
-    stopped: Callable[[], bool] = lambda: False,
-) -> dict[str, Any]:
-    """Run (or find) all cells of the maps."""
+def run(name: str, *, how: Running, seeds: int = 1) -> dict[str, Any]:
+    """Run all cells of the maps that are not finished."""
     check_seeds(seeds)
-    folders = prepare_sets([MAPS[name].dataset], data or {}, cells)
-    how: dict[str, Any] = {"budget_minutes": budget_minutes, "workers": workers, "watch": watch, "stopped": stopped}
-    return measure(name, MAPS[name], MAPS[name].cells(seeds), folders, cells, runs=runs, **how)
+    maps = MAPS[name]
+    return measure(name, maps, run_cells(maps.cells(seeds), how.prepared([maps.dataset]), how))
 
 
-def measure(
-    name: str, maps: Maps, cells: list[Cell], folders: dict[str, Path], root: Path, **how: Any
-) -> dict[str, Any]:
-    """The figures of the maps; `how` is for the runner."""
-    outcomes = run_cells(cells, folders, root, **how)
+def measure(name: str, maps: Maps, outcomes: Sequence[CellResult]) -> dict[str, Any]:
+    """The figures of the maps, from the results of their cells."""
     rows = []
     for setting in maps.settings:
         for batch in maps.batch_sizes:
@@ -105,7 +96,7 @@ def measure(
                 row: dict[str, Any] = {"setting": setting, "batch_size": batch, "learning_rate": rate}
                 for metric in METRICS:
                     values = [100 * record["test"]["masked"][metric]["value"] for record in records]
-                    row[metric], row[f"{metric} std"] = mean_of(values), spread_of(values)
+                    row |= mean_and_spread(metric, values)
                 row["validation ndcg@10"] = mean_of(
                     [100 * r["validation"]["masked"]["ndcg@10"]["value"] for r in records]
                 )
@@ -113,17 +104,15 @@ def measure(
                 row["not run"] = next((outcome.why for outcome in mine if outcome.record is None), "")
                 row["command"] = mine[0].cell.command(name)
                 rows.append(row)
-    done = [outcome for outcome in outcomes if outcome.record is not None]
     return {
         "name": name,
         "title": maps.title,
         "dataset": maps.dataset,
         "epsilon": maps.epsilon,
         "unit": "%",
-        "protocol": done[0].record["test"]["protocol"] if done and done[0].record else "",
+        "protocol": protocols(outcomes).get("test", ""),
         "rows": rows,
-        "failed": sum(outcome.failed for outcome in outcomes),
-        "tried": [tried(outcome) for outcome in done],
+        **ending(outcomes),
     }
 
 
@@ -141,23 +130,23 @@ def page(figures: dict[str, Any]) -> Page:
         *([figures["protocol"] + "."] if figures["protocol"] else []),
     ]
     headings = ("setting", "batch size", *(f"rate {rate:g}" for rate in rates))
-    rows = [(setting, str(batch), *found) for (setting, batch), found in lines.items()]
+    rows = [(setting, str(batch), *values) for (setting, batch), values in lines.items()]
     return Page(figures["title"], f"dpformer reproduce {figures['name']} -o docs/results", headings, rows, notes)
 
 
 def draw(figures: dict[str, Any]) -> Figure:
-    """A map for each setting, on one scale; what was not run is white."""
+    """Draw a map for each setting, on one scale; cells that were not run are white."""
     import numpy as np
 
     settings = list(dict.fromkeys(row["setting"] for row in figures["rows"]))
     batches = list(dict.fromkeys(row["batch_size"] for row in figures["rows"]))
     rates = list(dict.fromkeys(row["learning_rate"] for row in figures["rows"]))
-    known = [row["ndcg@10"] for row in figures["rows"] if row["ndcg@10"] is not None] or [0.0]
+    measured = [row["ndcg@10"] for row in figures["rows"] if row["ndcg@10"] is not None] or [0.0]
     figure, axes = new_figure(1, len(settings), (3.4 * len(settings), 3.2))
     for axis, setting in zip(axes[0], settings, strict=True):
         values = [row["ndcg@10"] for row in figures["rows"] if row["setting"] == setting]
         shown = np.array([np.nan if value is None else value for value in values]).reshape(len(batches), len(rates))
-        axis.imshow(shown, vmin=0, vmax=max(known), cmap="viridis", aspect="auto")
+        axis.imshow(shown, vmin=0, vmax=max(measured), cmap="viridis", aspect="auto")
         for (i, j), value in np.ndenumerate(shown):
             axis.text(
                 j, i, "" if np.isnan(value) else f"{value:.2f}", ha="center", va="center", color="white", fontsize=7

@@ -1,7 +1,7 @@
-"""What the tables compare: one line a method. To add one, add a line.
+"""The methods that the tables compare. To add one, add a line to `METHODS`.
 
-Rows stand in the order of this list; cells are run in the order of `first` (lower goes first), so that a small budget of time
-goes to what is cheap and telling.
+Rows have the order of this list. Cells run in the order of `first` (lower is earlier), so that a small budget of time goes to
+cells that are cheap and informative.
 """
 
 import math
@@ -14,21 +14,28 @@ from dpformer_experiments.reproduce.cells import Cell
 INF = math.inf
 DELTA = 1e-5
 
-# What the paper sets differently for its two data sets; lengths are SASRec's.
+# Settings that the paper changes between its two data sets; lengths are SASRec's.
 PAPER_ON: dict[str, dict[str, Any]] = {
     "ml-1m": {"max_length": 200, "dropout": 0.2},
     "amazon-games": {"max_length": 50, "dropout": 0.5},
 }
-# Without noise a large batch is a waste of epochs.
+# Without noise, a small batch makes more steps per epoch.
 CEILING = {"batch_size": 256, "learning_rate": 1e-3}
+# 60 % of the budget for the statistics, 3 % of that for the histogram, as in the presets; the steps get the rest.
+THEN_STEPS: list[dict[str, Any]] = [
+    {"stage": "histogram", "share": 0.018},
+    {"stage": "transitions", "share": 0.582, "weight": 2.0},
+    {"stage": "distil"},
+    {"stage": "dpsgd", "epochs": 20.0, "learning_rate": 3e-3},
+]
 
 
 @dataclass(frozen=True)
 class Method:
-    """A row of the tables at each of its epsilons. options: of `make_recipe`, over the preset; work: what a cell does.
+    """A row of the tables, for each of its epsilons. options: settings that change the preset. work: see `work.do`.
 
-    on: options for one data set. only: the one data set that has what it needs. ceiling: with epsilon inf too, the model without
-    privacy, and these options there. compare: the method of the paper whose figures stand beside it; its own name by default.
+    on: options for one data set. only: the one data set that it can use. ceiling: add a row with epsilon inf, the model without
+    privacy, with these options. compare: the method of the paper to compare with; its own name by default.
     """
 
     name: str
@@ -51,7 +58,7 @@ class Method:
         for epsilon in budgets:
             at_inf = self.ceiling or {} if math.isinf(epsilon) else {}
             options = {**self.options, **self.on.get(dataset, {}), **at_inf}
-            # Exact popularity has neither noise nor chance: one seed says it all.
+            # Exact popularity is not random: one seed is enough.
             count = 1 if self.work == "popularity" else seeds
             result += [
                 Cell(dataset, self.name, epsilon, seed, self.work, self.preset, options, delta=delta)
@@ -73,55 +80,50 @@ METHODS: tuple[Method, ...] = (
     # Without noise there is nothing to correct: its ceiling is the vanilla Transformer's.
     as_in_paper(paper.DPFORMER, 2, ceiling=False),
     Method("DPFormer, pure", preset="pure", compare=paper.DPFORMER, ceiling={}, first=1),
-    # Their settings were fixed on the validation item; with these fixed, training sees it too.
+    # The settings were chosen on the validation item; then training uses that item too.
     Method(
         "DP transitions, all but the test item",
-        {"model": "transitions", "hold_out": "test"},
+        {"hold_out": "test"},
+        preset="transitions",
         compare=paper.DPFORMER,
     ),
     Method(
         "DPFormer with a private prior, all but the test item",
         {"hold_out": "test"},
         preset="whole",
-        # The split of the budget was chosen on the validation item; on ML-1M the network adds nothing there.
-        on={"ml-1m": {"prior_share": 0.9, "prior_weight": 4.0}},
+        # The shares of the budget were chosen on the validation item; on ML-1M the network adds nothing there.
+        on={"ml-1m": {"transitions.share": 0.9, "transitions.weight": 4.0}},
         compare=paper.DPFORMER,
     ),
-    # The same statistics, and a Transformer that learned from them without any budget of its own: alone, and both.
+    # A Transformer that learns from the statistics and needs no budget of its own: alone, and with the statistics.
     Method(
         "Transformer distilled from DP transitions, all but the test item",
-        {"hold_out": "test", "prior_weight": 0.0},
-        preset="distilled",
+        {"hold_out": "test", "transitions.weight": 0.0},
         compare=paper.DPFORMER,
     ),
     Method(
         "DP transitions and the distilled Transformer, all but the test item",
         {"hold_out": "test"},
-        preset="distilled",
         compare=paper.DPFORMER,
     ),
-    # The same start, and then steps on people's data, for which the statistics have to give up a part of the budget.
+    # The same Transformer, then steps on people's data, which take a part of the budget from the statistics.
     *(
         Method(
             f"{what}, all but the test item",
-            {
-                **{"hold_out": "test", "prior_share": 0.6, "epochs": 20.0, "learning_rate": 3e-3, "max_length": 50},
-                **more,
-            },
-            preset="distilled",
+            {"hold_out": "test", "max_length": 50, "stages": THEN_STEPS, **more},
             epsilons=(8.0,),
             compare=paper.DPFORMER,
             first=1,
         )
         for what, more in {
-            "Transformer distilled, then DP-SGD": {"prior_weight": 0.0},
+            "Transformer distilled, then DP-SGD": {"transitions.weight": 0.0},
             "DP transitions and the Transformer distilled, then DP-SGD": {},
         }.items()
     ),
     Method("popularity, not private", work="popularity", epsilons=(INF,)),
-    Method("DP popularity", {"model": "popularity"}),
-    Method("DP transitions", {"model": "transitions"}, compare=paper.DPFORMER),
-    # Another information set: never to be compared with the rows above without saying so.
+    Method("DP popularity", preset="popularity"),
+    Method("DP transitions", preset="transitions", compare=paper.DPFORMER),
+    # This row uses public data in addition: do not compare it with the other rows without saying so.
     Method(
         "DP transitions with public titles and genres, all but the test item",
         work="public transitions",
@@ -133,6 +135,6 @@ METHODS: tuple[Method, ...] = (
 
 
 def in_order(methods: tuple[Method, ...], dataset: str, seeds: int, delta: float = DELTA) -> list[Cell]:
-    """All cells, the most telling first: by `first`, then a seed of everything before the next seed of anything."""
+    """All cells by `first`, then by seed: all cells have one seed before any has the next."""
     ranked = [(method.first, cell) for method in methods for cell in method.cells(dataset, seeds, delta)]
     return [cell for _, cell in sorted(ranked, key=lambda pair: (pair[0], pair[1].seed))]

@@ -1,4 +1,4 @@
-"""A result for people: one page, from which terminal, markdown and csv are all made, so that they agree."""
+"""A page: the table and the notes of a result, for the terminal and as markdown; and csv, and figures."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class Page:
         return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in self.rows])
 
     def markdown(self) -> str:
-        """The page that is committed."""
+        """The whole page."""
         return "\n\n".join([f"# {self.title}", f"`{self.command}`", self.grid(), *self.notes]) + "\n"
 
     def table(self) -> Table:
-        """For the terminal."""
+        """The page for the terminal."""
         from rich.table import Table
 
         caption = "\n".join(self.notes)
@@ -71,7 +71,7 @@ def _flat(row: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def new_figure(rows: int = 1, columns: int = 1, size: tuple[float, float] = (6.4, 4.0)) -> tuple[Figure, Any]:
-    """A figure of its own instead of pyplot's, and its axes [rows, columns]: no global state, no display needed."""
+    """Make a figure without pyplot, and its axes [rows, columns]: no global state, no display needed."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -81,7 +81,7 @@ def new_figure(rows: int = 1, columns: int = 1, size: tuple[float, float] = (6.4
 
 
 def save_figure(figure: Figure, path: Path) -> None:
-    """path.svg and path.png; the same figure gives the same files."""
+    """Write path.svg and path.png; the same figure gives the same files."""
     import matplotlib
 
     with matplotlib.rc_context({"svg.hashsalt": "dpformer"}):

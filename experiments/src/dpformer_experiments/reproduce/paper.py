@@ -1,4 +1,4 @@
-"""What the paper reports: NDCG@10 and HIT@10 in %, mean and spread, by data set, method and epsilon.
+"""The figures that the paper reports: NDCG@10 and HIT@10 in %, mean and spread, by data set, method and epsilon.
 
 Its delta is not stated, and its figures are the best of a grid of 25 settings (and of the epochs) on the test item. Its
 figures of embedding sharing, convergence and the grid are pictures without numbers.

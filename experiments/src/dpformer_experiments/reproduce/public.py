@@ -1,7 +1,7 @@
-"""DP transitions with public titles and genres beside them: another information set, so a row of its own.
+"""DP transitions with public titles and genres: they use additional data, so they have their own row.
 
-The releases are those of the row without them, noise and all: public facts cost no budget. That genres and titles of
-MovieLens-1M are public is an assumption of this row, which its record states.
+The answers are the same as without these facts, with the same noise: public facts cost no budget. This row assumes that genres
+and titles of MovieLens-1M are public, and its record states that.
 """
 
 from __future__ import annotations
@@ -17,27 +17,28 @@ from dpformer.fit.scorers import to_scorer
 from dpformer.models import TransitionScorer
 from dpformer.privacy import epsilon, make_plan
 from dpformer.privacy.calibration import gaussian_multiplier
-from dpformer.statistics.combine import Measured, measure
+from dpformer.statistics.combine import Measured
 from dpformer.statistics.settings import TransitionSettings
 from dpformer_experiments.curators import seeded_curator
 from dpformer_experiments.reproduce.cells import Cell
 from dpformer_experiments.reproduce.public_facts import Facts, class_log_lift, facts, pair_classes
-from dpformer_experiments.reproduce.work import Done, ShouldStop, Tell, figures_of
+from dpformer_experiments.reproduce.work import Done, OnStep, ShouldStop, figures_of
+from dpformer_experiments.transition_answers import measure_transitions, transition_shares
 
 MOVIES = "movies.dat"
 # Chosen on the validation item among .1, .2, .4, .6 and .9.
 WEIGHT = 0.4
 
 
-def public_transitions(cell: Cell, data: Path, folder: Path, should_stop: ShouldStop, tell: Tell) -> Done:
-    """Release the statistics on all but the test item, add what classes of pairs are worth, evaluate."""
+def public_transitions(cell: Cell, data: Path, folder: Path, should_stop: ShouldStop, on_step: OnStep) -> Done:
+    """Ask for the statistics on all but the test item, add the log-lifts of classes of pairs, evaluate."""
     dataset = load(data)
-    known = read_facts(dataset)
+    facts_of_items = read_facts(dataset)
     train, items = held_out(dataset.sequences, "test").histories, len(dataset.catalogue)
     settings = TransitionSettings()
-    plan = make_plan(len(train), cell.epsilon, cell.delta, shares=settings.shares)
+    plan = make_plan(len(train), cell.epsilon, cell.delta, shares=transition_shares(settings))
     with seeded_curator(train, plan, cell.seed) as curator:
-        measured = measure(curator, items, settings)
+        measured = measure_transitions(curator, items, settings)
     privacy = {
         "epsilon": plan.total.epsilon,
         "delta": cell.delta,
@@ -45,16 +46,16 @@ def public_transitions(cell: Cell, data: Path, folder: Path, should_stop: Should
         "noise_multiplier": gaussian_multiplier(cell.epsilon, cell.delta),
         "assumed_public": ["the catalogue of items", f"titles, years and genres of items ({MOVIES})"],
     }
-    model = with_public(measured, settings, known, WEIGHT)
+    model = with_public(measured, settings, facts_of_items, WEIGHT)
     return {**figures_of(model, dataset, ("test",)), "privacy": privacy}
 
 
 def with_public(
-    measured: Measured, settings: TransitionSettings, known: list[Facts], weight: float
+    measured: Measured, settings: TransitionSettings, facts_of_items: list[Facts], weight: float
 ) -> TransitionScorer:
-    """The statistics with `weight` times the log-lift of each pair's class added. known: facts of items 1, 2, ...."""
+    """The statistics with `weight` times the log-lift of each pair's class added. facts_of_items: of items 1, 2, ..."""
     state = to_scorer(measured, settings).state_dict()
-    classes = pair_classes([known[item - 1] for item in state["head"].tolist()])
+    classes = pair_classes([facts_of_items[item - 1] for item in state["head"].tolist()])
     matrix = state["matrix"].clone()
     matrix[:-1] += weight * torch.from_numpy(class_log_lift(measured, classes)).float()
     return TransitionScorer.of({**state, "matrix": matrix}, settings.window, settings.popularity)
@@ -64,10 +65,10 @@ def read_facts(dataset: Dataset) -> list[Facts]:
     """Titles and genres of all items, from `movies.dat` beside the ratings that the data was prepared from."""
     path = Path(dataset.manifest["input"]["name"]).parent / MOVIES
     if not path.is_file():
-        raise DataError(f"{path}: is missing; this row needs the titles and genres that MovieLens-1M comes with")
-    found = {}
+        raise DataError(f"{path}: is missing; this row needs the titles and genres in the archive of MovieLens-1M")
+    by_id = {}
     for line in path.read_text(encoding="latin-1").splitlines():
         item, title, genres = line.split("::")
-        found[item] = facts(title, genres.split("|"))
+        by_id[item] = facts(title, genres.split("|"))
     nothing = facts("", [])
-    return [found.get(str(item), nothing) for item in dataset.catalogue["item_id"].to_list()]
+    return [by_id.get(str(item), nothing) for item in dataset.catalogue["item_id"].to_list()]

@@ -1,12 +1,12 @@
-"""What everybody may know of items (genres, years, words of titles), joined to the released transitions. It costs no privacy.
+"""Public facts about items (genres, years, words of titles), combined with the answers on transitions. They cost no budget.
 
 Pairs of items fall into classes by public facts: how alike their genres are, how many years lie between them, whether their
-titles share a rare word. What a class is worth is read off the released counts, all cells of it together:
+titles share a rare word. The lift of a class is estimated from the noisy counts of all of its cells:
 
     lift_c = (sum over the cells of class c of P C / V + k) / (sum of P^2 / V + k),
 
 the factor by which counts exceed the popularity product P, by weighted least squares, drawn to 1 by k. Its logarithm is
-added to the score matrix. A cell says little under its noise; a class, of thousands of cells, is known almost exactly.
+added to the score matrix. The noise of one cell is large; the mean over the thousands of cells of a class is almost exact.
 """
 
 import re
@@ -46,22 +46,24 @@ def facts(title: str, genres: Sequence[str]) -> Facts:
     return Facts(int(year[1]) if year else None, frozenset(genres), words)
 
 
-def pair_classes(known: Sequence[Facts]) -> np.ndarray:
+def pair_classes(facts_of_items: Sequence[Facts]) -> np.ndarray:
     """The class of each ordered pair of items, int64 [P, P]: 6 grades of likeness x 11 spans of years x 2."""
-    names = sorted({genre for one in known for genre in one.genres})
-    has = np.array([[name in one.genres for name in names] for one in known], dtype=float).reshape(len(known), -1)
+    names = sorted({genre for one in facts_of_items for genre in one.genres})
+    has = np.array([[name in one.genres for name in names] for one in facts_of_items], dtype=float).reshape(
+        len(facts_of_items), -1
+    )
     both, count = has @ has.T, has.sum(1)
     alike = both / np.maximum(count[:, None] + count - both, 1)
-    years = np.array([np.nan if one.year is None else one.year for one in known])
+    years = np.array([np.nan if one.year is None else one.year for one in facts_of_items])
     apart = np.nan_to_num(years[None] - years[:, None], nan=100.0)
     places: dict[str, list[int]] = {}
-    for place, one in enumerate(known):
+    for place, one in enumerate(facts_of_items):
         for word in one.words:
             places.setdefault(word, []).append(place)
     shared = np.zeros(alike.shape, dtype=np.int64)
-    for found in places.values():
-        if len(found) <= COMMON:
-            shared[np.ix_(found, found)] = 1
+    for sharing in places.values():
+        if len(sharing) <= COMMON:
+            shared[np.ix_(sharing, sharing)] = 1
     return (np.digitize(alike, ALIKE) * (len(YEARS) + 1) + np.digitize(apart, YEARS)) * 2 + shared
 
 

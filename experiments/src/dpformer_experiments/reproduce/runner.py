@@ -1,7 +1,7 @@
-"""The one runner of all results that train: cached, resumed, on all cores, within a budget of time.
+"""The runner of all results that train: it caches and resumes cells, on all cores, within a budget of time.
 
-Cells are taken in their order, the most telling first. One whose estimate does not fit what is left of the budget is left
-empty and says what it needs; the next one may fit. When the budget ends, what is still running is stopped and saved.
+Cells run in their order. A cell whose estimate does not fit the time left is skipped, with its estimate as the reason; the next
+one may fit. When the budget ends, running cells are stopped and saved.
 """
 
 from __future__ import annotations
@@ -11,26 +11,26 @@ import os
 import queue
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from dpformer.data import load
 from dpformer.errors import DPFormerError
 from dpformer_experiments.reproduce.cells import Cell
-from dpformer_experiments.reproduce.data_sets import fingerprint
+from dpformer_experiments.reproduce.data_sets import fingerprint, prepare_sets
 from dpformer_experiments.reproduce.estimate import Estimates
 from dpformer_experiments.reproduce.runs import FILE, Runs
-from dpformer_experiments.reproduce.work import Done, defaults, do
+from dpformer_experiments.reproduce.work import Done, do
 
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
 @dataclass
-class Outcome:
-    """A cell, its folder, and its record, or why there is none."""
+class CellResult:
+    """A cell, its folder, and its record, or the reason (`why`) that there is none."""
 
     cell: Cell
     folder: Path
@@ -40,128 +40,143 @@ class Outcome:
 
 
 class Watch:
-    """Who wants to know how far it is; this one does not. `left` is the estimate of the seconds that are left."""
+    """Receives the progress of the cells; this base class ignores it."""
 
     def begin(self, cells: int, cached: int) -> None:
-        """Before the first cell."""
+        """Called before the first cell: all cells, and those that are finished."""
 
     def started(self, cell: Cell) -> None:
-        """A cell is being worked on."""
+        """A cell has started."""
 
     def step(self, cell: Cell, step: int, steps: int) -> None:
-        """It has made so many of its steps."""
+        """A cell has made `step` of `steps` steps."""
 
     def stopping(self) -> None:
-        """Told to stop; what is running is being saved."""
+        """Running cells are being saved."""
 
-    def ended(self, outcome: Outcome, left: float) -> None:
-        """It is finished, stopped, or failed."""
+    def ended(self, outcome: CellResult, left: float) -> None:
+        """A cell is finished, stopped, or failed. left: estimated seconds of work left."""
+
+
+def _never() -> bool:
+    return False
+
+
+@dataclass(frozen=True)
+class Running:
+    """How cells are run.
+
+    cells: the folder of run folders. runs: the file of finished cells, `cells`/runs.jsonl by default. data: paths of the data
+    sets, see `find_set`. workers: processes of one thread, one per core by default; 1 works in this process. stopped: called from
+    time to time; when it returns true, running cells are saved and stopped.
+    """
+
+    cells: Path
+    runs: Path | None = None
+    data: Mapping[str, Path] = field(default_factory=dict)
+    budget_minutes: float | None = None
+    workers: int | None = None
+    watch: Watch = field(default_factory=Watch)
+    stopped: Callable[[], bool] = _never
+
+    def prepared(self, names: Sequence[str]) -> dict[str, Path]:
+        """Folders of prepared data by name, for runs to train on."""
+        return prepare_sets(names, self.data, self.cells)
 
 
 def run_cells(
     cells: Sequence[Cell],
-    data: dict[str, Path],
-    root: Path,
-    *,
-    runs: Path | None = None,
-    budget_minutes: float | None = None,
-    workers: int | None = None,
-    watch: Watch | None = None,
-    stopped: Callable[[], bool] = lambda: False,
+    folders: Mapping[str, Path],
+    how: Running,
     wanted: Callable[[Cell], bool] = lambda cell: True,
-) -> list[Outcome]:
-    """Finish cells and return what became of each, in their order.
+) -> list[CellResult]:
+    """Run cells that are not finished, and return the result of each, in their order.
 
-    data: prepared folders by name; root: where run folders are kept; runs: the file of finished cells, `root`/runs.jsonl by
-    default. workers: processes of one thread, as many as there are cores by
-    default; 1 works in this process. `stopped` is asked now and then: when it says so, everything is saved and left. What is not
-    `wanted` is shown if it was finished before, and not run.
+    folders: prepared data by name. Cells that are not `wanted` are not run.
     """
-    prints = {name: fingerprint(load(folder)) for name, folder in data.items()}
-    outcomes = [Outcome(cell, cell.folder(root, prints[cell.dataset])) for cell in cells]
-    finished = Runs(runs or root / FILE)
+    prints = {name: fingerprint(load(folder)) for name, folder in folders.items()}
+    outcomes = [CellResult(cell, cell.folder(how.cells, prints[cell.dataset])) for cell in cells]
+    finished, estimates = Runs(how.runs or how.cells / FILE), Estimates(folders)
     for outcome in outcomes:
-        key = outcome.cell.key(prints[outcome.cell.dataset])
-        outcome.record = finished.find(key, defaults(outcome.cell))
-    estimates, watch = Estimates(data), watch or Watch()
-    for outcome in outcomes:
+        outcome.record = finished.find(outcome.cell.key(prints[outcome.cell.dataset]), outcome.cell.defaults())
         if outcome.record is not None:
             estimates.learn(outcome.cell, outcome.record["core_seconds"])
-    for outcome in outcomes:
-        if outcome.record is None and not wanted(outcome.cell):
+        elif not wanted(outcome.cell):
             outcome.why = "not run: not asked for"
     waiting = [outcome for outcome in outcomes if outcome.record is None and not outcome.why]
     cached = sum(outcome.record is not None for outcome in outcomes)
-    watch.begin(cached + len(waiting), cached)
-    deadline = None if budget_minutes is None else time.time() + 60 * budget_minutes
-    count = workers or os.cpu_count() or 1
-    pool = _Here(stopped, deadline, watch) if count == 1 else _Pool(min(count, max(1, len(waiting))), deadline)
-    with pool:
-        _work(waiting, data, finished, estimates, pool, count, deadline, watch, stopped)
+    how.watch.begin(cached + len(waiting), cached)
+    _Session(how, folders, finished, estimates).run(waiting)
     for outcome in waiting:
         if outcome.record is None and not outcome.why:
             outcome.why = _reason(estimates.seconds(outcome.cell, outcome.folder))
     return outcomes
 
 
-def _work(
-    waiting: list[Outcome],
-    data: dict[str, Path],
-    finished: Runs,
-    estimates: Estimates,
-    pool: _Here | _Pool,
-    count: int,
-    deadline: float | None,
-    watch: Watch,
-    stopped: Callable[[], bool],
-) -> None:
-    """Keep the workers busy until nothing is left that fits."""
-    left, running, told = list(waiting), dict[Future[Done | None], Outcome](), False
-    while True:
-        while len(running) < count and not stopped() and (chosen := _choose(left, estimates, deadline)):
-            left.remove(chosen)
-            watch.started(chosen.cell)
-            running[pool.submit(chosen.cell, data[chosen.cell.dataset], chosen.folder)] = chosen
-        if not running:
+class _Session:
+    """Runs cells until none is left that fits the budget of time."""
+
+    def __init__(self, how: Running, folders: Mapping[str, Path], finished: Runs, estimates: Estimates) -> None:
+        self._how, self._folders, self._finished, self._estimates = how, folders, finished, estimates
+        self._deadline = None if how.budget_minutes is None else time.time() + 60 * how.budget_minutes
+        self._count = how.workers or os.cpu_count() or 1
+
+    def run(self, waiting: Sequence[CellResult]) -> None:
+        """Run the waiting cells, in their order."""
+        with self._pool(len(waiting)) as pool:
+            self._work(list(waiting), pool)
+
+    def _pool(self, cells: int) -> _Here | _Pool:
+        if self._count == 1:
+            return _Here(self._how.stopped, self._deadline, self._how.watch)
+        return _Pool(min(self._count, max(1, cells)), self._deadline)
+
+    def _work(self, left: list[CellResult], pool: _Here | _Pool) -> None:
+        running, stopping = dict[Future[Done | None], CellResult](), False
+        watch, stopped = self._how.watch, self._how.stopped
+        while True:
+            while len(running) < self._count and not stopped() and (chosen := self._choose(left)):
+                left.remove(chosen)
+                watch.started(chosen.cell)
+                running[pool.submit(chosen.cell, self._folders[chosen.cell.dataset], chosen.folder)] = chosen
+            if not running:
+                return
+            done, _ = wait(running, timeout=0.2, return_when=FIRST_COMPLETED)
+            places = {str(outcome.folder): outcome.cell for outcome in running.values()}
+            for place, step, steps in pool.steps():
+                if place in places:  # else the cell has ended meanwhile
+                    watch.step(places[place], step, steps)
+            for future in done:
+                outcome = running.pop(future)
+                self._settle(outcome, future)
+                estimated = [self._estimates.seconds(o.cell, o.folder) or 0.0 for o in [*left, *running.values()]]
+                watch.ended(outcome, sum(estimated) / self._count)
+            if stopped() and not stopping:
+                stopping = True
+                watch.stopping()
+                pool.stop()
+
+    def _choose(self, left: list[CellResult]) -> CellResult | None:
+        """The first cell that fits the time left. A cell without an estimate fits while there is any time."""
+        if self._deadline is None:
+            return left[0] if left else None
+        remaining = self._deadline - time.time()
+        if remaining <= 0:
+            return None
+        return next((o for o in left if (self._estimates.seconds(o.cell, o.folder) or 0.0) <= remaining), None)
+
+    def _settle(self, outcome: CellResult, future: Future[Done | None]) -> None:
+        error = future.exception()
+        if error is not None:
+            if not isinstance(error, Exception):
+                raise error
+            kind = "" if isinstance(error, DPFormerError) else f"{type(error).__name__}: "
+            outcome.why, outcome.failed = f"failed: {kind}{' '.join(str(error).split())[:200]}", True
             return
-        done, _ = wait(running, timeout=0.2, return_when=FIRST_COMPLETED)
-        places = {str(outcome.folder): outcome.cell for outcome in running.values()}
-        for place, step, steps in pool.steps():
-            if place in places:  # a late word of a cell that has ended meanwhile is of no use
-                watch.step(places[place], step, steps)
-        for future in done:
-            outcome = running.pop(future)
-            _settle(outcome, future, finished, estimates)
-            known = [estimates.seconds(o.cell, o.folder) or 0.0 for o in [*left, *running.values()]]
-            watch.ended(outcome, sum(known) / count)
-        if stopped() and not told:
-            told = True
-            watch.stopping()
-            pool.stop()
-
-
-def _choose(left: list[Outcome], estimates: Estimates, deadline: float | None) -> Outcome | None:
-    """The first cell that fits what is left of the budget. One of which nothing is known is tried while there is time."""
-    if deadline is None:
-        return left[0] if left else None
-    remaining = deadline - time.time()
-    if remaining <= 0:
-        return None
-    return next((o for o in left if (estimates.seconds(o.cell, o.folder) or 0.0) <= remaining), None)
-
-
-def _settle(outcome: Outcome, future: Future[Done | None], finished: Runs, estimates: Estimates) -> None:
-    error = future.exception()
-    if error is not None:
-        if not isinstance(error, Exception):
-            raise error
-        kind = "" if isinstance(error, DPFormerError) else f"{type(error).__name__}: "
-        outcome.why, outcome.failed = f"failed: {kind}{' '.join(str(error).split())[:200]}", True
-        return
-    outcome.record = future.result()
-    if outcome.record is not None:
-        finished.add(outcome.record)
-        estimates.learn(outcome.cell, outcome.record["core_seconds"])
+        outcome.record = future.result()
+        if outcome.record is not None:
+            self._finished.add(outcome.record)
+            self._estimates.learn(outcome.cell, outcome.record["core_seconds"])
 
 
 def _reason(seconds: float | None) -> str:
@@ -171,7 +186,7 @@ def _reason(seconds: float | None) -> str:
 
 
 class _Here:
-    """This process as the only worker. The watch is told of steps at once: nothing else can be done meanwhile."""
+    """This process as the only worker. It reports steps to the watch directly."""
 
     def __init__(self, stopped: Callable[[], bool], deadline: float | None, watch: Watch) -> None:
         self._stopped, self._deadline, self._watch = stopped, deadline, watch
@@ -183,25 +198,25 @@ class _Here:
         pass
 
     def submit(self, cell: Cell, data: Path, folder: Path) -> Future[Done | None]:
-        """Do it, now."""
+        """Run the cell now."""
         future: Future[Done | None] = Future()
         try:
             late = lambda: self._stopped() or (self._deadline is not None and time.time() > self._deadline)  # noqa: E731
             future.set_result(do(cell, data, folder, late, lambda step, steps: self._watch.step(cell, step, steps)))
-        except Exception as error:  # noqa: BLE001  - as a pool does: kept in the future, judged by `_settle`
+        except Exception as error:  # noqa: BLE001  - kept in the future, as in a pool
             future.set_exception(error)
         return future
 
     def steps(self) -> list[tuple[str, int, int]]:
-        """Told already."""
+        """None: they were reported directly."""
         return []
 
     def stop(self) -> None:
-        """`stopped` is asked by the work itself."""
+        """Do nothing: the work itself calls `stopped`."""
 
 
 class _Pool:
-    """Processes of one thread each, that tell their steps through a queue and stop, saved, when told."""
+    """Processes of one thread each. They send their steps through a queue, and save and stop at an event."""
 
     def __init__(self, count: int, deadline: float | None) -> None:
         context = multiprocessing.get_context("spawn")
@@ -222,21 +237,21 @@ class _Pool:
             os.environ.pop(name, None) if value is None else os.environ.__setitem__(name, value)
 
     def submit(self, cell: Cell, data: Path, folder: Path) -> Future[Done | None]:
-        """Give it to a worker."""
+        """Give the cell to a worker."""
         return self._pool.submit(_in_worker, cell, data, folder, self._deadline)
 
     def steps(self) -> list[tuple[str, int, int]]:
-        """What workers have told since: folder, step, steps."""
-        found: dict[str, tuple[int, int]] = {}
+        """The latest step of each cell since the last call: folder, step, steps."""
+        latest: dict[str, tuple[int, int]] = {}
         try:
             while True:
                 place, step, steps = self._steps.get_nowait()
-                found[place] = (step, steps)
+                latest[place] = (step, steps)
         except queue.Empty:
-            return [(place, *pair) for place, pair in found.items()]
+            return [(place, *pair) for place, pair in latest.items()]
 
     def stop(self) -> None:
-        """Save and leave."""
+        """Make the workers save and stop."""
         self._stop.set()
 
 
@@ -246,18 +261,18 @@ _worker: dict[str, Any] = {}
 def _begin_worker(stop: Any, steps: Any) -> None:
     import torch
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches everybody; the parent tells when to stop
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent sets the event
     torch.set_num_threads(1)
-    _worker.update(stop=stop, steps=steps, told=0.0)
+    _worker.update(stop=stop, steps=steps, sent=0.0)
 
 
 def _in_worker(cell: Cell, data: Path, folder: Path, deadline: float | None) -> Done | None:
     def late() -> bool:
         return _worker["stop"].is_set() or (deadline is not None and time.time() > deadline)
 
-    def tell(step: int, steps: int) -> None:
-        if time.monotonic() - _worker["told"] > 0.2:
-            _worker["told"] = time.monotonic()
+    def on_step(step: int, steps: int) -> None:
+        if time.monotonic() - _worker["sent"] > 0.2:
+            _worker["sent"] = time.monotonic()
             _worker["steps"].put((str(folder), step, steps))
 
-    return do(cell, data, folder, late, tell)
+    return do(cell, data, folder, late, on_step)

@@ -1,4 +1,4 @@
-"""All finished cells in one file, one line of JSON per cell: what is in it is not run again.
+"""The file of finished cells, one line of JSON per cell. A cell with a line is not run again.
 
 A line is added when its cell ends, and is on disk before the next cell is chosen. A crash can leave half a line at the end.
 Reading leaves it out, and adding the next line removes it.
@@ -35,7 +35,7 @@ class Runs:
         return line
 
     def add(self, line: Line) -> None:
-        """Keep a finished cell."""
+        """Add a finished cell."""
         append_line(self._path, line)
         self._lines[line["key"]] = line
 
@@ -45,13 +45,13 @@ def read_lines(path: Path) -> list[Line]:
     lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
     if lines and not lines[-1].endswith(b"\n") and not _is_whole(lines[-1]):
         lines.pop()
-    found = []
+    values = []
     for number, line in enumerate(lines, 1):
         try:
-            found.append(json.loads(line))
+            values.append(json.loads(line))
         except ValueError as error:
             raise DPFormerError(f"{path}, line {number}: is not JSON ({error}); delete the line") from None
-    return found
+    return values
 
 
 def append_line(path: Path, line: Line) -> None:

@@ -1,4 +1,4 @@
-"""The paper's figures of memory and training speed, from the report that `dpformer bench` wrote."""
+"""The paper's figures of memory and training speed, from the report of `dpformer bench`."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 REPORT = "performance.json"
 OURS, GHOST, PLAIN = "private", "opacus ghost", "plain"
 UNITS = {
-    "memory": ("above_mb", "MB above what the process held before"),
-    "throughput": ("users_per_second", "users a second"),
+    "memory": ("above_mb", "MB on top of what the process held before"),
+    "throughput": ("users_per_second", "users per second"),
 }
 CLAIMS = {
     "memory": "10 to 400 times less memory than Ghost Clipping, almost as little as without privacy",
@@ -28,18 +28,18 @@ def run(name: str, *, report: Path) -> dict[str, Any]:
     """A row for each workload and contender. report: the folder that `dpformer bench -o` wrote to."""
     path = report / REPORT
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))["workloads"]
+        workloads = json.loads(path.read_text(encoding="utf-8"))["workloads"]
     except (OSError, ValueError, KeyError):
         raise DPFormerError(
-            f"{path}: holds no report; make it (about 15 minutes): dpformer bench -o {report}"
+            f"{path}: contains no report; make it (about 15 minutes): dpformer bench -o {report}"
         ) from None
     key, rows = UNITS[name][0], []
-    for workload, about in found.items():
+    for workload, about in workloads.items():
         ours = about["contenders"][OURS].get(key)
         for contender, measured in about["contenders"].items():
             value = measured.get(key)
-            known = value is not None and ours is not None
-            better = None if not known else (value / ours if name == "memory" else ours / value)
+            measured_both = value is not None and ours is not None
+            better = None if not measured_both else (value / ours if name == "memory" else ours / value)
             rows.append({"workload": workload, "contender": contender, key: value, "ours is better by": better})
     return {"name": name, "rows": rows}
 

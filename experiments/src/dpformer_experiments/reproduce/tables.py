@@ -1,79 +1,57 @@
-"""The paper's two tables of accuracy: reported, ours, and the difference, with simple statistics and ceilings beside them."""
+"""The paper's two tables of accuracy: reported, ours, and the difference, with baselines and non-private ceilings."""
 
 from __future__ import annotations
 
 import math
-import statistics
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from dpformer.errors import DPFormerError
 from dpformer_experiments.reproduce import paper
-from dpformer_experiments.reproduce.data_sets import prepare_sets
+from dpformer_experiments.reproduce.cells import Cell
 from dpformer_experiments.reproduce.methods import DELTA, METHODS, Method, in_order
 from dpformer_experiments.reproduce.page import Page, new_figure
-from dpformer_experiments.reproduce.runner import Outcome, Watch, run_cells
+from dpformer_experiments.reproduce.runner import CellResult, Running, run_cells
+from dpformer_experiments.reproduce.summary import (
+    METRICS,
+    check_seeds,
+    ending,
+    mean_and_spread,
+    mean_of,
+    protocols,
+    with_spread,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SETS = {"table-1": "ml-1m", "table-2": "amazon-games"}
 TITLES = {"table-1": "Table 1: MovieLens-1M", "table-2": "Table 2: Amazon Games"}
-METRICS = ("ndcg@10", "hit@10")
 SEEDS = 3
 
 
 def run(
-    name: str,
-    *,
-    cells: Path,
-    seeds: int = SEEDS,
-    budget_minutes: float | None = None,
-    workers: int | None = None,
-    method: Sequence[str] = (),
-    epsilon: Sequence[float] = (),
-    data: Mapping[str, Path] | None = None,
-    runs: Path | None = None,
-    watch: Watch | None = None,
-    stopped: Callable[[], bool] = lambda: False,
+    name: str, *, how: Running, seeds: int = SEEDS, method: Sequence[str] = (), epsilon: Sequence[float] = ()
 ) -> dict[str, Any]:
-    """Run (or find) all cells of a table. method, epsilon: run these rows only; the others show what was run before."""
+    """Run all cells of a table that are not finished. method, epsilon: run only these rows; the others show finished cells."""
     unknown = set(method) - {one.name for one in METHODS}
     if unknown:
-        known = "; ".join(one.name for one in METHODS)
-        raise DPFormerError(f"no method is called {min(unknown)!r}; there are: {known}")
-    budgets = sorted({cell.epsilon for one in METHODS for cell in one.cells(SETS[name], 1)})
+        names = "; ".join(one.name for one in METHODS)
+        raise DPFormerError(f"no method is called {min(unknown)!r}; there are: {names}")
+    dataset = SETS[name]
+    budgets = sorted({cell.epsilon for one in METHODS for cell in one.cells(dataset, 1)})
     if absent := set(epsilon) - set(budgets):
         raise DPFormerError(f"no row has epsilon {min(absent):g}; there are: {', '.join(f'{e:g}' for e in budgets)}")
     check_seeds(seeds)
-    folders = prepare_sets([SETS[name]], data or {}, cells)
-    return measure(
-        name, SETS[name], METHODS, folders, cells, seeds,
-        runs=runs, budget_minutes=budget_minutes, workers=workers, watch=watch, stopped=stopped,
-        wanted=lambda cell: (not method or cell.method in method) and (not epsilon or cell.epsilon in epsilon),
-    )  # fmt: skip
+
+    def wanted(cell: Cell) -> bool:
+        return (not method or cell.method in method) and (not epsilon or cell.epsilon in epsilon)
+
+    return measure(name, METHODS, run_cells(in_order(METHODS, dataset, seeds), how.prepared([dataset]), how, wanted))
 
 
-def check_seeds(seeds: int) -> None:
-    """At least one."""
-    if seeds < 1:
-        raise DPFormerError(f"{seeds} seeds measure nothing; give --seeds 1 or more")
-
-
-def measure(
-    name: str,
-    dataset: str,
-    methods: tuple[Method, ...],
-    folders: dict[str, Path],
-    cells: Path,
-    seeds: int,
-    **how: Any,
-) -> dict[str, Any]:
-    """The figures of a table of these methods; `how` is for the runner."""
-    outcomes = run_cells(in_order(methods, dataset, seeds), folders, cells, **how)
-    done = [outcome for outcome in outcomes if outcome.record is not None]
-    first = done[0].record if done else None
+def measure(name: str, methods: tuple[Method, ...], outcomes: Sequence[CellResult]) -> dict[str, Any]:
+    """The figures of a table of these methods, from the results of their cells."""
     rows = []
     for method in methods:
         mine = [outcome for outcome in outcomes if outcome.cell.method == method.name]
@@ -81,21 +59,18 @@ def measure(
             rows.append(_row(name, method, [o for o in mine if o.cell.epsilon == epsilon]))
     return {
         "name": name,
-        "dataset": dataset,
+        "dataset": outcomes[0].cell.dataset,
         "unit": "%",
         "delta": DELTA,
-        "seeds": seeds,
-        "protocol": {}
-        if first is None
-        else {item: first[item]["protocol"] for item in ("test", "validation") if item in first},
+        "seeds": max(outcome.cell.seed for outcome in outcomes),
+        "protocol": protocols(outcomes),
         "rows": rows,
-        "failed": sum(outcome.failed for outcome in outcomes),
-        "tried": [tried(outcome) for outcome in done],
+        **ending(outcomes),
     }
 
 
-def _row(name: str, method: Method, outcomes: list[Outcome]) -> dict[str, Any]:
-    """A cell of the table: means and spreads over the seeds that were run, the paper's figures, why seeds are missing."""
+def _row(name: str, method: Method, outcomes: list[CellResult]) -> dict[str, Any]:
+    """A row of the table: means and spreads over finished seeds, the paper's figures, and why seeds are missing."""
     outcomes = sorted(outcomes, key=lambda outcome: outcome.cell.seed)
     cell = outcomes[0].cell
     records = [outcome.record for outcome in outcomes if outcome.record is not None]
@@ -108,14 +83,14 @@ def _row(name: str, method: Method, outcomes: list[Outcome]) -> dict[str, Any]:
     said = paper.reported(cell.dataset, method.compare or method.name, cell.epsilon)
     for place, metric in enumerate(METRICS):
         values = [100 * record["test"]["masked"][metric]["value"] for record in records]
-        row[metric], row[f"{metric} std"] = mean_of(values), spread_of(values)
+        row |= mean_and_spread(metric, values)
         row[f"reported {metric}"] = None if said is None else said[2 * place]
         row[f"difference {metric}"] = None if said is None or not values else round(row[metric] - said[2 * place], 4)
     for where, kind in (("test", "unmasked"), ("validation", "masked")):
         for metric in METRICS:
             label = "unmasked" if where == "test" else "validation"
             values = [100 * record[where][kind][metric]["value"] for record in records if where in record]
-            row[f"{label} {metric}"], row[f"{label} {metric} std"] = mean_of(values), spread_of(values)
+            row |= mean_and_spread(f"{label} {metric}", values)
     privacy = records[0]["privacy"] if records else None
     row["epsilon at delta 1/N"] = None if privacy is None else privacy["epsilon_at_delta_1_over_users"]
     row["seeds"] = [outcome.cell.seed for outcome in outcomes if outcome.record is not None]
@@ -126,36 +101,6 @@ def _row(name: str, method: Method, outcomes: list[Outcome]) -> dict[str, Any]:
     return row
 
 
-def mean_of(values: Sequence[float]) -> float | None:
-    """The mean; None of nothing."""
-    return round(statistics.fmean(values), 4) if values else None
-
-
-def spread_of(values: Sequence[float]) -> float | None:
-    """The standard deviation; None of fewer than two."""
-    return round(statistics.stdev(values), 4) if len(values) > 1 else None
-
-
-def tried(outcome: Outcome) -> dict[str, Any]:
-    """A line of the log of everything that was tried."""
-    cell, record = outcome.cell, outcome.record
-    assert record is not None
-    figures: dict[str, Any] = {
-        item: {metric: round(100 * record[item]["masked"][metric]["value"], 4) for metric in METRICS}
-        for item in ("validation", "test")
-        if item in record
-    }
-    return {
-        "dataset": cell.dataset,
-        "method": cell.method,
-        "seed": cell.seed,
-        "settings": record["settings"],
-        **figures,
-        "minutes": round(record["core_seconds"] / 60, 2),
-        "dpformer": record["dpformer"],
-    }
-
-
 HEADINGS = (
     *("method", "epsilon", "reported NDCG@10 / HIT@10", "our NDCG@10", "our HIT@10", "difference"),
     *("unmasked", "validation", "epsilon at delta 1/N", "seeds", "min a seed"),
@@ -163,17 +108,18 @@ HEADINGS = (
 
 
 def page(figures: dict[str, Any]) -> Page:
-    """The table for people."""
+    """The table with its notes."""
     protocol = [f"{item[0].upper()}{item[1:]}." for item in figures["protocol"].values()]
     notes = [
         f"In %; mean and standard deviation over seeds; delta {figures['delta']:g}, user level: one user's events "
-        "replaced by none. Difference: ours less the paper's; ours that the paper does not have stand beside its DPFormer. "
+        "replaced by none. Difference: ours minus the paper's; methods that the paper does not have are compared with its "
+        "DPFormer. "
         "The paper's delta is not stated, and its figures are the best of a grid of 25 settings on the test item; ours are of "
-        "settings that were fixed before the test item was looked at, of the last or averaged iterate. "
-        "Epsilon inf: without privacy. Empty: not run, and why. Minutes: of one core.",
-        "Models are trained on all but the last two items of each user, or on all but the last one where the method says so: "
-        "settings were fixed on the validation item before. The test item is asked for with all before it. Noise is "
-        "seeded, so that the figures can be made again.",
+        "settings that were fixed before the test item was looked at, of the last iterate. "
+        "Epsilon inf: without privacy. An empty cell was not run, for the reason given. Minutes: of one core.",
+        "Models are trained on all but the last two items of each user, or on all but the last one if the method says so: "
+        "settings were chosen on the validation item before. The test item is predicted from all items before it. Noise is "
+        "seeded so that the figures can be reproduced.",
         *protocol,
     ]
     seeds = f" --seeds {figures['seeds']}" if figures["seeds"] != SEEDS else ""
@@ -183,7 +129,7 @@ def page(figures: dict[str, Any]) -> Page:
 
 
 def texts(row: dict[str, Any]) -> tuple[str, ...]:
-    """A row in words."""
+    """A row as texts."""
     reasons = list(dict.fromkeys(row["not run"].values()))
     at_n = row["epsilon at delta 1/N"]
     return (
@@ -201,28 +147,20 @@ def texts(row: dict[str, Any]) -> tuple[str, ...]:
     )
 
 
-def with_spread(row: dict[str, Any], metric: str) -> str:
-    """`11.87 ± 0.23`."""
-    if row[metric] is None:
-        return ""
-    spread = row[f"{metric} std"]
-    return f"{row[metric]:.2f}" + (f" ± {spread:.2f}" if spread is not None else "")
-
-
 def _pair(row: dict[str, Any], prefix: str, form: str = ".2f") -> str:
     values = [row[prefix + metric] for metric in METRICS]
     return "" if None in values else " / ".join(f"{value:{form}}" for value in values)
 
 
 def draw(figures: dict[str, Any]) -> Figure:
-    """Accuracy against epsilon."""
+    """Draw accuracy against epsilon."""
     figure, axes = new_figure(size=(7.2, 4.6))
     draw_accuracy(axes[0, 0], figures)
     return figure
 
 
 def draw_accuracy(axes: Any, figures: dict[str, Any]) -> None:
-    """NDCG@10 against epsilon: ours with spreads, the paper's dashed, what is not private as a level."""
+    """Draw NDCG@10 against epsilon: ours with spreads, the paper's dashed, non-private figures as levels."""
     rows = [row for row in figures["rows"] if row["ndcg@10"] is not None]
     for name in dict.fromkeys(row["method"] for row in rows):
         mine = [row for row in rows if row["method"] == name and row["epsilon"] != "inf"]

@@ -1,7 +1,7 @@
 """Popularity, DP popularity and DP transition statistics on the paper's two data sets.
 
-Models are fitted on everything before the item that is held out. Their settings are the defaults, which were chosen on the
-validation item; nothing is chosen here. Noise is seeded, so that the figures can be made again: a release for use must not be.
+Models are fitted on all events before the held-out item. Their settings are the defaults, which were chosen on the validation
+item; nothing is chosen here. Noise is seeded so that the figures can be reproduced; a model that is published must not be seeded.
 """
 
 import math
@@ -13,20 +13,23 @@ from typing import Any
 from dpformer.data import Dataset
 from dpformer.errors import DataError, PrivacyError
 from dpformer.evaluation import Evaluation, evaluate, held_out
-from dpformer.evaluation.held_out import ITEMS as HELD_OUT
-from dpformer.fit.scorers import POPULARITY_SHARES, count_events, fit_popularity, fit_transitions
+from dpformer.fit.scorers import count_events, popularity_of, to_scorer
+from dpformer.models import Recommender
 from dpformer.privacy import make_plan
 from dpformer.privacy.calibration import gaussian_multiplier
+from dpformer.privacy.query import Asker
+from dpformer.statistics.histogram import HISTOGRAM, Histogram
 from dpformer.statistics.settings import TransitionSettings
 from dpformer_experiments.curators import seeded_curator
 from dpformer_experiments.reproduce.data_sets import VARIABLES, find_set
 from dpformer_experiments.reproduce.page import Page
+from dpformer_experiments.transition_answers import measure_transitions, transition_shares
 
 DELTA = 1e-5
 POPULARITY, DP_POPULARITY = "popularity (not private)", "DP popularity"
 ONE_STAGE, THREE_STAGES = "DP transitions, one release", "DP transitions"
 
-# NDCG@10 and HIT@10 in %, on the test item: what a prototype of the same statistics reached.
+# NDCG@10 and HIT@10 in % on the test item, of a prototype of the same statistics.
 EXPECTED: dict[tuple[str, str, float | None], tuple[float, float]] = {
     ("ml-1m", POPULARITY, None): (1.74, 3.53),
     ("amazon-games", POPULARITY, None): (1.23, 2.15),
@@ -55,17 +58,15 @@ def run(
 ) -> dict[str, Any]:
     """Fit and evaluate all models on both data sets, once for each epsilon and noise seed (1, 2, ...)."""
     if seeds < 1:
-        raise PrivacyError(f"{seeds} noise seeds measure nothing; give --seeds 1 or more")
+        raise PrivacyError(f"{seeds} noise seeds are too few; give --seeds 1 or more")
     if item not in ("test", "validation"):
         raise DataError(f"no item {item!r} is held out; there are: test, validation")
     if any(math.isinf(eps) for eps in epsilon):
-        raise PrivacyError(
-            "epsilon inf is no noise, and the statistics are made of noisy counts; give a finite --epsilon"
-        )
+        raise PrivacyError("epsilon inf means no noise, but these statistics are noisy counts; give a finite --epsilon")
     epsilons = [float(eps) for eps in epsilon]
     for eps in epsilons:
-        gaussian_multiplier(eps, DELTA)  # a budget that cannot be is refused before data is read
-    # All of them first: a missing file should show before an hour has passed.
+        gaussian_multiplier(eps, DELTA)  # refuses an impossible budget before data is read
+    # All of them first, so that a missing file is an error now and not after an hour.
     datasets = {name: find_set(name, data or {}) for name in VARIABLES}
     result: dict[str, Any] = {
         "item": item,
@@ -84,33 +85,36 @@ def run(
 def measure_set(
     name: str, dataset: Dataset, epsilons: Sequence[float], seeds: int, item: str, say: Callable[[str], None]
 ) -> dict[str, Any]:
-    """`protocol`, a line, and `rows`, one for each model and epsilon."""
+    """The `protocol` and the `rows` of a data set, one row for each model and epsilon."""
     held, item_count = held_out(dataset.sequences, item), len(dataset.catalogue)
     people = held.histories
     say(f"{name}: {POPULARITY}")
-    found = evaluate(count_events(people, item_count), held, item_count)
-    rows = [_row(name, POPULARITY, None, None, [found])]
+    exact = evaluate(count_events(people, item_count), held, item_count)
+    rows = [_row(name, POPULARITY, None, None, [exact])]
     models: dict[str, TransitionSettings | None] = {
         DP_POPULARITY: None,
         ONE_STAGE: TransitionSettings.one_stage(),
         THREE_STAGES: TransitionSettings(),
     }
     for model, settings in models.items():
-        shares = POPULARITY_SHARES if settings is None else settings.shares
+        shares = {HISTOGRAM: 1.0} if settings is None else transition_shares(settings)
         for epsilon in epsilons:
             plan = make_plan(len(people), epsilon, DELTA, shares=shares)
             evaluations = []
             for seed in range(1, seeds + 1):
                 say(f"{name}: {model}, epsilon {epsilon:g}, seed {seed}")
                 with seeded_curator(people, plan, seed) as curator:
-                    private = (
-                        fit_popularity(curator, item_count)
-                        if settings is None
-                        else fit_transitions(curator, item_count, settings)
-                    )
+                    private = _fit(curator, item_count, settings)
                 evaluations.append(evaluate(private, held, item_count))
             rows.append(_row(name, model, epsilon, gaussian_multiplier(epsilon, DELTA), evaluations))
-    return {"protocol": found.protocol.line(), "rows": rows}
+    return {"protocol": exact.protocol.line(), "rows": rows}
+
+
+def _fit(asker: Asker, items: int, settings: TransitionSettings | None) -> Recommender:
+    """DP transitions; without settings, DP popularity."""
+    if settings is None:
+        return popularity_of(asker.ask(Histogram(items)))
+    return to_scorer(measure_transitions(asker, items, settings), settings)
 
 
 def _row(
@@ -126,10 +130,10 @@ def _row(
         "noise_multiplier": sigma,
         "figures": {
             figure: {
-                "mean": round(statistics.fmean(found), 6),
-                "std": round(statistics.stdev(found), 6) if len(found) > 1 else None,
+                "mean": round(statistics.fmean(of_seeds), 6),
+                "std": round(statistics.stdev(of_seeds), 6) if len(of_seeds) > 1 else None,
             }
-            for figure, found in values.items()
+            for figure, of_seeds in values.items()
         },
     }
 
@@ -149,9 +153,9 @@ def _expected(result: dict[str, Any], row: dict[str, Any]) -> str:
 
 def _cells(result: dict[str, Any], row: dict[str, Any]) -> list[str]:
     def percent(figure: str) -> str:
-        found = row["figures"][figure]
-        spread = f" ± {100 * found['std']:.2f}" if found["std"] is not None else ""
-        return f"{100 * found['mean']:.2f}{spread}"
+        mean_and_std = row["figures"][figure]
+        spread = f" ± {100 * mean_and_std['std']:.2f}" if mean_and_std["std"] is not None else ""
+        return f"{100 * mean_and_std['mean']:.2f}{spread}"
 
     return [
         row["dataset"],
@@ -191,7 +195,7 @@ def _notes(result: dict[str, Any]) -> list[str]:
 
 
 def page(result: dict[str, Any]) -> Page:
-    """The table for people."""
+    """The table with its notes."""
     epsilons = dict.fromkeys(row["epsilon"] for row in result["rows"] if row["epsilon"] is not None)
     options = "".join(f" --epsilon {epsilon:g}" for epsilon in epsilons)
     command = f"dpformer reproduce transitions{options} --seeds {len(result['seeds'])} --item {result['item']} -o docs/results"

@@ -1,13 +1,12 @@
-"""DP transitions with the tuning itself paid for (Papernot and Steinke 2022).
+"""DP transitions whose epsilon includes the tuning (Papernot and Steinke 2022).
 
-A random number K of trials is made. Each draws one configuration of `GRID` at random, releases the statistics with noise sigma,
-and releases its score: how many users find their validation item in the top 10, plus N(0, score_noise^2). One user changes that
-sum by at most 1, so the score is a Gaussian release of its own, and *part of the trial*: only so does the selection cost what
-`tuned_epsilon` says. A trial is a plan of its own, and all that it learns of people are the answers of its Curator. The best
-trial by its noisy score is kept. sigma is the smallest with which all of this together, K trials, their scores and the choice,
-is within epsilon.
+A random number K of trials is made. Each draws one configuration of `GRID` at random, asks for the statistics with noise sigma,
+and asks for its score: the number of users whose validation item is in the top 10, plus N(0, score_noise^2). One user changes
+that sum by at most 1, so the score is one more Gaussian answer. It must be *part of the trial* for `tuned_epsilon` to hold.
+Each trial has its own plan, and sees only the answers of its Curator. The trial with the best noisy score is kept. sigma is the
+smallest noise for which the K trials, their scores and the choice stay within epsilon.
 
-K and the scores that lost are not to be published.
+Do not publish K or the scores of the other trials.
 """
 
 from __future__ import annotations
@@ -21,18 +20,20 @@ import numpy as np
 from dpformer.data import Sequences, load
 from dpformer.evaluation import held_out, rank
 from dpformer.evaluation.ranking import Scorer
-from dpformer.fit.scorers import fit_transitions
+from dpformer.fit.scorers import to_scorer
 from dpformer.models import TransitionScorer
-from dpformer.privacy import Answer, Curator, PrivacyPlan, Query, Sample, Statistic
+from dpformer.privacy import Answer, Charge, Curator, PrivacyPlan, Query, Sample, Statistic
+from dpformer.privacy.charge import split_budget
 from dpformer.privacy.query import Asker, Vectors
 from dpformer.privacy.tuning import Tuning, tuned_epsilon, tuned_factor
 from dpformer.statistics.settings import TransitionSettings
 from dpformer_experiments.curators import seeded_curator
 from dpformer_experiments.reproduce.cells import Cell
 from dpformer_experiments.reproduce.runs import append_line, read_lines
-from dpformer_experiments.reproduce.work import Done, ShouldStop, Tell, figures_of
+from dpformer_experiments.reproduce.work import Done, OnStep, ShouldStop, figures_of
+from dpformer_experiments.transition_answers import measure_transitions, transition_shares
 
-# Fixed beforehand and public. Chosen by what the settings mean; the default's head lies between these.
+# Fixed beforehand and public, without looking at data; the size of the default's head lies between these.
 GRID: tuple[dict[str, Any], ...] = tuple(
     {"head": head, "lags": lags, **stages}
     for head in (500, 1000, 2000)
@@ -47,7 +48,7 @@ SCORE = "score"
 
 
 class Hits(Statistic):
-    """How many people find their validation item among the first ten: 1 or 0 of each, so the bound is 1."""
+    """The number of people whose validation item is in the top 10: each adds 1 or 0, so the bound is 1."""
 
     name, shape = SCORE, (1,)
 
@@ -62,7 +63,7 @@ class Hits(Statistic):
 
 
 class Earlier:
-    """A query over the events before the validation item, for a Curator that has all of them. A matter of each person alone."""
+    """A query over the events before the validation item, for a Curator that has all events. It cuts each person separately."""
 
     def __init__(self, query: Query[Sequences]) -> None:
         self._query = query
@@ -89,8 +90,8 @@ class AskEarlier:
         return self._curator.ask(Earlier(query))
 
 
-def tuned_transitions(cell: Cell, data: Path, folder: Path, should_stop: ShouldStop, tell: Tell) -> Done | None:
-    """All trials, and the figures of the best. A trial that was finished before an interruption is not made again."""
+def tuned_transitions(cell: Cell, data: Path, folder: Path, should_stop: ShouldStop, on_step: OnStep) -> Done | None:
+    """Make all trials, and evaluate the best. Trials that were finished before an interruption are not repeated."""
     sigma = tuned_factor([Charge("transitions", 1.0)], TUNING, cell.epsilon, cell.delta)
     dataset = load(data)
     people, items = dataset.sequences, len(dataset.catalogue)
@@ -100,10 +101,11 @@ def tuned_transitions(cell: Cell, data: Path, folder: Path, should_stop: ShouldS
     trials = read_lines(folder / TRIALS)
 
     def fit(curator: Curator[Sequences], trial: int) -> TransitionScorer:
-        return fit_transitions(AskEarlier(curator), items, TransitionSettings(**GRID[drawn[trial]]))
+        settings = TransitionSettings(**GRID[drawn[trial]])
+        return to_scorer(measure_transitions(AskEarlier(curator), items, settings), settings)
 
     def curator_of(trial: int) -> Any:
-        shares = TransitionSettings(**GRID[drawn[trial]]).shares
+        shares = transition_shares(TransitionSettings(**GRID[drawn[trial]]))
         releases = (*split_budget(sigma, shares), Charge(SCORE, TUNING.score_noise_multiplier))
         plan = PrivacyPlan(len(people), len(people), 0, cell.epsilon, cell.delta, 0.0, releases)
         return seeded_curator(people, plan, 1_000_003 * cell.seed + trial)
@@ -115,10 +117,10 @@ def tuned_transitions(cell: Cell, data: Path, folder: Path, should_stop: ShouldS
             score = float(curator.ask(Hits(fit(curator, trial), items)).values[SCORE][0])
         trials.append({"trial": trial, "configuration": drawn[trial], "score": score})
         append_line(folder / TRIALS, trials[-1])
-        tell(trial + 1, count)
+        on_step(trial + 1, count)
     best = max(trials, key=lambda trial: trial["score"])
     with curator_of(best["trial"]) as curator:
-        model = fit(curator, best["trial"])  # with the same keys: the same answers
+        model = fit(curator, best["trial"])  # the same keys give the same answers
     spent = tuned_epsilon([Charge("transitions", sigma)], TUNING, cell.delta)
     users = len(people)
     privacy = {

@@ -1,8 +1,8 @@
-"""What is done for a cell, in whatever process: train or go on, evaluate, return its record (a line of `runs.Runs`).
+"""The work on one cell: train or resume, evaluate, return its record (a line of `runs.Runs`).
 
-FOLDER/run/             the run folder of the product, for cells that have one
+FOLDER/run/             the run folder, for cells that have one
 FOLDER/progress.json    seconds used so far and steps made, for estimates
-FOLDER/iterates.jsonl   figures of iterates, where the cell asks for them; not private
+FOLDER/iterates.jsonl   figures of iterates, if the cell has `every`; not private
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dpformer.fit.session import AnyRun, begin, go_on
-
 from dpformer import __version__
 from dpformer.artifact import load as load_artifact
 from dpformer.artifact import read_statement
@@ -25,10 +23,11 @@ from dpformer.data import Dataset, load
 from dpformer.evaluation import evaluate, held_out
 from dpformer.evaluation.ranking import Scorer
 from dpformer.files import read_json, sha256, write_json
-from dpformer.fit.folder import read_recipe
+from dpformer.fit.folder import finish_written, read_recipe
 from dpformer.fit.recipe import Recipe
-from dpformer.fit.run import Progress, Run
+from dpformer.fit.run import Run, resume, start
 from dpformer.fit.scorers import count_events
+from dpformer.fit.stage import Progress
 from dpformer_experiments.reproduce.cells import FREE, Cell
 from dpformer_experiments.reproduce.data_sets import fingerprint
 from dpformer_experiments.reproduce.runs import append_line, read_lines
@@ -38,12 +37,12 @@ ITEMS = ("validation", "test")
 _NOTE_SECONDS = 20.0
 
 ShouldStop = Callable[[], bool]
-Tell = Callable[[int, int], None]  # steps made, of how many
+OnStep = Callable[[int, int], None]  # step, steps
 Done = dict[str, Any]
 
 
-def do(cell: Cell, data: Path, folder: Path, should_stop: ShouldStop, tell: Tell) -> Done | None:
-    """Finish a cell, from where it stands; None if told to stop, with everything saved."""
+def do(cell: Cell, data: Path, folder: Path, should_stop: ShouldStop, on_step: OnStep) -> Done | None:
+    """Start or resume a cell and finish it; None if it was stopped, with everything saved."""
     from dpformer_experiments.reproduce.public import public_transitions
     from dpformer_experiments.reproduce.tuned import tuned_transitions
 
@@ -56,12 +55,12 @@ def do(cell: Cell, data: Path, folder: Path, should_stop: ShouldStop, tell: Tell
     folder.mkdir(parents=True, exist_ok=True)
     clock = Clock(folder)
 
-    def told(step: int, steps: int) -> None:
+    def note(step: int, steps: int) -> None:
         clock.note(step, steps)
-        tell(step, steps)
+        on_step(step, steps)
 
-    found = work(cell, data, folder, should_stop, told)
-    if found is None:
+    figures = work(cell, data, folder, should_stop, note)
+    if figures is None:
         clock.save()
         return None
     print_of_data = fingerprint(load(data))
@@ -73,68 +72,65 @@ def do(cell: Cell, data: Path, folder: Path, should_stop: ShouldStop, tell: Tell
         "delta": cell.delta,
         "seed": cell.seed,
         "settings": cell.settings(),
-        "defaults": defaults(cell),
+        "defaults": cell.defaults(),
         "dpformer": __version__,
         "data": print_of_data,
         "core_seconds": round(clock.core_seconds, 1),
-        **found,
+        **figures,
     }
 
 
-def defaults(cell: Cell) -> dict[str, Any]:
-    """All settings in full, those at their defaults too."""
-    return json.loads(cell.recipe.model_dump_json()) if cell.work == "recipe" else {}
-
-
 class Clock:
-    """How long a cell took, over all sessions, and how far it came. Work is counted in seconds of one core: that is what a cell
-    needs, whatever else the machine does.
+    """The time of a cell over all sessions, and its progress. Time is processor time, which does not depend on the load of the
+    machine.
     """
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / PROGRESS
-        known = read_json(self._path) if self._path.exists() else {"core_seconds": 0.0, "step": 0, "steps": 0}
-        self._before, self._started = known["core_seconds"], time.process_time()
-        self._noted, self._place = time.monotonic(), (known["step"], known["steps"])
+        progress = read_json(self._path) if self._path.exists() else {"core_seconds": 0.0, "step": 0, "steps": 0}
+        self._before, self._started = progress["core_seconds"], time.process_time()
+        self._noted, self._place = time.monotonic(), (progress["step"], progress["steps"])
 
     @property
     def core_seconds(self) -> float:
-        """So far."""
+        """Processor seconds so far."""
         return self._before + time.process_time() - self._started
 
     def note(self, step: int, steps: int) -> None:
-        """Where the cell stands; written now and then."""
+        """Record the progress; it is written every 20 seconds."""
         self._place = (step, steps)
         if time.monotonic() - self._noted > _NOTE_SECONDS:
             self._noted = time.monotonic()
             self.save()
 
     def save(self) -> None:
-        """Write it."""
+        """Write time and progress."""
         step, steps = self._place
         write_json(self._path, {"core_seconds": self.core_seconds, "step": step, "steps": steps})
 
 
-def train(cell: Cell, data: Path, folder: Path, should_stop: ShouldStop, tell: Tell) -> Done | None:
-    """A run of the product, begun or gone on with; evaluated when its model is released."""
+def train(cell: Cell, data: Path, folder: Path, should_stop: ShouldStop, on_step: OnStep) -> Done | None:
+    """Start or resume a run, and evaluate its published model."""
     place = folder / "run"
+    finish_written(place)
     if (place / MODEL).exists() and not _same(read_recipe(place), cell.recipe):
-        shutil.rmtree(place)  # made with other defaults
+        shutil.rmtree(place)  # it has other settings
     if not (place / MODEL).exists():
         run = _opened(cell, data, place)
         iterates = Iterates(cell, run, folder / ITERATES)
 
-        def on_step(progress: Progress) -> None:
-            iterates.look(progress)
-            tell(progress.report.step, progress.plan.steps)
+        def on_progress(progress: Progress) -> None:
+            if progress.report is not None:  # a step; after an interruption the other stages start again
+                iterates.look(progress)
+                on_step(progress.done, progress.total)
 
         try:
-            if not run.train(on_step, should_stop):
+            if not run.train(on_progress, should_stop):
                 return None
         finally:
             run.close()
     model, statement = load_artifact(place), read_statement(place)
-    # What training has seen is not asked for.
+    # An item that training has seen is not evaluated.
     items = ITEMS if model.recipe["hold_out"] == "validation" else ("test",)
     figures = figures_of(model, load(data), items)
     write_json(place / METRICS, {"not_private": True, **figures})
@@ -149,21 +145,21 @@ def train(cell: Cell, data: Path, folder: Path, should_stop: ShouldStop, tell: T
         "releases": [release.model_dump() for release in statement.releases],
         "steps": 0 if steps is None else steps.charged,
     }
-    found: Done = {**figures, "privacy": privacy, "statement": sha256(place / PRIVACY)}
+    record: Done = {**figures, "privacy": privacy, "statement": sha256(place / PRIVACY)}
     if cell.every is not None:
-        found["iterates"] = read_lines(folder / ITERATES)
-    return found
+        record["iterates"] = read_lines(folder / ITERATES)
+    return record
 
 
-def _opened(cell: Cell, data: Path, place: Path) -> AnyRun:
-    """An interrupted run goes on; one that never came to its first checkpoint, or has other defaults, begins anew."""
+def _opened(cell: Cell, data: Path, place: Path) -> Run:
+    """Resume an interrupted run; start again if it has no checkpoint or other settings."""
     if place.exists() and any((place / PRIVATE).glob("checkpoint-*")):
-        run = go_on(place, data)
+        run = resume(place, data)
         if _same(run.recipe, cell.recipe):
             return run
         run.close()
     shutil.rmtree(place, ignore_errors=True)
-    return begin(place, data, cell.recipe)
+    return start(place, data, cell.recipe)
 
 
 def _same(one: Recipe, other: Recipe) -> bool:
@@ -171,40 +167,40 @@ def _same(one: Recipe, other: Recipe) -> bool:
 
 
 class Iterates:
-    """Figures of the model every so many epochs. A side output that is not private, and chooses nothing."""
+    """Figures of the model after every `every` epochs. They are not private, and choose nothing."""
 
-    def __init__(self, cell: Cell, run: AnyRun, path: Path) -> None:
+    def __init__(self, cell: Cell, run: Run, path: Path) -> None:
         self._run, self._path, self._every = run, path, cell.every
         if cell.every is None:
             return
-        kept = [line for line in read_lines(path) if line["step"] <= run.step]  # later steps are made again
+        kept = [line for line in read_lines(path) if line["step"] <= run.step]  # later steps are repeated
         path.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
         self._held = held_out(run.dataset.sequences, "test")
 
     def look(self, progress: Progress) -> None:
-        """Evaluate, if a multiple of `every` epochs has just been passed, or all steps are made."""
-        run, step, plan = self._run, progress.report.step, progress.plan
-        if self._every is None or not isinstance(run, Run):
+        """Evaluate if this step passed a multiple of `every` epochs, or is the last."""
+        if self._every is None:
             return
+        run, step, plan = self._run, progress.done, progress.plan
         epoch = step * plan.batch_size / plan.users
         before = (step - 1) * plan.batch_size / plan.users
         if math.floor(epoch / self._every) == math.floor(before / self._every) and step < plan.steps:
             return
-        model = run.trainer.model.eval()
-        found = evaluate(model, self._held, len(run.dataset.catalogue))
+        model = run.outputs.recommender(run.recipe).eval()
+        evaluation = evaluate(model, self._held, len(run.dataset.catalogue))
         line = {"step": step, "epoch": round(epoch, 3), "not_private": True}
-        line |= {name: found.masked[name].value for name in ("ndcg@10", "hit@10")}
+        line |= {name: evaluation.masked[name].value for name in ("ndcg@10", "hit@10")}
         append_line(self._path, line)
 
 
 def figures_of(model: Scorer, dataset: Dataset, asked: tuple[str, ...] = ITEMS) -> Done:
-    """All figures of a model on the validation and on the test item, or one of them. Not private."""
+    """All figures of a model on the given held-out items. They are not private."""
     items = len(dataset.catalogue)
     return {item: _plain(evaluate(model, held_out(dataset.sequences, item), items).figures()) for item in asked}
 
 
-def popularity(cell: Cell, data: Path, folder: Path, should_stop: ShouldStop, tell: Tell) -> Done:
-    """Exact popularity: not private, and no model of its own among the runs."""
+def popularity(cell: Cell, data: Path, folder: Path, should_stop: ShouldStop, on_step: OnStep) -> Done:
+    """Evaluate exact popularity, which is not private; it has no run."""
     dataset = load(data)
     train = dataset.train("validation")
     model = count_events(train, len(dataset.catalogue))
@@ -212,7 +208,7 @@ def popularity(cell: Cell, data: Path, folder: Path, should_stop: ShouldStop, te
 
 
 def _plain(value: Any) -> Any:
-    """Ready for JSON that everybody reads: no infinities, and null for what is not a number (a class without targets)."""
+    """Make a value ready for standard JSON: infinity as text, NaN (a slice without targets) as null."""
     if isinstance(value, dict):
         return {name: _plain(inner) for name, inner in value.items()}
     if isinstance(value, float) and not math.isfinite(value):

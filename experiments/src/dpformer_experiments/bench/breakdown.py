@@ -1,8 +1,8 @@
-"""Where the time of a private step goes, and how near the head is to the speed of the matrix products it consists of.
+"""Break down the time of a private step, and compare the head with the speed of the matrix products it consists of.
 
-Timers are put around the parts from outside, for the time of the measurement: the product itself has none. Each part gets the
-time that no part inside it has. Of workers side by side, a second of one of two counts half, and waiting for them not at all, so
-that the parts sum to the time of the step if all are busy to its end.
+During the measurement, functions of the library are wrapped in timers; the library itself has none. The time of a part excludes
+the parts inside it. With two parallel workers, a second of one worker counts half, and waiting for the workers counts nothing. So
+the parts sum to the time of the step if all workers are busy to its end.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ HEAD, NORM_SUM, BLOCKS, NORMS = (
 NOISE, OPTIMISER, COLLATION, LEDGER, GUARD = "noise", "optimiser", "sampling and collation", "ledger", "guard"
 GRID, HASH = "sums on the grid", "hash of the sum, adding the noise"
 OTHER, WAITING = "other", "waiting for workers"
-# What is timed: the owner, the name in it, the part. A name that is gone makes this fail, as it should.
+# What is timed: the owner, the name in it, the part. A name that no longer exists is an error.
 PLACES: list[tuple[Any, str, str]] = [
     (HeadPass, "__init__", HEAD),
     (TiedGradient, "clip", NORM_SUM),
@@ -52,7 +52,7 @@ PLACES: list[tuple[Any, str, str]] = [
     (Formed, "add", NORMS),
     (Use, "settle", NORMS),
     (phantom.PhantomClipping, "_gradients", NORMS),
-    (Transformer, "forward", BLOCKS),
+    (Transformer, "states", BLOCKS),
     (phantom.PhantomClipping, "_differentiate", BLOCKS),
     (phantom, "check_apart", GUARD),
     (Worker, "add", OTHER),
@@ -71,7 +71,7 @@ PLACES: list[tuple[Any, str, str]] = [
 
 
 class Clock:
-    """Seconds by part, each without what is inside it."""
+    """Seconds by part, each without the parts inside it."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
@@ -115,7 +115,7 @@ class Clock:
 
 @contextlib.contextmanager
 def timers(curator: Curator[Any]) -> Iterator[Clock]:
-    """A clock around all `PLACES`, and around this Curator's noise and draws."""
+    """Wrap all `PLACES`, and this Curator's noise and draws, in a clock."""
     clock = Clock()
     with contextlib.ExitStack() as stack:
         for owner, name, part in [*PLACES, (curator, "_noise", NOISE), (curator, "_draw", COLLATION)]:
@@ -124,11 +124,11 @@ def timers(curator: Curator[Any]) -> Iterator[Clock]:
 
 
 def measure(path: str, batch: int, steps: int) -> dict[str, Any]:
-    """Shares of a private step by part (medians), and the head's speed over that of matrix products measured in between."""
+    """Shares of a private step by part (medians), and the speed of the head / that of matrix products measured in between."""
     w = workloads.load(path)
     contender = Own(w, batch, private=True)
     contender.step()
-    found: list[dict[str, float]] = []
+    steps_made: list[dict[str, float]] = []
     efficiencies, speeds = [], []
     for _ in range(steps):
         before = gemm_speed(w.items + 1)
@@ -137,16 +137,16 @@ def measure(path: str, batch: int, steps: int) -> dict[str, Any]:
         clock.seconds.pop(WAITING, None)
         speed = (before + gemm_speed(w.items + 1)) / 2
         whole = sum(clock.seconds.values())
-        found.append({part: seconds / whole for part, seconds in clock.seconds.items()} | {"seconds": whole})
+        steps_made.append({part: seconds / whole for part, seconds in clock.seconds.items()} | {"seconds": whole})
         flops = 6 * w.tokens(turn.users) * (w.items + 1) * D
         efficiencies.append(flops / (clock.seconds[HEAD] + clock.seconds[NORM_SUM]) / speed)
         speeds.append(speed)
-    parts = sorted({part for shares in found for part in shares} - {"seconds"})
-    shares = {part: statistics.median(shares.get(part, 0.0) for shares in found) for part in parts}
-    noise = [sum(shares.get(part, 0.0) for part in (NOISE, HASH, OPTIMISER)) for shares in found]
+    parts = sorted({part for shares in steps_made for part in shares} - {"seconds"})
+    shares = {part: statistics.median(shares.get(part, 0.0) for shares in steps_made) for part in parts}
+    noise = [sum(shares.get(part, 0.0) for part in (NOISE, HASH, OPTIMISER)) for shares in steps_made]
     return {
         "batch": batch,
-        "step_seconds": statistics.median(shares["seconds"] for shares in found),
+        "step_seconds": statistics.median(shares["seconds"] for shares in steps_made),
         "shares": dict(sorted(shares.items(), key=lambda pair: -pair[1])),
         "noise_optimizer_share": _spread(noise),
         "gemm_gflops": statistics.median(speeds) / 1e9,
@@ -156,9 +156,9 @@ def measure(path: str, batch: int, steps: int) -> dict[str, Any]:
 
 
 def gemm_speed(M: int, seconds: float = 0.3) -> float:
-    """Floating-point operations a second of the head's three products, for the tile on which they are fastest.
+    """Floating-point operations per second of the head's three products, for the fastest tile size.
 
-    z = H E', D E and D' H for t tokens: 2 t M d operations each. Outputs go into memory that is there already.
+    z = H E', D E and D' H for t tokens: 2 t M d operations each. Outputs are written to existing memory.
     """
     best = 0.0
     for t in (64, 128, 256, 512):
@@ -172,7 +172,7 @@ def gemm_speed(M: int, seconds: float = 0.3) -> float:
             torch.mm(z, E, out=at_H)
             torch.mm(z.T, H, out=at_E)
             times.append(time.perf_counter() - before)
-        # The median, not the fastest: the step it is compared with is not made of lucky moments either.
+        # The median, not the fastest: the step it is compared with is a median too.
         best = max(best, 6 * t * M * D / statistics.median(times))
     return best
 

@@ -1,4 +1,4 @@
-"""The contenders by name, timed in turns in one process, and weighed in a process each."""
+"""Compare the contenders: time them in turns in one process, and measure the memory of each in its own process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dpformer_experiments.bench.contenders import Contender, Naive, Own, Plain, 
 from dpformer_experiments.bench.peers import FastDP, OpacusGhost, OpacusHooks, OpacusPadded, missing
 from dpformer_experiments.bench.workloads import Workload
 
-# How a contender is made: the workload, the batch, how many users to take of it (None: all), how many at once.
+# Makes a contender from a workload, the batch size, the users to take of a batch (None: all), and the users at once.
 Make = Callable[[Workload, int, int | None, int], Contender]
 MAKERS: dict[str, Make] = {
     "private": lambda w, batch, take, rows: Own(w, batch, private=True),
@@ -29,17 +29,17 @@ MAKERS: dict[str, Make] = {
     "fastdp": lambda w, batch, take, rows: FastDP(w, batch, take),
     "naive loop": lambda w, batch, take, rows: Naive(w, batch, build(w), take),
 }
-# These take a part of the batch: all of it would take minutes. The project's own loop and plain training always take it whole.
+# These take a part of the batch: all of it would take minutes. Our own loop and plain training always take the whole batch.
 PARTIAL = ("plain padded", "opacus hooks", "opacus padded", "opacus ghost", "fastdp", "naive loop")
 FEW = ("naive loop",)
-# glibc gives large memory back to the system when it is freed, and fresh pages cost more than the arithmetic on them. Ordinary
-# training makes hundreds of MB of logits anew in every micro-batch; told to keep what was freed, it is much quicker.
+# glibc returns large blocks to the system when they are freed, and new pages cost more than the arithmetic on them. Ordinary
+# training allocates hundreds of MB of logits in every micro-batch. With these settings glibc keeps freed memory: much faster.
 KEPT = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40), "MALLOC_TOP_PAD_": str(2**28)}
 KEPT_NAMES = ("private", "own non-private", "plain")
 
 
 def present() -> list[str]:
-    """The contenders that can take part here."""
+    """The contenders whose libraries are installed."""
     return [name for name in MAKERS if name not in missing()]
 
 
@@ -48,8 +48,8 @@ def time_all(
 ) -> dict[str, Any]:
     """Seconds of a step of each contender, `[rounds]` each, and the users and tokens of the steps (the same for all).
 
-    All take turns, so that a busy machine slows all alike. take, few: of how many users the slow and the slowest contenders work
-    the gradients out; rows: users at once, where padded; names: these contenders alone.
+    All take turns, so that a busy machine slows all alike. take, few: for how many users the slow and the slowest contenders
+    compute gradients; rows: users at once, if padded; names: only these contenders.
     """
     w = workloads.load(path)
     names = names or present()
@@ -58,7 +58,7 @@ def time_all(
     users, tokens = [], []
     for repeat in range(rounds + 1):
         turns = {name: made[name].step() for name in names}
-        if repeat:  # the first warms caches and memory up
+        if repeat:  # the first fills caches and memory
             for name, turn in turns.items():
                 seconds[name].append(turn.seconds)
             users.append(len(turns["private"].users))
@@ -67,14 +67,14 @@ def time_all(
 
 
 def taken(name: str, take: int, few: int, rows: dict[str, int]) -> int | None:
-    """Of how many users of a batch a contender works the gradients out; None: of all."""
+    """For how many users of a batch a contender computes gradients; None: for all."""
     if name in FEW:
         return few
     return max(take, rows.get(name, 0)) if name in PARTIAL else None
 
 
 def weigh(path: str, name: str, batch: int, take: int | None = None, rows: int = 0) -> dict[str, Any]:
-    """One contender's steps for a process of its own: what it holds before (interpreter, torch, data), and users."""
+    """Make one step of a contender, in its own process: the memory before it (interpreter, torch, data), and its users."""
     w = workloads.load(path)
     contender = MAKERS[name](w, batch, take, rows)
     before = resident_mb()
@@ -84,6 +84,6 @@ def weigh(path: str, name: str, batch: int, take: int | None = None, rows: int =
 
 
 def summarise(own: list[float], reference: list[float]) -> dict[str, float]:
-    """Median and range of the ratios `reference / own`, round by round: how many times as fast."""
+    """Median and range over rounds of the speedup `reference / own`."""
     ratios = [r / o for r, o in zip(reference, own, strict=True)]
     return {"median": statistics.median(ratios), "low": min(ratios), "high": max(ratios)}

@@ -1,0 +1,73 @@
+"""Functions of all results that train: means and spreads over seeds, and the log of all trainings."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from dpformer.errors import DPFormerError
+from dpformer_experiments.reproduce.runner import CellResult
+
+METRICS = ("ndcg@10", "hit@10")
+
+
+def check_seeds(seeds: int) -> None:
+    """Refuse fewer than one seed."""
+    if seeds < 1:
+        raise DPFormerError(f"{seeds} seeds are too few; give --seeds 1 or more")
+
+
+def mean_of(values: Sequence[float]) -> float | None:
+    """The mean; None without values."""
+    return round(statistics.fmean(values), 4) if values else None
+
+
+def spread_of(values: Sequence[float]) -> float | None:
+    """The standard deviation; None with fewer than two values."""
+    return round(statistics.stdev(values), 4) if len(values) > 1 else None
+
+
+def mean_and_spread(label: str, values: Sequence[float]) -> dict[str, float | None]:
+    """Both, as entries `label` and `label std` of a row."""
+    return {label: mean_of(values), f"{label} std": spread_of(values)}
+
+
+def with_spread(row: dict[str, Any], metric: str) -> str:
+    """`11.87 ± 0.23`."""
+    if row[metric] is None:
+        return ""
+    spread = row[f"{metric} std"]
+    return f"{row[metric]:.2f}" + (f" ± {spread:.2f}" if spread is not None else "")
+
+
+def tried(outcome: CellResult) -> dict[str, Any]:
+    """A line of the log of all trainings."""
+    cell, record = outcome.cell, outcome.record
+    assert record is not None
+    figures: dict[str, Any] = {
+        item: {metric: round(100 * record[item]["masked"][metric]["value"], 4) for metric in METRICS}
+        for item in ("validation", "test")
+        if item in record
+    }
+    return {
+        "dataset": cell.dataset,
+        "method": cell.method,
+        "seed": cell.seed,
+        "settings": record["settings"],
+        **figures,
+        "minutes": round(record["core_seconds"] / 60, 2),
+        "dpformer": record["dpformer"],
+    }
+
+
+def ending(outcomes: Sequence[CellResult]) -> dict[str, Any]:
+    """The last entries of every result: how many cells failed, and the log of the finished ones."""
+    done = [outcome for outcome in outcomes if outcome.record is not None]
+    return {"failed": sum(outcome.failed for outcome in outcomes), "tried": [tried(outcome) for outcome in done]}
+
+
+def protocols(outcomes: Sequence[CellResult]) -> dict[str, str]:
+    """The evaluation protocol of each held-out item, by the first finished cell; empty if there is none."""
+    first = next((outcome.record for outcome in outcomes if outcome.record is not None), {})
+    return {item: first[item]["protocol"] for item in ("test", "validation") if item in first}
