@@ -73,6 +73,22 @@ def test_a_threshold_that_is_too_low_would_be_seen(tmp_path, monkeypatch):
     assert named > binom.isf(TINY, 40, PLAN.threshold_delta)
 
 
+def test_an_item_that_the_query_does_not_count_is_never_named(tmp_path):
+    """Noise so large that every count is above the threshold: only cells of somebody's last events are named.
+
+    Else one person with many older events would have as many cells of their own, and the proof counts `most` at most.
+    """
+
+    def large(key: bytes, shape: tuple[int, ...], std: float) -> np.ndarray:
+        return np.full(shape, 2**40)
+
+    log = people([*[[1, 2]] * 39, [3, 4, 5, 1, 2]])
+    with create_ledger(tmp_path, PLAN) as ledger:
+        answer = Curator(log, PLAN, ledger, Keys(), noise=large).ask(ItemCounts(list("abcdef"), last=2))
+    assert answer.labels == ("a", "b")
+    assert answer.values[ITEMS].shape == (2,)
+
+
 def test_the_budget_pays_for_the_threshold():
     plain = make_plan(40, 6.0, 1e-2, shares={ITEMS: 1.0})
     assert PLAN.releases[0].noise_multiplier > plain.releases[0].noise_multiplier

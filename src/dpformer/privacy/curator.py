@@ -22,7 +22,7 @@ from dpformer.privacy.ledger import Ledger
 from dpformer.privacy.noise import poisson_draw, rounded_gaussian
 from dpformer.privacy.plan import GRADIENTS, PrivacyPlan
 from dpformer.privacy.query import Answer, Query, Sample, grid_step
-from dpformer.privacy.selection import Selection, named
+from dpformer.privacy.selection import Counts, Selection, named
 
 P = TypeVar("P", bound=Sized)
 Noise = Callable[[bytes, tuple[int, ...], float], np.ndarray]
@@ -86,7 +86,8 @@ class Curator(Generic[P]):
         self.keys.ratchet()
         labels: tuple[Any, ...] = ()
         if isinstance(query, Selection):
-            noisy, labels = named(query, noisy[query.name], std, self.plan.threshold_delta, grid)
+            counts = Counts(sums[query.name], noisy[query.name], std, grid)
+            noisy, labels = named(query, counts, self.plan.threshold_delta)
         # Two comparisons: |-2^63| is not a number of 64 bits.
         if any(value.size and not -_EXACT < int(value.min()) <= int(value.max()) < _EXACT for value in noisy.values()):
             raise PrivacyError(f"the answer to {query.name!r} has numbers that are not exact in float64")
