@@ -19,7 +19,7 @@ import numpy as np
 from dpformer.errors import PrivacyError
 from dpformer.privacy.keys import Keys
 from dpformer.privacy.ledger import Ledger
-from dpformer.privacy.noise import poisson_draw, rounded_gaussian
+from dpformer.privacy.noise import FARTHEST, check_std, poisson_draw, rounded_gaussian
 from dpformer.privacy.plan import GRADIENTS, PrivacyPlan
 from dpformer.privacy.query import Answer, Query, Sample, grid_step
 from dpformer.privacy.selection import Counts, Selection, named
@@ -27,7 +27,6 @@ from dpformer.privacy.selection import Counts, Selection, named
 P = TypeVar("P", bound=Sized)
 Noise = Callable[[bytes, tuple[int, ...], float], np.ndarray]
 
-_EXACT = 2**53
 # Without privacy nothing is clipped or noised: a fine grid keeps small gradients.
 _GRID_WITHOUT_NOISE = 2.0**-34
 
@@ -69,6 +68,10 @@ class Curator(Generic[P]):
         numbers = 1 if choice else query.numbers
         fine = not self.plan.private and planned.name == GRADIENTS
         grid = _GRID_WITHOUT_NOISE if fine else grid_step(query.bound, numbers)
+        # Rounded up, so that rounding cannot lower the noise.
+        std = math.nextafter(planned.noise_multiplier * query.sensitivity(grid), math.inf)
+        if self.plan.private:
+            check_std(std)
         drawn = self._draw(self.keys.sample(), len(self._people), planned.rate)
         sums = query.sum(self._people, Sample(drawn, self.keys.dropout()), grid)
         _check(query, sums)
@@ -76,8 +79,7 @@ class Curator(Generic[P]):
             self.keys.ratchet()
             return Answer(query.name, {name: value * grid for name, value in sums.items()}, 0.0, grid)
         assert self.ledger is not None
-        # Rounded up, so that rounding cannot lower the noise.
-        std = math.nextafter(planned.noise_multiplier * query.sensitivity(grid), math.inf)
+        _check_exact(query.name, sums, std)
         digest = _digest(sums, grid, std)
         self.ledger.charge(self.keys.place, query.name, self.keys.tag(query.name, digest))
         noisy: Mapping[str, np.ndarray] = {
@@ -88,9 +90,6 @@ class Curator(Generic[P]):
         if isinstance(query, Selection):
             counts = Counts(sums[query.name], noisy[query.name], std, grid)
             noisy, labels = named(query, counts, self.plan.threshold_delta)
-        # Two comparisons: |-2^63| is not a number of 64 bits.
-        if any(value.size and not -_EXACT < int(value.min()) <= int(value.max()) < _EXACT for value in noisy.values()):
-            raise PrivacyError(f"the answer to {query.name!r} has numbers that are not exact in float64")
         return Answer(query.name, {name: value * grid for name, value in noisy.items()}, std * grid, grid, labels)
 
     def replace_events(self, function: Callable[[P], P]) -> None:
@@ -112,6 +111,14 @@ def _check(query: Query[P], sums: Mapping[str, np.ndarray]) -> None:
         raise PrivacyError(f"the sum of {query.name!r} is not of whole numbers; nothing was released")
     if sum(value.size for value in sums.values()) != query.numbers:
         raise PrivacyError(f"the sum of {query.name!r} has another size than its query; nothing was released")
+
+
+def _check_exact(name: str, sums: Mapping[str, np.ndarray], std: float) -> None:
+    """Refuse, before anything is charged, sums whose answer may have numbers that are not exact in float64."""
+    most = 2**53 - math.ceil(FARTHEST * std)
+    # Two comparisons: |-2^63| is not a number of 64 bits.
+    if any(value.size and not -most < int(value.min()) <= int(value.max()) < most for value in sums.values()):
+        raise PrivacyError(f"the sum of {name!r} is too large: its answer is not exact in float64; nothing was charged")
 
 
 def _digest(sums: Mapping[str, np.ndarray], grid: float, std: float) -> bytes:
