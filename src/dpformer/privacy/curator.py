@@ -9,6 +9,7 @@ s >= multiplier D (see `noise`), so Q + K is post-processing of the ideal Gaussi
 is grid (Q + K), exact in float64, and nothing else.
 """
 
+import functools
 import hashlib
 import math
 from collections.abc import Callable, Mapping, Sized
@@ -73,7 +74,10 @@ class Curator(Generic[P]):
         if self.plan.private:
             check_std(std)
         drawn = self._draw(self.keys.sample(), len(self._people), planned.rate)
-        sums = query.sum(self._people, Sample(drawn, self.keys.dropout()), grid)
+        sample = Sample(drawn, self.keys.dropout())
+        # A selection by its own class: its threshold holds only for vectors that were checked.
+        add_up = functools.partial(Selection.sum, query) if isinstance(query, Selection) else query.sum
+        sums = add_up(self._people, sample, grid)
         _check(query, sums)
         if not self.plan.private:
             self.keys.ratchet()

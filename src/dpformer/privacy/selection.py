@@ -34,6 +34,7 @@ and T_c(M*), T_c(M') are (epsilon, delta): both directions follow as above, with
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -41,17 +42,47 @@ from scipy.optimize import brentq
 from scipy.special import log_ndtr
 
 from dpformer.errors import PrivacyError
-from dpformer.privacy.query import Statistic
+from dpformer.privacy.query import Statistic, Vectors
 
 
 class Selection(Statistic):
     """A statistic whose cells are not public: an answer has the `labels` of the cells above the threshold, and their numbers.
 
-    Each person's vector must have n equal values 1 / sqrt(n), n at most `most`.
+    Each person's vector must have n equal values 1 / sqrt(n), n at most `most`; the Curator refuses any other.
     """
 
     labels: Sequence[Any]
     most: int
+
+    def checked(self, people: Any, grid: float) -> Vectors:
+        """The vectors, each with at most `most` cells, of 1 / sqrt(n) cut to the grid or one step less."""
+        if len(self.labels) != self.numbers:
+            raise PrivacyError(
+                f"{self.name!r} has {len(self.labels)} labels for {self.numbers} cells; give one for each"
+            )
+        for person, cell, value in self.vectors(people):
+            if len(person):
+                self._check(person, value, grid)
+            yield person, cell, value
+
+    def _check(self, person: np.ndarray, value: np.ndarray, grid: float) -> None:
+        _, which, count = np.unique(person, return_inverse=True, return_counts=True)
+        if count.max() > self.most:
+            raise PrivacyError(
+                f"a person has {count.max()} cells of {self.name!r}, more than its threshold is made for, {self.most}; nothing "
+                "was released. Give a larger `most`, or count fewer of a person's events"
+            )
+        # The largest whole k with k^2 n <= 1 / grid^2, exactly.
+        steps = np.zeros(count.max() + 1)
+        for n in np.unique(count):
+            steps[n] = math.isqrt(math.floor(1 / Fraction(grid) ** 2 / int(n)))
+        most = steps[count][which]
+        least = np.maximum(most - 1, 1)
+        cut = np.trunc(value * (1 / grid))
+        if not ((cut >= least) & (cut <= most)).all():
+            raise PrivacyError(
+                f"the values of {self.name!r} of a person with n cells are not all 1 / sqrt(n); nothing was released"
+            )
 
 
 def threshold(noise_std: float, delta: float, most: int) -> float:
