@@ -1,5 +1,6 @@
 """One user's rows must not change what `prepare` reads of other users, whatever the rows contain; or the log is refused."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -44,6 +45,15 @@ def test_quotes_of_one_user_delete_nobodys_events(rows: str, separator: str, tmp
     else:
         with pytest.raises(DataError, match=r"line 2 has an odd number of quotes.*spaces"):
             prepare(log)
+
+
+@pytest.mark.parametrize("first", [{"user_id": 1, "item_id": 1.0}, {"user_id": 1.0, "item_id": 1}])
+def test_the_first_id_of_a_log_does_not_turn_the_type_of_all_others(first: dict[str, object], tmp_path: Path) -> None:
+    events = [first, *({"user_id": user, "item_id": item} for user in range(2, 9) for item in range(1, 4))]
+    log = tmp_path / "log.jsonl"
+    log.write_text("".join(json.dumps(event) + "\n" for event in events))
+    with pytest.raises(DataError, match=r"line 1.*1\.0 is not an id; write ids as"):
+        prepare(log)
 
 
 def test_quotes_that_are_closed_in_their_row_are_read(tmp_path: Path) -> None:

@@ -107,6 +107,16 @@ CASES: dict[str, tuple[Callable[[Path], object], list[str]]] = {
         text('{"user":1,"item":2}\n{"user":99999999999999999999,"item":2}\n'),
         ["line 2", "'user'", "text"],
     ),
+    "float item": (
+        text('{"user":1,"item":1.0}\n{"user":1,"item":2}\n'),
+        ["line 1", "'item'", "1.0", "whole numbers", '"1"'],
+    ),
+    "float user": (
+        text('\n{"user":null,"item":1}\n{"user":2.5,"item":2}\n'),
+        ["line 3", "'user'", "2.5", "whole numbers", '"1"'],
+    ),
+    "bool item": (text('{"user":1,"item":true}\n{"user":1,"item":false}\n'), ["line 1", "'item'", "true", "text"]),
+    "float in literals": (text("{'user':1,'item':1.0}\n{'user':1,'item':2}\n"), ["line 1", "'item'", "1.0", "text"]),
     "missing key": (text('{"user":1,"item":2}\n{"user":1}\n'), ["row 2", "'item'", "no item"]),
     "broken JSON": (text('{"user":1,"item":2}\n{"user":1,\n'), ["line 2", "not a JSON object"]),
     "bytes as keys": (text("{b'user': 1, 'item': 2}\n"), ["line 1", "not a JSON object"]),
