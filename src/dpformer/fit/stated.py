@@ -30,6 +30,7 @@ def state_privacy(curator: Curator[Sequences], recipe: Recipe, dataset: Dataset)
             }
         ),
         seeded=curator.keys.seeded,
+        users_declared=recipe.population is not None,
         assumed_public=tuple(public),
         assumptions=(slack_in_words(plan.users, plan.rate),) if plan.steps else (),
     )

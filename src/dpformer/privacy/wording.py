@@ -69,6 +69,11 @@ def in_words(s: PrivacyStatement) -> str:
     return "\n".join(lines)
 
 
+def users_in_words(users: int, declared: bool) -> str:
+    """What is assumed public about how many users there are."""
+    return f"a declared population of {users:,} users" if declared else "the number of users"
+
+
 def _tuning(part: TuningPart) -> str:
     if part.kind == "accounted":
         return f"accounted: {part.mean_trials:g} trials on average ({part.distribution}), included in epsilon"

@@ -137,9 +137,10 @@ def _users(model: Artifact, recipe: Recipe, dataset: Dataset | None, missing: st
     users = len(dataset.sequences)
     ids = dataset.sequences.users.n_unique()
     stated, population = model.statement.users, recipe.population
-    given = "" if population is None else f" (a public number, {population:,}, was given)"
+    given = "" if population is None else f" (a population of {population:,} was declared)"
+    declared = model.statement.users_declared == (population is not None)
     return Found(
-        users == ids and stated == (population or users),
+        users == ids and users <= stated == (population or users) and declared,
         f"{users:,} sequences of {ids:,} users in the data, {stated:,} users stated{given}",
         {"sequences": users, "users": ids, "stated": stated},
     )

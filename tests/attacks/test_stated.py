@@ -1,0 +1,42 @@
+"""What a run must refuse or state: a population that is too small, titles by a vote, a selection that was not made."""
+
+from pathlib import Path
+
+import pytest
+
+from dpformer.artifact import load
+from dpformer.data import demo_frame, prepare, save
+from dpformer.errors import PrivacyError
+from dpformer.fit.run import start
+from dpformer.privacy import PrivacyStatement
+from tests.recipes import small_recipe
+
+LOG = demo_frame()
+USERS = LOG["user_id"].n_unique()
+
+
+def stated(folder: Path, recipe, **options) -> PrivacyStatement:
+    """The statement of a run on the demo's log, prepared with these options."""
+    save(prepare(LOG, **options), folder / "data")
+    run = start(folder / "run", folder / "data", recipe)
+    assert run.train()
+    return load(folder / "run").statement
+
+
+@pytest.mark.parametrize("preset", ["popularity", "pure"])
+def test_a_population_below_the_users_in_the_data_is_refused(preset, tmp_path):
+    save(prepare(LOG), tmp_path / "data")
+    recipe = small_recipe(preset, population=USERS - 1, delta=1e-4)
+    with pytest.raises(PrivacyError, match=rf"population {USERS - 1:,}.*in the data, {USERS:,}.*--population {USERS}"):
+        start(tmp_path / "run", tmp_path / "data", recipe)
+    assert not (tmp_path / "run" / "ledger.jsonl").exists()
+
+
+@pytest.mark.parametrize("population", [None, USERS, 3 * USERS])
+def test_a_declared_population_is_stated(population, tmp_path):
+    statement = stated(tmp_path, small_recipe("popularity", population=population, delta=1e-4))
+    assert statement.users == (population or USERS)
+    assert statement.users_declared == (population is not None)
+    declared = f"a declared population of {population:,} users" if population else "the number of users"
+    assert statement.assumed_public[0] == declared
+    assert declared in statement.text()
