@@ -40,3 +40,19 @@ def test_a_declared_population_is_stated(population, tmp_path):
     declared = f"a declared population of {population:,} users" if population else "the number of users"
     assert statement.assumed_public[0] == declared
     assert declared in statement.text()
+
+
+def test_titles_by_a_vote_over_people_are_outside_of_the_guarantee(tmp_path):
+    statement = stated(tmp_path, small_recipe("popularity", delta=1e-4), title="title")
+    (sentence,) = statement.data.outside_guarantee
+    assert "titles are the most frequent text among people (--title title)" in sentence
+    assert f"OUTSIDE OF THE GUARANTEE: {sentence}" in statement.text()
+
+
+def test_titles_that_are_public_or_not_used_are_not_listed():
+    catalogue = LOG.select("item_id", "title").unique()
+    assert prepare(LOG).outside_guarantee == []
+    assert prepare(LOG, catalogue=catalogue).outside_guarantee == []
+    assert prepare(LOG, catalogue=catalogue, title="title").outside_guarantee == []
+    both = prepare(LOG, title="title", min_events=2).outside_guarantee
+    assert ["--min-events 2" in both[0], "--title title" in both[1]] == [True, True]
