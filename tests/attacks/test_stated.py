@@ -1,5 +1,6 @@
 """What a run must refuse or state: a population that is too small, titles by a vote, a selection that was not made."""
 
+import math
 from pathlib import Path
 
 import pytest
@@ -56,3 +57,23 @@ def test_titles_that_are_public_or_not_used_are_not_listed():
     assert prepare(LOG, catalogue=catalogue, title="title").outside_guarantee == []
     both = prepare(LOG, title="title", min_events=2).outside_guarantee
     assert ["--min-events 2" in both[0], "--title title" in both[1]] == [True, True]
+
+
+def test_without_privacy_nothing_is_selected_from_a_private_catalogue_and_that_is_stated(tmp_path):
+    steps = {"epochs": 0.5, "d": 4, "max_length": 5}
+    statement = stated(tmp_path, small_recipe("pure", epsilon=math.inf, delta=1e-4, **steps), catalogue="private")
+    assert len(load(tmp_path / "run").catalogue) == LOG["item_id"].n_unique()
+    assert not statement.private
+    assert statement.data.catalogue == "log"
+    assert statement.data.threshold_delta == 0
+    assert "the catalogue of items" in statement.assumed_public
+    assert any("no item was selected" in sentence for sentence in statement.data.outside_guarantee)
+    assert "no item was selected" in statement.text()
+
+
+def test_with_privacy_a_private_catalogue_is_stated_as_such(tmp_path):
+    statement = stated(tmp_path, small_recipe("popularity", delta=1e-4), catalogue="private")
+    assert statement.data.catalogue == "private"
+    assert statement.data.threshold_delta > 0
+    assert statement.data.outside_guarantee == ()
+    assert "the catalogue of items" not in statement.assumed_public

@@ -18,6 +18,7 @@ from dpformer.fit.dpsgd import Optimisation, Trainer
 from dpformer.fit.folder import read_recipe
 from dpformer.fit.recipe import Recipe
 from dpformer.fit.stage import Setup, new_network
+from dpformer.fit.stated import data_part
 from dpformer.models import Network
 from dpformer.trust.verify.answers import check_answers, statistics_of
 from dpformer.trust.verify.checks import Found, NotChecked, Verification
@@ -151,9 +152,10 @@ def _data_part(model: Artifact, dataset: Dataset | None, missing: str) -> Found:
     if dataset is None:
         raise NotChecked(missing)
     said = model.statement.data
+    expected = data_part(dataset, model.statement.private)
     pairs = {
-        "catalogue": (dataset.catalogue_mode, said.catalogue),
-        "outside of the guarantee": (tuple(dataset.outside_guarantee), said.outside_guarantee),
+        "catalogue": (expected.catalogue, said.catalogue),
+        "outside of the guarantee": (expected.outside_guarantee, said.outside_guarantee),
     }
     wrong = [f"{name}: {a!r} in the data, {b!r} stated" for name, (a, b) in pairs.items() if a != b]
     detail = f"catalogue {said.catalogue!r}, {len(said.outside_guarantee)} things outside of the guarantee"
