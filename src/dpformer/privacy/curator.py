@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from dpformer.errors import PrivacyError
-from dpformer.privacy.keys import Keys
+from dpformer.privacy.keys import Keys, Uncopied
 from dpformer.privacy.ledger import Ledger
 from dpformer.privacy.noise import FARTHEST, check_std, poisson_draw, rounded_gaussian
 from dpformer.privacy.plan import GRADIENTS, PrivacyPlan
@@ -32,7 +32,7 @@ Noise = Callable[[bytes, tuple[int, ...], float], np.ndarray]
 _GRID_WITHOUT_NOISE = 2.0**-34
 
 
-class Curator(Generic[P]):
+class Curator(Uncopied, Generic[P]):
     """Holds people's data and the noise; answers the queries of one plan, in the plan's order.
 
     people: one entry for each person, with a length. ledger: None only for a plan with epsilon inf, whose answers are exact.
