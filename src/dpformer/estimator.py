@@ -12,7 +12,7 @@ from typing import Any
 import polars as pl
 
 from dpformer.artifact import Artifact, load
-from dpformer.artifact.layout import EVENTS, LOCAL, METRICS
+from dpformer.artifact.layout import RELEASED
 from dpformer.data import Dataset, prepare
 from dpformer.data import save as save_data
 from dpformer.errors import DPFormerError
@@ -117,13 +117,16 @@ class DPFormer:
         return self._fitted().statement
 
     def save(self, folder: Path | str) -> None:
-        """Write the released model with statement, ledger and card to a new folder; nothing that is not private."""
+        """Write the released files and the ledger to a new folder, and no other file of the run folder."""
         published = self._folder
         self._fitted()
         assert published is not None
         if Path(folder).exists():
             raise DPFormerError(f"{folder}: exists already; choose another folder")
-        shutil.copytree(published, folder, ignore=shutil.ignore_patterns(EVENTS, LOCAL, METRICS, "private", "*.lock"))
+        Path(folder).mkdir(parents=True)
+        for name in RELEASED:
+            if (published / name).exists():  # a run with epsilon inf has no ledger
+                shutil.copyfile(published / name, Path(folder) / name)
 
     @classmethod
     def load(cls, folder: Path | str) -> DPFormer:

@@ -69,7 +69,12 @@ CASES: dict[str, tuple[Callable[[Path], object], list[str]]] = {
     "short row": (text("user,item,time\n1,a,5\n1\n"), ["row 2", "'item'", "no item"]),
     "null time": (text("user,item,time\n1,a,5\n1,b,\n"), ["row 2", "'time'", "no time", "or drop that row"]),
     "long row": (text("user,item\n1,a\n1,b,c\n"), ["row 2 has 3 fields", "quotes"]),
-    "unclosed quote": (text('user,item\n1,a\n1,"b\n1,c\n'), ["row 2", "quote", "twice"]),
+    "unclosed quote": (text('user,item\n1,a\n1,"b\n1,c\n'), ["line 3", "quote", "twice"]),
+    "field over two lines": (text('user,item\n1,a\n1,"b\nc"\n1,d\n'), ["line 3", "quote", "line breaks", "Parquet"]),
+    "field over two lines, gzip": (
+        text(gzip.compress(b"user;item\n" + b'1;"a b"\n' * 50_000 + b'1;"b\nc"\n')),
+        ["line 50002", "quote", "line breaks"],
+    ),
     "quote inside": (text('user,item\n1,a\n1,5" disk\n1,c\n'), ["line 3", "quote", "twice"]),
     "name twice": (text("user,user,item\n1,a,b\n1,a,b\n"), ["two columns", "'user'", "rename"]),
     "American dates": (
@@ -102,6 +107,16 @@ CASES: dict[str, tuple[Callable[[Path], object], list[str]]] = {
         text('{"user":1,"item":2}\n{"user":99999999999999999999,"item":2}\n'),
         ["line 2", "'user'", "text"],
     ),
+    "float item": (
+        text('{"user":1,"item":1.0}\n{"user":1,"item":2}\n'),
+        ["line 1", "'item'", "1.0", "whole numbers", '"1"'],
+    ),
+    "float user": (
+        text('\n{"user":null,"item":1}\n{"user":2.5,"item":2}\n'),
+        ["line 3", "'user'", "2.5", "whole numbers", '"1"'],
+    ),
+    "bool item": (text('{"user":1,"item":true}\n{"user":1,"item":false}\n'), ["line 1", "'item'", "true", "text"]),
+    "float in literals": (text("{'user':1,'item':1.0}\n{'user':1,'item':2}\n"), ["line 1", "'item'", "1.0", "text"]),
     "missing key": (text('{"user":1,"item":2}\n{"user":1}\n'), ["row 2", "'item'", "no item"]),
     "broken JSON": (text('{"user":1,"item":2}\n{"user":1,\n'), ["line 2", "not a JSON object"]),
     "bytes as keys": (text("{b'user': 1, 'item': 2}\n"), ["line 1", "not a JSON object"]),
@@ -177,9 +192,9 @@ def test_one_line_and_nothing_written(case: str, tmp_path: Path, dpformer: Calla
 
 
 def test_a_quoted_separator_is_no_error(tmp_path: Path, dpformer: Callable):
-    (tmp_path / "log").write_text('user,item\n"Smith, John",a\n"Smith, John","b\n""c"""\n')
+    (tmp_path / "log").write_text('user,item\n"Smith, John",a\n"Smith, John","b ""c"""\n')
     assert dpformer("prepare", tmp_path / "log", "-o", tmp_path / "out").code == 0
-    assert pl.read_parquet(tmp_path / "out" / "items.parquet")["item_id"].to_list() == ["a", 'b\n"c"']
+    assert pl.read_parquet(tmp_path / "out" / "items.parquet")["item_id"].to_list() == ["a", 'b "c"']
 
 
 def test_a_user_with_one_event_is_counted_not_refused(tmp_path: Path, dpformer: Callable):

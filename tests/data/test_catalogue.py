@@ -60,7 +60,7 @@ def test_a_public_catalogue_decides_which_items_there_are():
 
 WRITERS: dict[str, Callable[[Path], None]] = {
     "items.csv": lambda path: ITEMS.write_csv(path),
-    "items.tsv": lambda path: ITEMS.write_csv(path, separator="\t"),
+    "items.tsv": lambda path: ITEMS.write_csv(path, separator="\t", quote_style="never"),
     "items.parquet": lambda path: ITEMS.write_parquet(path),
     "items.jsonl": lambda path: ITEMS.write_ndjson(path),
     "items.csv.gz": lambda path: path.write_bytes(gzip.compress(ITEMS.write_csv().encode())) and None,

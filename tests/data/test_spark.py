@@ -101,7 +101,7 @@ def test_a_folder_of_parquet_with_ties_and_duplicates(tmp_path: Path, options: d
 
 
 def test_text_with_quotes_blank_lines_and_numbers_as_ids(tmp_path: Path):
-    log = random_log(2).with_columns(user=pl.col("item") * 3 + 1, title=pl.lit('a "b",\nc'))
+    log = random_log(2).with_columns(user=pl.col("item") * 3 + 1, title=pl.lit('a "b", c'))
     log.write_csv(tmp_path / "log.csv")
     with (tmp_path / "log.csv").open("a") as file:
         file.write("\n5,5,1600000000,\n\n")
@@ -111,6 +111,12 @@ def test_text_with_quotes_blank_lines_and_numbers_as_ids(tmp_path: Path):
     (tmp_path / "log.dat").write_text("\n".join([*lines, "007::1::5::1600000000", ""]))
     found = compare(tmp_path / "log.dat", tmp_path / "out")
     assert found.sequences.users.dtype == pl.String
+
+
+def test_a_field_over_two_lines_is_refused(tmp_path: Path):
+    (tmp_path / "log.csv").write_text('user,item,text\na,1,"x\na,2,y"\nb,1,z\nb,2,z\n')
+    with pytest.raises(DataError, match="line 2 has an odd number of quotes"):
+        prepare_spark(tmp_path / "log.csv", tmp_path / "out")
 
 
 ITEMS = pl.DataFrame({"item_id": [5, 7, 100, 9, 10, 12, 999], "title": ["a"] * 6 + [None], "year": range(7)})

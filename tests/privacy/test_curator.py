@@ -167,6 +167,24 @@ def test_an_answer_that_is_not_exact_in_float64_is_refused(tmp_path, size, sign)
     curator = curate(tmp_path)
     with pytest.raises(PrivacyError, match="not exact"):
         curator.ask(Broken(lambda value: np.full_like(value, sign * size)))
+    assert charged(curator) == []
+    assert curator.keys.place == 0
+
+
+@pytest.mark.parametrize("bound", [2.0**-27, 2.0**50])
+def test_noise_outside_of_its_range_is_refused_before_anything_is_summed_or_charged(tmp_path, bound):
+    """A query that claims another sensitivity than its grid has: noise below one step, or above 2^40."""
+
+    class Claims(Table):
+        def sensitivity(self, grid: float) -> float:
+            return bound / grid
+
+    curator, query = curate(tmp_path), Claims()
+    with pytest.raises(PrivacyError, match="grid steps"):
+        curator.ask(query)
+    assert not query.seen
+    assert charged(curator) == []
+    assert curator.keys.place == 0
 
 
 def test_plan_and_ledger_belong_together(tmp_path):

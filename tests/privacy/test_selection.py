@@ -73,6 +73,83 @@ def test_a_threshold_that_is_too_low_would_be_seen(tmp_path, monkeypatch):
     assert named > binom.isf(TINY, 40, PLAN.threshold_delta)
 
 
+def test_an_item_that_the_query_does_not_count_is_never_named(tmp_path):
+    """Noise so large that every count is above the threshold: only cells of somebody's last events are named.
+
+    Else one person with many older events would have as many cells of their own, and the proof counts `most` at most.
+    """
+
+    def large(key: bytes, shape: tuple[int, ...], std: float) -> np.ndarray:
+        return np.full(shape, 2**40)
+
+    log = people([*[[1, 2]] * 39, [3, 4, 5, 1, 2]])
+    with create_ledger(tmp_path, PLAN) as ledger:
+        answer = Curator(log, PLAN, ledger, Keys(), noise=large).ask(ItemCounts(list("abcdef"), last=2))
+    assert answer.labels == ("a", "b")
+    assert answer.values[ITEMS].shape == (2,)
+
+
+class Changed(ItemCounts):
+    """A selection whose vectors are not what a threshold is made for: `change` is applied to the values, by person."""
+
+    def __init__(self, change, **options) -> None:
+        super().__init__(["a", "b", "c"], **options)
+        self.change = change
+
+    def vectors(self, people):
+        for person, cell, value in super().vectors(people):
+            yield person, cell, self.change(value, person)
+
+
+def fewer_than_counted() -> ItemCounts:
+    query = ItemCounts(["a", "b", "c"])
+    query.most = 1
+    return query
+
+
+def without_labels() -> ItemCounts:
+    query = ItemCounts(["a", "b", "c"])
+    query.labels = ["a", "b"]
+    return query
+
+
+class OwnSum(Changed):
+    """As `Changed`, by a sum of its own that checks nothing."""
+
+    def sum(self, people, sample, grid):
+        return {self.name: np.ones(self.numbers, dtype=np.int64)}
+
+
+REFUSED = {
+    "more cells than most": (fewer_than_counted(), "2 cells.*most"),
+    "values that are too large": (Changed(lambda value, person: value * (1 + 1e-7)), "1 / sqrt"),
+    "values that are too small": (Changed(lambda value, person: value * 0.9), "1 / sqrt"),
+    "values that differ": (Changed(lambda value, person: np.where(np.arange(40) == 3, value / 2, value)), "1 / sqrt"),
+    "a negative value": (Changed(lambda value, person: np.where(person == 3, -value, value)), "1 / sqrt"),
+    "no number": (Changed(lambda value, person: np.where(person == 3, math.nan, value)), "1 / sqrt"),
+    "zeros": (Changed(lambda value, person: value * 0), "1 / sqrt"),
+    "fewer labels than cells": (without_labels(), "2 labels for 3 cells"),
+    "a sum without checks": (OwnSum(lambda value, person: value * 0.9), "1 / sqrt"),
+}
+
+
+@pytest.mark.parametrize(("query", "word"), REFUSED.values(), ids=REFUSED.keys())
+def test_the_curator_refuses_vectors_that_the_threshold_is_not_made_for(query, word, tmp_path):
+    log = people([[1, 2]] * 20)
+    with create_ledger(tmp_path, PLAN) as ledger:
+        curator = Curator(log, PLAN, ledger, Keys())
+        with pytest.raises(PrivacyError, match=word):
+            curator.ask(query)
+        assert not ledger.account().entries
+        assert curator.keys.place == 0
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 7, 1000, 1999, 2000])
+def test_every_number_of_items_up_to_the_most_is_taken(most, tmp_path):
+    log = people([[*range(1, most + 1)], [], [1]])
+    assert ask(tmp_path, log, [f"{k}" for k in range(2000)]).noise_std > 0
+
+
 def test_the_budget_pays_for_the_threshold():
     plain = make_plan(40, 6.0, 1e-2, shares={ITEMS: 1.0})
     assert PLAN.releases[0].noise_multiplier > plain.releases[0].noise_multiplier
@@ -141,7 +218,7 @@ def test_the_grid_does_not_tell_how_many_items_there_are(tmp_path):
     class Many(ItemCounts):
         numbers = 2**26
 
-        def sum(self, people, sample, grid):
+        def sensitivity(self, grid):
             assert grid == 2.0**-26
             raise KeyboardInterrupt
 

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -119,6 +120,17 @@ def test_it_names_all_that_the_reader_must_know(statement):
         "Trained on: each user's events but the last two",
     ):
         assert words in text
+
+
+def test_a_declared_population_is_stated_as_such(run, statement):
+    assert not statement.users_declared
+    assert "declared population" not in statement.text()
+    declared = build_statement(*run, replace(ABOUT, users_declared=True), NO_TUNING)
+    assert declared.users_declared
+    assert declared.users == 6040
+    assert declared.assumed_public == ("a declared population of 6,040 users", "the catalogue of items")
+    assert "Assumed public: a declared population of 6,040 users; the catalogue" in declared.text()
+    assert parse_statement(declared.to_json()) == declared
 
 
 def test_nothing_is_said_of_sampling_where_nothing_is_sampled(full, statistics):

@@ -4,6 +4,7 @@ config.json         format, versions, recipe                      items.jsonl   
 model.json          the spec of the released model                privacy.json      the privacy statement
 model.safetensors   its tensors                                   README.md         the model card
 files.json          SHA-256 of what is released                   ledger.jsonl      what was charged, before it was seen
+ledger.head         number and hash of the ledger's last line
 events.jsonl        progress; losses are not private              metrics.json      evaluation; not private
 run.lock            keeps a second process out                    local.json        where the data was; owner only
 private/            state of an unfinished run; owner only, removed at the end
@@ -12,9 +13,11 @@ private/            state of an unfinished run; owner only, removed at the end
 from __future__ import annotations
 
 CONFIG, SPEC, MODEL, ITEMS = "config.json", "model.json", "model.safetensors", "items.jsonl"
-PRIVACY, CARD, LEDGER = "privacy.json", "README.md", "ledger.jsonl"
+PRIVACY, CARD, LEDGER, LEDGER_HEAD = "privacy.json", "README.md", "ledger.jsonl", "ledger.head"
 # Detects damage, not forgery: who forges a file can forge its hash.
 FILES = "files.json"
+# What may be copied from a run folder; every other file may hold figures without noise. The model last: it makes a folder whole.
+RELEASED = (CONFIG, SPEC, ITEMS, PRIVACY, CARD, FILES, LEDGER, LEDGER_HEAD, MODEL)
 EVENTS, METRICS = "events.jsonl", "metrics.json"
 # Not part of the model, and without a hash of the data, which would confirm a guess.
 LOCAL = "local.json"

@@ -50,7 +50,9 @@ def fit(
     ] = None,
     population: Annotated[
         int | None,
-        typer.Option(help="A public number of users for rate and delta; the number in the data by default."),
+        typer.Option(
+            help="A public number of users for rate and delta, at least the number in the data (the default)."
+        ),
     ] = None,
     seed: Annotated[
         int | None,

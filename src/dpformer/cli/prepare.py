@@ -28,7 +28,9 @@ def prepare(
     time: Annotated[str | None, typer.Option(help="Column of the time.")] = None,
     title: Annotated[
         str | None,
-        typer.Option(help="Column of item titles; titles are published with a model. Not used by default."),
+        typer.Option(
+            help="Column of item titles; titles are published with a model. Titles of a log are outside of the guarantee."
+        ),
     ] = None,
     min_events: Annotated[
         int | None,

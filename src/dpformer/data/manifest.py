@@ -81,6 +81,17 @@ class Record:
         if empty:
             self.notes.append(f"{empty:,} of {users:,} users have no events left; they still count as users")
 
+    def outside_guarantee(self) -> list[str]:
+        """List, in sentences, what the guarantee for one user does not cover: filters, and titles of the log."""
+        titles = self.log.columns.get(TITLE)
+        if titles is None:
+            return self.options.outside_guarantee()
+        return [
+            *self.options.outside_guarantee(),
+            f"titles are the most frequent text among people (--title {titles}): one person's events may decide the title of an "
+            "item. Titles of a public file (--catalogue FILE) are covered",
+        ]
+
     def manifest(self, sizes: Mapping[str, int], sha256: str | None) -> dict[str, Any]:
         """Return the manifest. sizes: users, items and events; sha256: hash of the log."""
         log = self.log
@@ -96,7 +107,7 @@ class Record:
             "input": source | self.times,
             "catalogue": self.catalogue.entry(sizes["items"], self.counts.get("outside_catalogue", 0)),
             "options": self.options.entry(),
-            "outside_guarantee": self.options.outside_guarantee(),
+            "outside_guarantee": self.outside_guarantee(),
             "counts": {**sizes, **self.counts},
             "notes": self.notes,
         }

@@ -20,7 +20,7 @@ class Options:
         item: the same.
         time: the same.
         title: the column of titles, in the catalogue if it is a file, else in the log. In a log the title that most of an
-            item's users have is used. Titles are published with a model.
+            item's users have is used, which is outside the guarantee. Titles are published with a model.
         min_events: smallest number of events per user and per item. This filter counts over users, so it is outside the
             guarantee, and the manifest says so.
         filter: "single-pass" counts once, on the unfiltered log (Kang & McAuley, 2018), so some users and items end with

@@ -113,7 +113,7 @@ class Dataset:
 
     @property
     def outside_guarantee(self) -> list[str]:
-        """Filters that the guarantee does not cover, in sentences."""
+        """Filters and titles that the guarantee does not cover, in sentences."""
         if "outside_guarantee" not in self.manifest and self.manifest.get("options", {}).get("min_events", 0) > 1:
             return [
                 "users and items were filtered by --min-events, which counts over people"

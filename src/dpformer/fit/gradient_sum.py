@@ -157,18 +157,21 @@ class GradientSum:
         """The sum over some groups of people, by their numbers."""
         check_precision(self.model)
         check_dropout(self.model)
+        users = sum(len(part) for part in groups.values())
+        if self.team.first.clipping is not None:
+            check_room(users, self.bound, grid)
         rows = self._rows(people)
         budget = self._budget()
         # Which worker has a group depends on its number alone.
         parts: list[list[Iterator[MicroBatch]]] = [[] for _ in range(self.team.size)]
-        for number, users in groups.items():
+        for number, part in groups.items():
             # A person with less than a pair of items adds nothing, and is drawn all the same.
-            paired = users[rows.lengths[users] > 1]
+            paired = part[rows.lengths[part] > 1]
             if len(paired):
                 parts[number // self.processes % self.team.size].append(_cut(rows, paired, budget))
         masks = (lambda users: PersonMasks(key, users)) if is_random(self.model) else None
         totals, loss, nonfinite = self.team.sum(parts, grid, masks)
-        self.report = Report(sum(len(users) for users in groups.values()), loss, nonfinite)
+        self.report = Report(users, loss, nonfinite)
         return whole_sums([name for name, _ in self.model.named_parameters()], totals)
 
     def _rows(self, people: Sequences) -> Sequences:
@@ -197,11 +200,27 @@ def clipped_sensitivity(bound: float, most: int, numbers: int, grid: float) -> f
     return bound / grid * (1 + CLIP_SLACK + most * FLOAT32_SLACK) + math.sqrt(numbers)
 
 
+def check_room(people: int, bound: float, grid: float) -> None:
+    """Refuse more people than float64 can add up: whole numbers are exact below 2^53, in any partial sum.
+
+    A person adds at most bound / grid steps to a number, times 1 + CLIP_SLACK + most FLOAT32_SLACK, which is below 2.
+    """
+    if 2 * people * bound / grid >= 2.0**53:
+        raise PrivacyError(
+            f"{people:,} people make clipped sums too large to be exact; nothing was released. Lower the batch size"
+        )
+
+
 def whole_sums(names: list[str], totals: list[torch.Tensor]) -> dict[str, np.ndarray]:
-    """Sums of whole numbers in float64 as int64, by name; one that is not finite is refused before anything is charged."""
+    """Sums of whole numbers in float64 as int64, by name; one that is not finite or exact is refused before it is charged."""
     for name, total in zip(names, totals, strict=True):
-        if not bool(torch.isfinite(total.sum())):  # without a temporary array as large
+        if not total.numel():
+            continue
+        low, high = (float(value) for value in torch.aminmax(total))  # without a temporary array as large
+        if not (math.isfinite(low) and math.isfinite(high)):
             raise PrivacyError(f"the clipped sum of parameter {name!r} is not finite; nothing was released")
+        if max(-low, high) >= 2.0**53:
+            raise PrivacyError(f"the clipped sum of parameter {name!r} is too large to be exact; nothing was released")
     return {name: total.to(torch.int64).cpu().numpy() for name, total in zip(names, totals, strict=True)}
 
 

@@ -12,7 +12,14 @@ from torch import Tensor
 
 from dpformer.clipping import PhantomClipping
 from dpformer.errors import PrivacyError
-from dpformer.fit.gradient_sum import Groups, check_dropout, check_precision, clipped_sensitivity, whole_sums
+from dpformer.fit.gradient_sum import (
+    Groups,
+    check_dropout,
+    check_precision,
+    check_room,
+    clipped_sensitivity,
+    whole_sums,
+)
 from dpformer.fit.workers import add_rounded
 from dpformer.privacy import PrivacyPlan, Sample
 from dpformer.privacy.plan import GRADIENTS
@@ -52,6 +59,7 @@ class ModuleGradientSum:
         """int64 sums by the parameters' names."""
         check_precision(self.clipping.module)
         check_dropout(self.clipping.module)
+        check_room(len(sample.drawn), self.bound, grid)
         parameters = self._parameters()
         totals = [torch.zeros(p.shape, dtype=torch.float64, device=p.device) for _, p in parameters]
         random = torch.get_rng_state()

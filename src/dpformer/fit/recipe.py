@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from dpformer.errors import PrivacyError
 from dpformer.models import ReAttention, RecurrentSpec, TransformerSpec
 from dpformer.models.network import NetworkSpec
 from dpformer.privacy import PrivacyPlan, make_plan
@@ -164,7 +165,9 @@ class Recipe(Settings):
         description="Research only: noise from a given seed, which anyone can subtract; marked insecure.",
     )
     population: int | None = Field(
-        None, ge=2, description="A public number of users for rate and delta, in place of the number in the data."
+        None,
+        ge=2,
+        description="A public number of users for rate and delta, in place of the number in the data; not below it.",
     )
     hold_out: Literal["validation", "test", "nothing"] = Field(
         "validation",
@@ -243,6 +246,11 @@ class Recipe(Settings):
 
     def plan(self, users: int, private_catalogue: bool = False) -> PrivacyPlan:
         """The privacy plan for so many users in the data; the first answer chooses the items of a private catalogue."""
+        if self.population is not None and self.population < users:
+            raise PrivacyError(
+                f"population {self.population:,} is below the number of users in the data, {users:,}: delta and the statement "
+                f"would be for fewer users than there are; give --population {users} or more, or leave it out"
+            )
         users = self.population or users
         choose = private_catalogue and math.isfinite(self.epsilon)
         shares, batch, epochs = self.shares(), users, None

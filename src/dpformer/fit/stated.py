@@ -15,21 +15,31 @@ TRAINED_ON = {
 }
 
 
+NOTHING_SELECTED = (
+    "no item was selected: without privacy (epsilon inf) all items of the log are in the catalogue, in spite of --catalogue "
+    "private; do not publish it"
+)
+
+
+def data_part(dataset: Dataset, private: bool, trained_on: str = "all events") -> DataPart:
+    """What was decided by the data. private: whether the run is; only then items of a private catalogue are selected."""
+    outside, mode = tuple(dataset.outside_guarantee), dataset.catalogue_mode
+    if mode == "private" and not private:
+        outside, mode = (*outside, NOTHING_SELECTED), "log"
+    return DataPart.model_validate({"catalogue": mode, "outside_guarantee": outside, "trained_on": trained_on})
+
+
 def state_privacy(curator: Curator[Sequences], recipe: Recipe, dataset: Dataset) -> PrivacyStatement:
     """The privacy statement of a run, from what its ledger says was charged."""
-    public = ["the catalogue of items"] if dataset.catalogue_mode == "log" else []
+    plan = curator.plan
+    data = data_part(dataset, plan.private, TRAINED_ON[recipe.hold_out])
+    public = ["the catalogue of items"] if data.catalogue == "log" else []
     if recipe.network is not None:
         public.append(f"the greatest length of a history, {recipe.network.max_length}")
-    plan = curator.plan
     about = Circumstances(
-        data=DataPart.model_validate(
-            {
-                "catalogue": dataset.catalogue_mode,
-                "outside_guarantee": tuple(dataset.outside_guarantee),
-                "trained_on": TRAINED_ON[recipe.hold_out],
-            }
-        ),
+        data=data,
         seeded=curator.keys.seeded,
+        users_declared=recipe.population is not None,
         assumed_public=tuple(public),
         assumptions=(slack_in_words(plan.users, plan.rate),) if plan.steps else (),
     )

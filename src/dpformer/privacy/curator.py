@@ -9,6 +9,7 @@ s >= multiplier D (see `noise`), so Q + K is post-processing of the ideal Gaussi
 is grid (Q + K), exact in float64, and nothing else.
 """
 
+import functools
 import hashlib
 import math
 from collections.abc import Callable, Mapping, Sized
@@ -17,22 +18,21 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from dpformer.errors import PrivacyError
-from dpformer.privacy.keys import Keys
+from dpformer.privacy.keys import Keys, Uncopied
 from dpformer.privacy.ledger import Ledger
-from dpformer.privacy.noise import poisson_draw, rounded_gaussian
+from dpformer.privacy.noise import FARTHEST, check_std, poisson_draw, rounded_gaussian
 from dpformer.privacy.plan import GRADIENTS, PrivacyPlan
 from dpformer.privacy.query import Answer, Query, Sample, grid_step
-from dpformer.privacy.selection import Selection, named
+from dpformer.privacy.selection import Counts, Selection, named
 
 P = TypeVar("P", bound=Sized)
 Noise = Callable[[bytes, tuple[int, ...], float], np.ndarray]
 
-_EXACT = 2**53
 # Without privacy nothing is clipped or noised: a fine grid keeps small gradients.
 _GRID_WITHOUT_NOISE = 2.0**-34
 
 
-class Curator(Generic[P]):
+class Curator(Uncopied, Generic[P]):
     """Holds people's data and the noise; answers the queries of one plan, in the plan's order.
 
     people: one entry for each person, with a length. ledger: None only for a plan with epsilon inf, whose answers are exact.
@@ -69,15 +69,21 @@ class Curator(Generic[P]):
         numbers = 1 if choice else query.numbers
         fine = not self.plan.private and planned.name == GRADIENTS
         grid = _GRID_WITHOUT_NOISE if fine else grid_step(query.bound, numbers)
+        # Rounded up, so that rounding cannot lower the noise.
+        std = math.nextafter(planned.noise_multiplier * query.sensitivity(grid), math.inf)
+        if self.plan.private:
+            check_std(std)
         drawn = self._draw(self.keys.sample(), len(self._people), planned.rate)
-        sums = query.sum(self._people, Sample(drawn, self.keys.dropout()), grid)
+        sample = Sample(drawn, self.keys.dropout())
+        # A selection by its own class: its threshold holds only for vectors that were checked.
+        add_up = functools.partial(Selection.sum, query) if isinstance(query, Selection) else query.sum
+        sums = add_up(self._people, sample, grid)
         _check(query, sums)
         if not self.plan.private:
             self.keys.ratchet()
             return Answer(query.name, {name: value * grid for name, value in sums.items()}, 0.0, grid)
         assert self.ledger is not None
-        # Rounded up, so that rounding cannot lower the noise.
-        std = math.nextafter(planned.noise_multiplier * query.sensitivity(grid), math.inf)
+        _check_exact(query.name, sums, std)
         digest = _digest(sums, grid, std)
         self.ledger.charge(self.keys.place, query.name, self.keys.tag(query.name, digest))
         noisy: Mapping[str, np.ndarray] = {
@@ -86,10 +92,8 @@ class Curator(Generic[P]):
         self.keys.ratchet()
         labels: tuple[Any, ...] = ()
         if isinstance(query, Selection):
-            noisy, labels = named(query, noisy[query.name], std, self.plan.threshold_delta, grid)
-        # Two comparisons: |-2^63| is not a number of 64 bits.
-        if any(value.size and not -_EXACT < int(value.min()) <= int(value.max()) < _EXACT for value in noisy.values()):
-            raise PrivacyError(f"the answer to {query.name!r} has numbers that are not exact in float64")
+            counts = Counts(sums[query.name], noisy[query.name], std, grid)
+            noisy, labels = named(query, counts, self.plan.threshold_delta)
         return Answer(query.name, {name: value * grid for name, value in noisy.items()}, std * grid, grid, labels)
 
     def replace_events(self, function: Callable[[P], P]) -> None:
@@ -111,6 +115,14 @@ def _check(query: Query[P], sums: Mapping[str, np.ndarray]) -> None:
         raise PrivacyError(f"the sum of {query.name!r} is not of whole numbers; nothing was released")
     if sum(value.size for value in sums.values()) != query.numbers:
         raise PrivacyError(f"the sum of {query.name!r} has another size than its query; nothing was released")
+
+
+def _check_exact(name: str, sums: Mapping[str, np.ndarray], std: float) -> None:
+    """Refuse, before anything is charged, sums whose answer may have numbers that are not exact in float64."""
+    most = 2**53 - math.ceil(FARTHEST * std)
+    # Two comparisons: |-2^63| is not a number of 64 bits.
+    if any(value.size and not -most < int(value.min()) <= int(value.max()) < most for value in sums.values()):
+        raise PrivacyError(f"the sum of {name!r} is too large: its answer is not exact in float64; nothing was charged")
 
 
 def _digest(sums: Mapping[str, np.ndarray], grid: float, std: float) -> bytes:

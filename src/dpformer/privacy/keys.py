@@ -13,11 +13,25 @@ import hashlib
 import hmac
 import os
 import secrets
+from typing import NoReturn
 
 from dpformer.errors import PrivacyError
 
 
-class Keys:
+class Uncopied:
+    """An object that is neither copied nor pickled: two copies would answer two queries for one charge.
+
+    `copy` and `deepcopy` use `__reduce__` too.
+    """
+
+    def __reduce__(self) -> NoReturn:
+        raise PrivacyError(
+            f"a {type(self).__name__} cannot be copied or pickled: its copy would answer again without a charge. Pass the object "
+            "itself; in another process, resume the run from its folder"
+        )
+
+
+class Keys(Uncopied):
     """The secret of a run and its place in the ledger. With the secret, the noise of all later answers can be subtracted.
 
     seed (research only): the secret is SHA-256 of the seed, so the noise can be subtracted by anyone who has the seed.

@@ -16,6 +16,7 @@ from typing import Any
 from dpformer.errors import PrivacyError
 from dpformer.privacy.chain import Chain, Line, Position, create_chain, open_chain, read_chain
 from dpformer.privacy.charge import Charge
+from dpformer.privacy.keys import Uncopied
 from dpformer.privacy.plan import GRADIENTS, PrivacyPlan
 
 _VERSION = 2
@@ -54,7 +55,7 @@ class Account:
         return made + self.plan.charges(self.steps_charged)[len(self.plan.releases) :]
 
 
-class Ledger:
+class Ledger(Uncopied):
     """The open ledger of a run, locked against a second writer. Made by `create_ledger` or `open_ledger`."""
 
     def __init__(self, chain: Chain, run_id: str, plan: PrivacyPlan, entries: list[Entry]) -> None:

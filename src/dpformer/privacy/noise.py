@@ -34,6 +34,8 @@ _CHUNK = 1 << 14
 # pi times that absolutely; sin, cos, sqrt and the products add some ulp: in all below _RELATIVE r.
 _LOG, _RELATIVE = 2.0**-51, 2.0**-47
 _SMALLEST_STD, _LARGEST_STD = 1.0, 2.0**40
+# No value is further from 0 than this many standard deviations: u is at least 2^-320, and sqrt(-2 log u) at most 21.1.
+FARTHEST = 22
 # Further bits, and the precision with which they are used.
 _MORE_BITS, _PRECISION = 256, 400
 
@@ -48,12 +50,17 @@ def random_words(key: bytes, count: int, stream: int, block: int = 0) -> np.ndar
     return np.frombuffer(encryptor.update(bytes(8 * count)), dtype="<u8")
 
 
-def rounded_gaussian(key: bytes, shape: tuple[int, ...], std: float) -> np.ndarray:
-    """int64 `shape`: independent floor(std Z + 1/2), Z ~ N(0, 1), exactly. `std` counts grid steps, 1 to 2^40."""
+def check_std(std: float) -> None:
+    """Refuse noise that `rounded_gaussian` cannot draw. std: in grid steps."""
     if not _SMALLEST_STD <= std <= _LARGEST_STD:
         raise PrivacyError(
             f"noise of {std:g} grid steps is not between 1 and 2^40; nothing was released; choose another epsilon"
         )
+
+
+def rounded_gaussian(key: bytes, shape: tuple[int, ...], std: float) -> np.ndarray:
+    """int64 `shape`: independent floor(std Z + 1/2), Z ~ N(0, 1), exactly. `std` counts grid steps, 1 to 2^40."""
+    check_std(std)
     if torch.get_num_threads() == 1:
         return _draw(key, shape, std)
     return _thread(os.getpid()).submit(_draw, key, shape, std).result()

@@ -111,8 +111,12 @@ class Statistic(abc.ABC):
         """The sum in whole steps; see `sum_on_grid`, which checks every person's vector."""
         if len(sample.drawn) != len(people):
             raise PrivacyError(f"statistic {self.name!r} is over all people; it cannot be asked of a sample")
-        total = sum_on_grid(self.name, self.vectors(people), len(people), self.numbers, self.bound, grid)
+        total = sum_on_grid(self.name, self.checked(people, grid), len(people), self.numbers, self.bound, grid)
         return {self.name: total.reshape(self.shape)}
+
+    def checked(self, people: Any, grid: float) -> Vectors:
+        """The vectors, after the checks that a kind of statistic makes beside those of `sum_on_grid`."""
+        return self.vectors(people)
 
 
 def sum_on_grid(name: str, vectors: Vectors, people: int, cells: int, bound: float, grid: float) -> np.ndarray:

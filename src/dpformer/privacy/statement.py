@@ -21,7 +21,17 @@ from dpformer.privacy.calibration import gaussian_multiplier
 from dpformer.privacy.ledger import Account
 from dpformer.privacy.plan import PrivacyPlan
 from dpformer.privacy.tuning import Tuning, tuned_epsilon
-from dpformer.privacy.wording import GENERATORS, GRID, NEIGHBOURS, NOT_COVERED, SEEDED, TUNED, UNIT, in_words
+from dpformer.privacy.wording import (
+    GENERATORS,
+    GRID,
+    NEIGHBOURS,
+    NOT_COVERED,
+    SEEDED,
+    TUNED,
+    UNIT,
+    in_words,
+    users_in_words,
+)
 
 Probability = Annotated[float, Field(ge=0, le=1)]
 Multiplier = Annotated[float, Field(ge=0)]
@@ -135,7 +145,7 @@ class DataPart(Part):
 
 
 class PrivacyStatement(Part):
-    """All that is needed to judge the guarantee of a published model."""
+    """All that is needed to judge the guarantee of a published model. users_declared: `users` was given, and not counted."""
 
     format: Literal[2] = 2
     private: bool
@@ -146,6 +156,7 @@ class PrivacyStatement(Part):
     unit: str
     neighbours: str = NEIGHBOURS
     users: AtLeastOne
+    users_declared: bool = False
     data: DataPart
     steps: StepsPart | None
     noise: NoisePart
@@ -184,6 +195,7 @@ class Circumstances:
     """What a statement says beside plan and ledger.
 
     assumed_public: what is assumed public beside the number of users. assumptions: what the guarantee rests on without a proof.
+    users_declared: the plan's users are a population that was declared, in place of the number in the data.
     insecure: reasons not to rely on the guarantee; that of a seeded run is added automatically.
     """
 
@@ -192,6 +204,7 @@ class Circumstances:
     assumed_public: tuple[str, ...] = ()
     assumptions: tuple[str, ...] = ()
     insecure: tuple[str, ...] = ()
+    users_declared: bool = False
 
 
 def build_statement(
@@ -234,6 +247,7 @@ def build_statement(
         epsilon_at_delta_1_over_users=at_one_over_n,
         unit=UNIT,
         users=plan.users,
+        users_declared=about.users_declared,
         data=about.data.model_copy(update={"threshold_delta": threshold}),
         steps=_steps(plan, account),
         noise=NoisePart(mode=mode, generator=GENERATORS[mode], grid=GRID if plan.private else ""),
@@ -247,7 +261,7 @@ def build_statement(
             note=note,
         ),
         attack=AttackPart(**asdict(attack), reading=attack.sentence()),
-        assumed_public=("the number of users", *about.assumed_public),
+        assumed_public=(users_in_words(plan.users, about.users_declared), *about.assumed_public),
         assumptions=about.assumptions,
         tuning=tuning,
         not_covered=NOT_COVERED,

@@ -41,6 +41,7 @@ def in_words(s: PrivacyStatement) -> str:
     lines = [f"INSECURE: {reason}" for reason in s.insecure]
     if not s.private:
         lines.append("NOT PRIVATE: trained without noise (epsilon inf). Anyone's data may be read from it.")
+        lines += [f"OUTSIDE OF THE GUARANTEE: {what}" for what in s.data.outside_guarantee]
         return "\n".join(lines)
     lines += [
         f"({_bound(s.epsilon)}, {round_up(s.delta, 6):g})-differential privacy for {s.unit}.",
@@ -67,6 +68,11 @@ def in_words(s: PrivacyStatement) -> str:
     lines.append(f"Tuning: {_tuning(s.tuning)}.")
     lines += [f"Not covered: {item}." for item in s.not_covered]
     return "\n".join(lines)
+
+
+def users_in_words(users: int, declared: bool) -> str:
+    """What is assumed public about how many users there are."""
+    return f"a declared population of {users:,} users" if declared else "the number of users"
 
 
 def _tuning(part: TuningPart) -> str:

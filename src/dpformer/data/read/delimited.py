@@ -14,10 +14,12 @@ import polars as pl
 
 from dpformer.data.read.columns import ITEM, RATING, TIME, TITLE, USER, Wanted, find_columns
 from dpformer.data.read.log import READ_ERRORS, Log, first_line
-from dpformer.data.read.text import csv_rows, first_line_of, numbered_lines, rows_of
+from dpformer.data.read.text import check_quotes, csv_rows, first_line_of, numbered_lines, rows_of
 from dpformer.errors import DataError
 
 SEPARATORS = (",", "\t", ";", "|", " ")
+# TSV and files separated by spaces (SASRec) have no quoting rules: a quote is a character like any other.
+_QUOTED = (",", ";", "|")
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 _DATE = re.compile(r"\d{4}-\d\d-\d\d")
 # Columns of a file without a header, by their number, in the order of MovieLens and Amazon.
@@ -48,6 +50,8 @@ def read_delimited(path: Path, text: str, wanted: Wanted) -> Log:
     twice = [name for name in set(layout.names) if name and layout.names.count(name) > 1]
     if twice:
         raise DataError(f"{path}: two columns are called {twice[0]!r}; rename one in the first line")
+    if layout.quoted and not wanted.items:  # a catalogue is public, so its fields may span lines
+        check_quotes(path)
     if layout.separator == "::":
         frame = _split_lines(layout)
     else:
@@ -73,8 +77,7 @@ def _layout(path: Path, text: str, wanted: Wanted) -> Layout:
         names = tuple(cell.rsplit(":", 1)[0] for cell in first.split("\t"))
         return Layout(path, "RecBole .inter", "\t", names, header=True)
     separator = _separator(path, text, wanted)
-    # Files separated by spaces (SASRec) have no quoting rules.
-    quoted = separator != " "
+    quoted = separator in _QUOTED
     cells = rows_of(text, separator, quoted)[0]
     names = tuple(cell.strip() for cell in cells)
     kind = {",": "CSV", "\t": "TSV", " ": "text with spaces"}.get(separator, f"CSV with {separator!r}")
@@ -91,7 +94,7 @@ def _separator(path: Path, text: str, wanted: Wanted) -> str:
         return ","
     widths = {}
     for separator in SEPARATORS:
-        rows = rows_of(text, separator, separator != " ")[:100]
+        rows = rows_of(text, separator, separator in _QUOTED)[:100]
         if len([cell for cell in rows[0] if cell]) < 2:
             continue
         if all(wanted.named(role, rows[0]) for role in wanted.required):

@@ -12,7 +12,7 @@ from typing import Any
 
 import polars as pl
 
-from dpformer.data.read.columns import TIME, TITLE, Wanted, find_columns
+from dpformer.data.read.columns import ITEM, TIME, TITLE, USER, Wanted, find_columns
 from dpformer.data.read.log import READ_ERRORS, Log, first_line
 from dpformer.data.read.text import numbered_lines
 from dpformer.errors import DataError
@@ -25,14 +25,14 @@ _KINDS = {str: "text", bool: "true/false", int: "a number", float: "a number", l
 
 def read_json_lines(path: Path, wanted: Wanted) -> Log:
     """Open a file with one object per line; its first line shows whether it is JSON or Python literals."""
-    first_number, first = next((number, line) for number, line in numbered_lines(path) if line.strip())
+    first = next(line for _, line in numbered_lines(path) if line.strip())
     strict = _is_json(first)
     # The first lines show the columns of a log; a catalogue may have further columns in any line.
-    sample = [record for _, record in islice(_records(path), None if wanted.items else _SAMPLE_LINES)]
-    names = list(dict.fromkeys(name for record in sample for name in record))
+    sample = list(islice(_records(path), None if wanted.items else _SAMPLE_LINES))
+    names = list(dict.fromkeys(name for _, record in sample for name in record))
     columns = find_columns(names, wanted, str(path))
     used = wanted.used(columns)
-    schema = {name: _dtype(path, first_number, role, name, sample) for role, name in used.items()}
+    schema = {name: _dtype(path, role, name, sample) for role, name in used.items()}
     by_polars = strict and not wanted.items
     frame = pl.scan_ndjson(path, schema=schema) if by_polars else _parsed(path, schema, whole=wanted.items)
     form = "JSON lines" if strict else "Python-literal lines"
@@ -81,19 +81,22 @@ def _parse(path: Path, number: int, line: str) -> dict[str, Any]:
     return record
 
 
-def _dtype(path: Path, number: int, role: str, name: str, sample: list[dict[str, Any]]) -> pl.DataType:
+def _dtype(path: Path, role: str, name: str, sample: list[tuple[int, dict[str, Any]]]) -> pl.DataType:
     """Choose a column's type by its first value.
 
-    Text ids are categorical: polars then refuses a number among text ids, since 7 and "7" may be one user or two.
+    Text ids are categorical: polars then refuses a number among text ids, since 7 and "7" may be one user or two. Ids are text
+    or whole numbers: after a first id 1.0, the ids of all other users would be read as 1.0, 2.0, ...
     """
-    value = next((record[name] for record in sample if record.get(name) is not None), None)
+    number, value = next(((n, record[name]) for n, record in sample if record.get(name) is not None), (0, None))
+    where = f"{path}: line {number}, column {name!r}"
+    if role in (USER, ITEM) and isinstance(value, bool | float):
+        raise DataError(f'{where}: {json.dumps(value)} is not an id; write ids as whole numbers (1) or as text ("1")')
     if role == TIME and isinstance(value, int | float):
         return pl.Float64()
     if isinstance(value, str) or value is None:
         return pl.String() if role in (TIME, TITLE) else pl.Categorical()
     if isinstance(value, bool | int | float):
         return {bool: pl.Boolean(), int: pl.Int64(), float: pl.Float64()}[type(value)]
-    where = f"{path}: line {number}, column {name!r}"
     raise DataError(f"{where}: {_kind(value)} where one value is needed; flatten it first")
 
 

@@ -18,6 +18,7 @@ from dpformer.fit.dpsgd import Optimisation, Trainer
 from dpformer.fit.folder import read_recipe
 from dpformer.fit.recipe import Recipe
 from dpformer.fit.stage import Setup, new_network
+from dpformer.fit.stated import data_part
 from dpformer.models import Network
 from dpformer.trust.verify.answers import check_answers, statistics_of
 from dpformer.trust.verify.checks import Found, NotChecked, Verification
@@ -138,9 +139,10 @@ def _users(model: Artifact, recipe: Recipe, dataset: Dataset | None, missing: st
     users = len(dataset.sequences)
     ids = dataset.sequences.users.n_unique()
     stated, population = model.statement.users, recipe.population
-    given = "" if population is None else f" (a public number, {population:,}, was given)"
+    given = "" if population is None else f" (a population of {population:,} was declared)"
+    declared = model.statement.users_declared == (population is not None)
     return Found(
-        users == ids and stated == (population or users),
+        users == ids and users <= stated == (population or users) and declared,
         f"{users:,} sequences of {ids:,} users in the data, {stated:,} users stated{given}",
         {"sequences": users, "users": ids, "stated": stated},
     )
@@ -151,9 +153,10 @@ def _data_part(model: Artifact, dataset: Dataset | None, missing: str) -> Found:
     if dataset is None:
         raise NotChecked(missing)
     said = model.statement.data
+    expected = data_part(dataset, model.statement.private)
     pairs = {
-        "catalogue": (dataset.catalogue_mode, said.catalogue),
-        "outside of the guarantee": (tuple(dataset.outside_guarantee), said.outside_guarantee),
+        "catalogue": (expected.catalogue, said.catalogue),
+        "outside of the guarantee": (expected.outside_guarantee, said.outside_guarantee),
     }
     wrong = [f"{name}: {a!r} in the data, {b!r} stated" for name, (a, b) in pairs.items() if a != b]
     detail = f"catalogue {said.catalogue!r}, {len(said.outside_guarantee)} things outside of the guarantee"
