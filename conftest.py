@@ -10,10 +10,20 @@ import pytest
 GUARANTEE = (
     *("tests/attacks/", "tests/clipping/", "tests/distributed/", "tests/fit/", "tests/privacy/", "tests/statistics/"),
     *("tests/trust/", "tests/report/", "tests/serve/", "tests/test_estimator.py", "tests/test_export.py"),
-    *("tests/test_cli_plan.py", "tests/test_nano.py", "tests/data/test_prepare_command.py", "tests/models/test_transitions.py"),
+    *(
+        "tests/test_cli_plan.py",
+        "tests/test_nano.py",
+        "tests/data/test_prepare_command.py",
+        "tests/models/test_transitions.py",
+    ),
 )
 NIGHTLY = (
-    *("experiments/", "tests/data/test_spark.py", "tests/distributed/test_lost.py", "tests/distributed/test_torchrun.py"),
+    *(
+        "experiments/",
+        "tests/data/test_spark.py",
+        "tests/distributed/test_lost.py",
+        "tests/distributed/test_torchrun.py",
+    ),
     *("tests/fit/test_finish.py", "tests/privacy/test_accounting.py", "tests/serve/test_fuzz.py", "tests/test_docs.py"),
     *("tests/test_examples.py", "tests/trust/test_faults.py", "tests/trust/test_fuzz.py"),
 )
