@@ -37,5 +37,6 @@ def tier_of(path: str) -> str:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark each test with its tier."""
     for item in items:
         item.add_marker(tier_of(item.nodeid))

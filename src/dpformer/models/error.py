@@ -51,7 +51,7 @@ def linear(var: Tensor, x: Tensor, weight: Tensor, var_weight: Tensor | float) -
 
         Var y = Var x |W|^2 / d_out  +  Var W (d_in Var x + |x|^2)
 
-    Exact for independent, isotropic errors. The paper's eq:linearnpn, as printed, has no sum over the inputs (and `l` for `l - 1`):
+    Exact for independent, isotropic errors. As printed, eq:linearnpn has no sum over the inputs (and `l` for `l - 1`):
     `Var y = Var x Var W + Var x W^2 + Var W x^2`.
 
     >>> linear(torch.tensor(0.5), torch.tensor([3.0, 4.0]), torch.eye(2), 0.1)  # 0.5 * 2/2 + 0.1 * (2 * 0.5 + 25)
@@ -71,7 +71,7 @@ def relu_moments(mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
 
         m = c Phi(c / sqrt d) + sqrt d phi(c / sqrt d)        Var = (c^2 + d) Phi + c sqrt d phi - m^2
 
-    The paper's eq:relunpn, as printed, subtracts c^2 in place of m^2, and is negative for c < 0. Ours gives the paper's own table, whose
+    As printed, eq:relunpn subtracts c^2 in place of m^2, and is negative for c < 0. Ours gives the paper's own table, whose
     second argument is a standard deviation.
 
     For a standard normal they are `1 / sqrt(2 pi)` and `1/2 - 1 / (2 pi)`:
