@@ -25,7 +25,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "export": RELEASED,
     "serve": RELEASED,
     "report": RELEASED | {"evaluation"},
-    "fit": RELEASED | {"clipping", "data", "statistics", "lost"},
+    "fit": RELEASED | {"clipping", "data", "statistics"},
     "trust": RELEASED | {"clipping", "data", "statistics", "fit", "evaluation"},
 }
 SHOWN = ("models", "artifact", "statistics", "evaluation", "export", "report")

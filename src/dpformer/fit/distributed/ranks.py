@@ -29,8 +29,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dpformer.errors import RankError
+from dpformer.fit.distributed.failures import fate, of_all, short
 from dpformer.fit.distributed.rendezvous import Meeting
-from dpformer.lost import fate, of_all, short
 
 # torch's own limit; loading data and the first releases of rank 0 must fit in.
 SECONDS = 1800.0
