@@ -21,7 +21,7 @@ def test_a_private_model_beats_popularity_and_a_model_without_privacy_beats_both
         recipe = plain_recipe(epsilon=epsilon, epochs=20.0, seed=1)
         assert start(tmp_path / str(epsilon), tmp_path / "data", recipe).train()
         model = load_model(tmp_path / str(epsilon))
-        found[str(epsilon)] = evaluate(model, held, items, max_length=model.model.spec.window)
+        found[str(epsilon)] = evaluate(model, held, items)
         assert model.statement.private == (epsilon == 8.0)
         assert model.statement.epsilon == ("inf" if epsilon != 8.0 else pytest.approx(8.0, rel=2e-3))
     ndcg = {name: figures.masked["ndcg@10"] for name, figures in found.items()}
