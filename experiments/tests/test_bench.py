@@ -61,6 +61,17 @@ def test_plain_and_private_sum_the_same_gradients(tiny, monkeypatch):
             torch.testing.assert_close(gradient, ours[name], rtol=1e-4, atol=1e-5)
 
 
+def test_ordinary_training_has_few_micro_batches_of_the_token_budget(tiny, monkeypatch):
+    contender = Plain(tiny, 50, build(tiny))
+    monkeypatch.setattr(contender, "how", replace(contender.how, token_budget=100))
+    users = np.arange(len(tiny.sequences))
+    lengths = np.minimum(tiny.sequences.lengths, tiny.L + 1)
+    pieces = contender.pieces(users)
+    np.testing.assert_array_equal(np.sort(np.concatenate(pieces)), users)
+    assert all(len(piece) * lengths[piece].max() <= 100 for piece in pieces)
+    assert len(pieces) <= lengths.sum() / 100 * 1.5
+
+
 def test_the_naive_loop_clips_as_the_trainer_does(tiny, monkeypatch):
     own, naive = Own(tiny, 30, private=True), Naive(tiny, 30, build(tiny))
     monkeypatch.setattr(naive, "finish", lambda: None)

@@ -28,8 +28,8 @@ def test_the_noise_benchmark_measures_noise_and_whole_answers(monkeypatch):
 
 
 def test_the_benchmark_of_groups_counts_padding_and_micro_batches():
-    """One step of a fresh model, cut by hand: with everybody of length 8 nothing is padded, in groups or not."""
-    same = grouping.measure(uniform(300, 7, 30, 8), "pure", 1)
+    """One step of a new model, cut by hand: with users of length 10, the width of a class, nothing is padded."""
+    same = grouping.measure(uniform(300, 9, 30, 10), "pure", 1)
     assert same["batch"] == 150
     assert same["groups"] == 2
     assert same["cuts"][grouping.TODAY]["micro_batches"] == 2

@@ -1,8 +1,8 @@
 """Measure the cost of cutting a batch into micro-batches by group, compared with cutting the whole batch.
 
 Groups depend only on people's places (see `dpformer.fit.gradient_sum`), so that one person's events change the sum of one group
-only. The people of a group are sorted by length and cut. A whole batch, sorted and cut at once, has less padding and fewer
-micro-batches. Both sum the same batches here, with one worker on one thread, and take turns.
+only. The people of a group are cut by classes of lengths. A whole batch, cut at once, has fewer micro-batches. Both sum
+the same batches here, with one worker on one thread, and take turns.
 
     groups            of a batch; `most` is the m of the sensitivity, C / g (1 + 1e-6 + m 2^-21) + sqrt(d)
     positions         of all micro-batches, padding included, per token that is not padding
