@@ -22,7 +22,7 @@ from dpformer.fit.distributed.parallel import ParallelGradientSum
 from dpformer.fit.distributed.ranks import ALONE, Ranks
 from dpformer.fit.gradient_sum import GradientSum, Groups
 from dpformer.fit.recipe import DPSGDSettings, Recipe
-from dpformer.fit.stage import Outputs, Setup, StepReport, new_network
+from dpformer.fit.stage import Outputs, Setup, StepReport, new_network, part_of
 from dpformer.fit.workers import Team, Worker
 from dpformer.models.network import Network
 from dpformer.models.transformer import Transformer
@@ -174,8 +174,3 @@ def network_for_steps(setup: Setup, before: Outputs) -> Network:
         assert isinstance(network, Transformer)
         network.set_errors(plan.noise_multiplier, plan.batch_size, p, torch.ones(settings.max_length))
     return network
-
-
-def part_of(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """The tensors whose names begin with a prefix, without it."""
-    return {name.removeprefix(f"{prefix}."): value for name, value in tensors.items() if name.startswith(f"{prefix}.")}

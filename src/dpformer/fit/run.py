@@ -33,7 +33,7 @@ from dpformer.fit.checkpoint import Checkpoints
 from dpformer.fit.distributed.ranks import ALONE, Ranks
 from dpformer.fit.distributed.restart import began_in, refuse_second, take_over
 from dpformer.fit.distributed.together import about_run, alone, compare_data, explained_loss, lead
-from dpformer.fit.dpsgd import Optimisation, Trainer, network_for_steps, part_of
+from dpformer.fit.dpsgd import Optimisation, Trainer, network_for_steps
 from dpformer.fit.events import Tracker, Trackers, ended, started, stepped
 from dpformer.fit.folder import (
     Begun,
@@ -57,9 +57,8 @@ from dpformer.fit.recipe import Recipe
 from dpformer.fit.stage import Outputs, Progress, Setup
 from dpformer.fit.stated import state_privacy
 from dpformer.fit.statistics_stages import choose_items, restrict, stages_before_steps
-from dpformer.models import Network, TransitionScorer, build, parse_spec, restore
-from dpformer.privacy import Answer, Curator, Keys, PrivacyPlan, PrivacyStatement
-from dpformer.statistics.histogram import HISTOGRAM
+from dpformer.models import Network, build, parse_spec
+from dpformer.privacy import Curator, Keys, PrivacyPlan, PrivacyStatement
 
 CHECKPOINT_SECONDS = 60.0
 OnProgress = Callable[[Progress], None]
@@ -185,29 +184,16 @@ class Run:
         """Save a checkpoint of everything that the next steps depend on."""
         tensors, values = self.trainer.state()
         values["network"] = self.trainer.model.spec.model_dump(mode="json")
-        if self.outputs.histogram is not None:
-            answer = self.outputs.histogram
-            tensors[HISTOGRAM] = torch.from_numpy(answer.values[answer.name])
-            values[HISTOGRAM] = [answer.noise_std, answer.grid]
-        if self.outputs.transitions is not None:
-            values["transitions"] = self.outputs.transitions.spec.model_dump(mode="json")
-            state = self.outputs.transitions.state_dict()
-            tensors |= {f"transitions.{name}": value for name, value in state.items()}
         values["items"] = self._chosen_items()
         values |= begun_values(self._begun, self.curator.keys, self.curator.ledger)
-        self.checkpoints.save(tensors, values)
+        before, about = self.outputs.state()
+        self.checkpoints.save(tensors | before, values | about)
 
     def restore(self, tensors: dict[str, torch.Tensor], values: dict[str, Any]) -> None:
         """Continue from a checkpoint that `save` wrote, during the steps."""
         if values["items"] is not None:
             self.dataset = restrict(self.curator, self.dataset, values["items"])
-        histogram, transitions = None, None
-        if HISTOGRAM in values:
-            histogram = Answer(HISTOGRAM, {HISTOGRAM: tensors[HISTOGRAM].numpy()}, *values[HISTOGRAM])
-        if "transitions" in values:
-            scorer = restore(parse_spec(values["transitions"]), part_of(tensors, "transitions"))
-            transitions = cast(TransitionScorer, scorer)
-        self.outputs = Outputs(histogram, transitions)
+        self.outputs = Outputs.of_state(tensors, values)
         network = cast(Network, build(parse_spec(values["network"])))
         self._make_trainer(network).restore(tensors, values)
         self._lead()

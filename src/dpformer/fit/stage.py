@@ -10,16 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
 
 from dpformer.fit.recipe import Recipe, TransitionsSettings
 from dpformer.fit.scorers import popularity_of
-from dpformer.models import Ensemble, Network, Recommender, TransitionScorer, build
+from dpformer.models import Ensemble, Network, Recommender, TransitionScorer, build, parse_spec, restore
 from dpformer.privacy import Answer, PrivacyPlan
 from dpformer.privacy.query import Asker
+from dpformer.statistics.histogram import HISTOGRAM
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,34 @@ class Outputs:
             return self.transitions
         assert self.histogram is not None
         return popularity_of(self.histogram)
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Histogram and transitions, for a checkpoint: tensors, and JSON-ready values."""
+        tensors: dict[str, Tensor] = {}
+        values: dict[str, Any] = {}
+        if self.histogram is not None:
+            tensors[HISTOGRAM] = torch.from_numpy(self.histogram.values[HISTOGRAM])
+            values[HISTOGRAM] = [self.histogram.noise_std, self.histogram.grid]
+        if self.transitions is not None:
+            tensors |= {f"transitions.{name}": value for name, value in self.transitions.state_dict().items()}
+            values["transitions"] = self.transitions.spec.model_dump(mode="json")
+        return tensors, values
+
+    @classmethod
+    def of_state(cls, tensors: dict[str, Tensor], values: dict[str, Any]) -> Outputs:
+        """What `state` was taken from; other tensors and values are not read."""
+        histogram, transitions = None, None
+        if HISTOGRAM in values:
+            histogram = Answer(HISTOGRAM, {HISTOGRAM: tensors[HISTOGRAM].numpy()}, *values[HISTOGRAM])
+        if "transitions" in values:
+            scorer = restore(parse_spec(values["transitions"]), part_of(tensors, "transitions"))
+            transitions = cast(TransitionScorer, scorer)
+        return cls(histogram, transitions)
+
+
+def part_of(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """The tensors whose names begin with a prefix, without it."""
+    return {name.removeprefix(f"{prefix}."): value for name, value in tensors.items() if name.startswith(f"{prefix}.")}
 
 
 @dataclass(frozen=True)
