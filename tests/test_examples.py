@@ -3,6 +3,7 @@
 import os
 import re
 import runpy
+import sys
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,13 @@ def test_a_rule_of_ones_own(capsys):
     out = run("custom_rule.py", capsys)
     assert "'decay' is used by decayed_sum, which has no clipping rule" in out
     assert "norms agree" in out
+
+
+def test_the_method_on_one_page(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["nano_dpformer.py", "2"])  # 2 steps; tests/test_nano.py trains longer
+    out = run("nano_dpformer.py", capsys)
+    assert re.search(r"epsilon (7\.9\d|8\.00) at delta 1e-05", out)
+    assert "popularity 0.136" in out
 
 
 def test_all_are_run():
