@@ -368,3 +368,18 @@ def test_the_documentation_has_every_preset_and_no_other_setting():
     rows = page[page.index("## Settings") : page.index("## What a step does")].splitlines()
     documented = [line.split("`")[1] for line in rows if line.startswith("| `")]
     assert documented == [name for group in GROUPS for name in settings_of(group)]
+
+
+@pytest.mark.parametrize("preset", ["pure", "paper", "whole"])
+def test_another_network_leaves_out_what_only_a_transformer_has(preset):
+    recipe = make_recipe(preset, model="gru")
+    assert recipe.network.model == "gru"
+    with pytest.raises(DPFormerError, match="blocks is for the transformer, not for 'gru'; leave it out"):
+        make_recipe(preset, model="gru", blocks=3)
+
+
+def test_a_change_of_a_group_that_does_not_exist_is_an_error():
+    recipe = make_recipe("pure")
+    assert recipe.changed({"distil.steps": 2}) == recipe  # a stage that the recipe lacks
+    with pytest.raises(KeyError, match="dpgsd"):
+        recipe.changed({"dpgsd.epochs": 2})

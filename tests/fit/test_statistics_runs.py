@@ -15,6 +15,7 @@ from dpformer.fit.presets import make_recipe
 from dpformer.fit.run import resume, start
 from dpformer.privacy import Curator, read_ledger
 from dpformer.privacy.noise import rounded_gaussian
+from tests.recipes import small_recipe
 
 TRANSITIONS = ["histogram", "transitions 1", "transitions 2", "transitions 3"]
 
@@ -140,3 +141,21 @@ def test_the_estimator_and_the_command_take_them_too(data, tmp_path, dpformer):
     assert "1 releases, no steps" in done.err
     assert dpformer("evaluate", tmp_path / "run", data).code == 0
     assert "released popularity" in dpformer("recommend", tmp_path / "run", "--history", "nothing known").err
+
+
+def test_a_distilled_network_alone_answers_empty_histories_by_popularity(tmp_path, data):
+    recipe = small_recipe("default", **{"transitions.weight": 0.0, "distil.steps": 2, "d": 8})
+    assert start(tmp_path / "run", data, recipe).train()
+    model = load_model(tmp_path / "run")
+    popularity = model.model.popularity()
+    best, _ = model.rank([[]], k=3)
+    assert best[0].tolist() == (popularity[1:].argsort(descending=True, stable=True)[:3] + 1).tolist()
+
+
+def test_a_run_that_was_stopped_before_its_steps_is_resumed_and_not_trained_again(tmp_path, data):
+    run = start(tmp_path / "run", data, small_recipe("transitions"))
+    assert not run.train(should_stop=lambda: True)
+    with pytest.raises(DPFormerError, match="dpformer resume"):
+        run.train()
+    run.close()
+    assert resume(tmp_path / "run").train()

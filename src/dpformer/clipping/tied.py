@@ -1,6 +1,6 @@
 """Phantom Clipping proper: the gradient of a table that is input and output layer at once.
 
-`tied_squared_norms` is the paper's claim as it stands there, for reading and for tests. `TiedGradient` computes the same over
+`tied_squared_norms` is the paper's claim, with misprints corrected, for reading and tests. `TiedGradient` computes the same over
 tiles of tokens: nothing of size M x M or B x M x d is built. Where a sample has about as many tokens as the table has columns,
 or more, D D' costs more than the gradient `G = D'H + onehot(s)'x` itself, which is then formed for a few samples at a time in
 reused memory, and added to the sum straight away. Gradients are formed and summed transposed, `[d, M]`: H'D runs over D in the

@@ -1,1 +1,1 @@
-"""Private training: the loop, its schedule and averaging, checkpoints and the run folder."""
+"""From a recipe to a released model."""

@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from dpformer.errors import DPFormerError
-from dpformer.fit.recipe import STAGES, NetworkSettings, Recipe
+from dpformer.fit.recipe import STAGES, TRANSFORMER_ONLY, NetworkSettings, Recipe
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -44,7 +44,12 @@ PRESETS: dict[str, Values] = {
     # The paper's settings, with one choice of its grid of batch sizes and learning rates.
     "paper": {
         "network": {
-            **{"d": 64, "blocks": 2, "norm": "post", "dropout": 0.2, "max_length": 200, "reattention": "logits"},
+            "d": 64,
+            "blocks": 2,
+            "norm": "post",
+            "dropout": 0.2,
+            "max_length": 200,
+            "reattention": "logits",
         },
         "stages": [
             {"stage": "histogram", "share": 0.05},
@@ -83,7 +88,7 @@ def make_recipe(preset: str = "default", file: Path | None = None, **options: An
     """
     if preset not in PRESETS:
         raise DPFormerError(f"no preset is called {preset!r}; there are: {', '.join(PRESETS)}")
-    values = copy.deepcopy(PRESETS[preset])
+    values, given_names = copy.deepcopy(PRESETS[preset]), set[str]()
     given = [(f"{file}: ", _read(file))] if file else []
     for where, source in [*given, ("", options)]:
         if "stages" in source:
@@ -93,6 +98,14 @@ def make_recipe(preset: str = "default", file: Path | None = None, **options: An
             if key == "model" and value in ("transitions", "popularity"):
                 raise DPFormerError(f"{where}model {value} is a preset now: use --preset {value}")
             _group(values, group)[key] = value
+            given_names.add(key)
+    if (values.get("network") or {}).get("model", "transformer") != "transformer":
+        # Settings of the preset that only a Transformer has; given ones are refused by the recipe.
+        values["network"] = {
+            name: value
+            for name, value in values["network"].items()
+            if name in given_names or name not in TRANSFORMER_ONLY
+        }
     try:
         return Recipe.model_validate(values)
     except ValidationError as error:

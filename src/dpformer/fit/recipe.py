@@ -43,6 +43,9 @@ class Tuning(Settings):
         return self
 
 
+TRANSFORMER_ONLY = ("blocks", "norm", "recency", "reattention")
+
+
 class NetworkSettings(Settings):
     """The network that `distil` and `dpsgd` train."""
 
@@ -72,10 +75,9 @@ class NetworkSettings(Settings):
 
     @model_validator(mode="after")
     def _of_transformer(self) -> NetworkSettings:
-        if self.model != "transformer" and self.reattention != "off":
-            raise ValueError(f"reattention is for the transformer, not for {self.model!r}; set it to off")
-        if self.model != "transformer" and self.recency is not None:
-            raise ValueError(f"recency is for the transformer, not for {self.model!r}")
+        for name in TRANSFORMER_ONLY if self.model != "transformer" else ():
+            if getattr(self, name) != NetworkSettings.model_fields[name].default:
+                raise ValueError(f"{name} is for the transformer, not for {self.model!r}; leave it out")
         return self
 
     def spec(self, items: int, frequencies: bool = False) -> NetworkSpec:
@@ -195,7 +197,7 @@ class Recipe(Settings):
             raise ValueError("stage distil needs the stage transitions before it")
         if (self.network is not None) != bool({"distil", "dpsgd"} & set(names)):
             raise ValueError("a network goes with the stages distil and dpsgd, and with no others")
-        if math.isinf(self.epsilon) and set(names) - {"histogram", "dpsgd"} | {"dpsgd"} - set(names):
+        if math.isinf(self.epsilon) and set(names) - {"histogram"} != {"dpsgd"}:
             raise ValueError("without privacy (epsilon inf) there are steps alone: take preset pure or paper")
         total = sum(self.shares().values())
         if "dpsgd" in names and total >= 1:
@@ -222,11 +224,13 @@ class Recipe(Settings):
         return next((stage for stage in self.stages if isinstance(stage, kind)), None)
 
     def changed(self, changes: Mapping[str, Any]) -> Recipe:
-        """The recipe with other values, by dotted names such as `network.d`; of what it does not have nothing is changed."""
+        """The recipe with other values, by dotted names such as `network.d`; groups that the recipe lacks are left out."""
         values = self.model_dump()
         groups = {"": values, "network": values["network"], **{stage["stage"]: stage for stage in values["stages"]}}
         for name, value in changes.items():
             group, _, key = name.rpartition(".")
+            if group not in {"", "network", *STAGES}:
+                raise KeyError(f"{name} has no group of settings")
             if groups.get(group) is not None:
                 groups[group][key] = value
         return Recipe.model_validate(values)

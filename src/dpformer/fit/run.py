@@ -1,12 +1,6 @@
 """A run: from prepared data and a recipe to a folder with a released model, through any number of interruptions.
 
-    config.json         recipe, catalogue size, versions              items.jsonl       the catalogue
-    model.json          what the model is                             model.safetensors its tensors
-    ledger.jsonl        what was charged, before it was seen          privacy.json      the privacy statement
-    metrics.json        evaluation; not private                       events.jsonl      progress; losses are not private
-    files.json          SHA-256 of the above that are released        README.md         the model card
-    private/            state of an unfinished run; owner only, removed at the end
-    local.json          where the data was, for this machine; owner only
+`artifact.layout` has the files of the folder.
 
 The first checkpoint, with the keys of the noise to come, is saved before the first answer. A run that is interrupted before its
 steps asks again from there: with the same keys it gets the same answers, which cost nothing more. During the steps there is a
@@ -76,6 +70,7 @@ class Run:
         self.checkpoints = Checkpoints(folder)
         self._begun, self._lock = begun, lock
         self._trainer: Trainer | None = None
+        self._asked = False
 
     @property
     def plan(self) -> PrivacyPlan:
@@ -101,7 +96,10 @@ class Run:
         checkpoint_seconds: float = CHECKPOINT_SECONDS,
         trackers: Iterable[Tracker] = (),
     ) -> bool:
-        """Do the work that is left. True when the model is released; False if it was stopped, with everything saved."""
+        """Do the work that is left. True when the model is released; False if it was stopped, with everything saved.
+
+        A run that was stopped before its steps is closed and resumed, not trained again.
+        """
         self._drop_events()
         listeners = Trackers(trackers)
         listeners.on_event(started(self.step, self.plan.steps, self.recipe.settings()))
@@ -145,6 +143,11 @@ class Run:
         """The histogram, the transitions, the distilled network; then the trainer. Nothing if the steps have begun."""
         if self._trainer is not None:
             return
+        if self._asked:
+            raise DPFormerError(
+                f"{self.folder}: was stopped before its steps; close it, then: dpformer resume {self.folder}"
+            )
+        self._asked = True
         self.dataset = choose_items(self.curator, self.dataset)
         self.outputs = Outputs()
         for stage in stages_before_steps(self._setup()):

@@ -2,6 +2,8 @@
 
     histogram -> transitions -> distil -> dpsgd        each of them may be missing; see `recipe`
 
+The steps of `dpsgd` are checkpointed, so `Run` makes them with `dpsgd.Trainer`; the others are `Stage` objects.
+
 A stage sees the outputs of the stages before it and an `Asker`, never people's data. So the outputs are functions of answers
 alone, and can be made again from recorded answers.
 """

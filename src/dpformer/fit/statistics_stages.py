@@ -6,6 +6,9 @@ from collections.abc import Collection, Generator
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from dpformer.data import Dataset, Sequences
 from dpformer.errors import DPFormerError
 from dpformer.fit.distil import distil
@@ -14,7 +17,7 @@ from dpformer.fit.scorers import fit_transitions
 from dpformer.fit.stage import Outputs, Progress, Setup, Stage, new_network
 from dpformer.privacy import Curator
 from dpformer.privacy.query import Asker
-from dpformer.statistics.histogram import Histogram
+from dpformer.statistics.histogram import Histogram, frequencies
 from dpformer.statistics.item_selection import ItemCounts
 
 
@@ -34,7 +37,7 @@ class HistogramStage:
 
 @dataclass(frozen=True)
 class TransitionsStage:
-    """Asks for the transitions and makes a score matrix of them: three answers, each where the last saw something."""
+    """Asks for the transitions and scores by them: three answers, each for cells where the one before saw more than noise."""
 
     setup: Setup
     name = "transitions"
@@ -73,10 +76,17 @@ class DistilStage:
         settings = self.setup.recipe.stage(DistilSettings)
         assert before.transitions is not None
         assert settings is not None
-        network = new_network(self.setup)
+        network = new_network(self.setup, self._frequencies(before))
         for step in distil(network, before.transitions, settings.steps):
             yield Progress(self.name, step, settings.steps, self.setup.plan)
         return replace(before, network=network)
+
+    def _frequencies(self, before: Outputs) -> Tensor | None:
+        """Of a network that is released alone, which answers empty histories by them; beside transitions it does not."""
+        statistics = self.setup.recipe.stage(TransitionsSettings)
+        if before.histogram is None or statistics is None or statistics.weight:
+            return None
+        return torch.from_numpy(frequencies(before.histogram, self.setup.plan.users).probability).float()
 
 
 def stages_before_steps(setup: Setup) -> list[Stage]:

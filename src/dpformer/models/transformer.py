@@ -68,14 +68,11 @@ class Transformer(Network):
         self.register_buffer("var_positions", torch.zeros(spec.max_length))
         self.register_buffer("var_blocks", torch.zeros(()))
 
-    def set_errors(
-        self, noise_multiplier: float, batch_size: float, frequencies: Tensor, lengths: Tensor, averaging: float = 1.0
-    ) -> None:
+    def set_errors(self, noise_multiplier: float, batch_size: float, frequencies: Tensor, lengths: Tensor) -> None:
         """Effective errors of all parameters, from public or released quantities alone.
 
         frequencies `[items + 1]`: fraction of sequences that hold each item (row 0 is not read). lengths `[max_length]`: fraction
-        of sequences with at least t items, for t = 1, 2, .... averaging: the sum of squared weights, where the parameters in use
-        are a weighted average of iterates.
+        of sequences with at least t items, for t = 1, 2, ....
         """
         if self.reattention is None:
             raise ValueError("this Transformer was made without reattention")
@@ -85,7 +82,7 @@ class Transformer(Network):
             ((frequencies[1:] >= 0) & (frequencies[1:] <= 1)).all() and ((lengths >= 0) & (lengths <= 1)).all()
         ):
             raise ValueError("frequencies and lengths are fractions of all sequences, between 0 and 1")
-        scale = self.reattention.scale * averaging**0.5
+        scale = self.reattention.scale
         if self.chosen is not None:
             frequencies = frequencies[self.chosen]
         usual = frequencies.clamp(1e-9, 1.0).index_fill(0, torch.tensor(0), 1.0)
