@@ -18,4 +18,4 @@ class PrivacyError(DPFormerError):
 
 
 class RankError(DPFormerError):
-    """Another process of this training was lost or hangs, or is not in step."""
+    """Another process of this training has ended, hangs, or is out of step."""

@@ -21,7 +21,7 @@ from dpformer.data import load
 from dpformer.errors import DPFormerError
 from dpformer.fit import folder as folder_module
 from dpformer.fit import run as run_module
-from dpformer.fit.distributed import together
+from dpformer.fit.distributed import lead_and_follow
 from dpformer.fit.distributed.ranks import Ranks, join
 from dpformer.fit.recipe import Recipe
 from dpformer.fit.run import resume, start
@@ -113,7 +113,7 @@ def loaded(data: Path, monkeypatch: pytest.MonkeyPatch) -> Path:  # noqa: F811
     packed, hashes = write_module.pack_catalogue(dataset.catalogue), write_module.column_hashes(dataset.catalogue)
     monkeypatch.setattr(write_module, "pack_catalogue", lambda catalogue: packed)
     monkeypatch.setattr(write_module, "column_hashes", lambda catalogue: hashes)
-    for module in (folder_module, run_module, together):
+    for module in (folder_module, run_module, lead_and_follow):
         monkeypatch.setattr(module, "load", lambda folder: dataset)
     return data
 
@@ -136,7 +136,7 @@ def train_on(folder: Path, **options: Any) -> Work:
 
     def work(ranks: Ranks) -> Any:
         if not ranks.first:
-            follower = together.follow(ranks)
+            follower = lead_and_follow.follow(ranks)
             assert follower is not None
             return follower.train()
         with ranks.leading():

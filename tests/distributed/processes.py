@@ -15,8 +15,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from dpformer.fit.distributed.lead_and_follow import follow
 from dpformer.fit.distributed.ranks import Ranks
-from dpformer.fit.distributed.together import follow
 from dpformer.privacy import plan as plan_module
 from dpformer.privacy import statement as statement_module
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from dpformer.fit.distributed.ranks import ALONE, Ranks
-from dpformer.fit.distributed.together import follow
+from dpformer.fit.distributed.lead_and_follow import follow
+from dpformer.fit.distributed.ranks import SINGLE, Ranks
 from dpformer.fit.dpsgd import Trainer
 from dpformer.fit.gradient_sum import Groups
 from dpformer.fit.run import resume
@@ -79,7 +79,7 @@ def test_uneven_and_empty_ranks_and_a_user_who_is_not_finite(team, tmp_path, loa
         trainer.query.team.size = team
         trainer.query.groups = Groups(7, 7)
 
-    def lead(folder: Path, ranks: Ranks = ALONE) -> list[float]:
+    def lead(folder: Path, ranks: Ranks = SINGLE) -> list[float]:
         left = iter(draws)
         given = partial(Curator, draw=lambda key, users, rate: next(left))
         run = resume(folder, ranks=ranks, make_curator=given)

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from dpformer.errors import DPFormerError
-from dpformer.fit.distributed import together
+from dpformer.fit.distributed import lead_and_follow
+from dpformer.fit.distributed.lead_and_follow import follow
 from dpformer.fit.distributed.ranks import Ranks
-from dpformer.fit.distributed.together import follow
 from dpformer.fit.gradient_sum import GradientSum
 from dpformer.fit.run import resume, start
 from dpformer.privacy import read_ledger
@@ -161,7 +161,7 @@ def test_other_weights_are_detected_before_the_charge(tmp_path, whole, loaded):
 
 def test_other_data_is_detected_before_the_start(tmp_path, whole, loaded, monkeypatch):
     folder = copied(whole, "data")
-    sound = together.load(loaded)
+    sound = lead_and_follow.load(loaded)
 
     def work(ranks: Ranks) -> None:
         if ranks.first:
@@ -170,7 +170,7 @@ def test_other_data_is_detected_before_the_start(tmp_path, whole, loaded, monkey
         items = sound.sequences.items.copy()
         items[5] = items[5] % 20 + 1
         changed = type(sound.sequences)(sound.sequences.users, items, sound.sequences.offsets)
-        together.load = lambda folder: type(sound)(**{**vars(sound), "sequences": changed})
+        lead_and_follow.load = lambda folder: type(sound)(**{**vars(sound), "sequences": changed})
         follow(ranks)
 
     ended = fork_ranks(tmp_path / "ends", 2, work)
@@ -180,7 +180,7 @@ def test_other_data_is_detected_before_the_start(tmp_path, whole, loaded, monkey
 
     def other_version(ranks: Ranks) -> None:
         if not ranks.first:
-            together.__version__ = "0.0.0"
+            lead_and_follow.__version__ = "0.0.0"
         train_on(folder)(ranks)
 
     def missing(ranks: Ranks) -> None:
@@ -191,7 +191,7 @@ def test_other_data_is_detected_before_the_start(tmp_path, whole, loaded, monkey
         def load(folder):
             raise DPFormerError("no such folder")
 
-        together.load = load
+        lead_and_follow.load = load
         follow(ranks)
 
     ended = fork_ranks(tmp_path / "ends", 2, other_version)
@@ -256,15 +256,15 @@ def test_what_processes_say_to_one_another(tmp_path):
         total = [value.sum().item() for value in values]
         own = ranks.deal([np.arange(k) for k in range(4)] if ranks.first else ()).tolist()
         ranks.barrier()
-        told = ranks.tell({"a": None} if ranks.first else 3)
+        broadcast = ranks.broadcast({"a": None} if ranks.first else 3)
         return [
             total,
             own,
-            ranks.hear(ranks.rank),
-            told,
+            ranks.gather(ranks.rank),
+            broadcast,
             ranks.agree(ranks.rank == 2),
             ranks.agree(False),
-            ranks.tell_bytes(b""),
+            ranks.broadcast_bytes(b""),
         ]
 
     def jsonable(ranks: Ranks) -> list[object]:

@@ -13,9 +13,9 @@ import pytest
 import torch.distributed as dist
 
 from dpformer.errors import DPFormerError
+from dpformer.fit.distributed.lead_and_follow import finished
 from dpformer.fit.distributed.ranks import Ranks
 from dpformer.fit.distributed.rendezvous import Meeting
-from dpformer.fit.distributed.together import finished
 from dpformer.fit.run import resume, start
 from dpformer.privacy import read_ledger
 from tests.fit.conftest import data, quick_accounting  # noqa: F401

@@ -12,9 +12,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from dpformer.fit.distributed import together
+from dpformer.fit.distributed import lead_and_follow
+from dpformer.fit.distributed.lead_and_follow import follow
 from dpformer.fit.distributed.ranks import Ranks
-from dpformer.fit.distributed.together import follow
 from dpformer.fit.presets import make_recipe
 from dpformer.fit.recipe import Recipe
 from dpformer.fit.run import resume, start
@@ -95,23 +95,23 @@ def test_two_processes_release_what_one_does(kind, ended, place, data, tmp_path)
 def lost_before(rank: int, size: int, folder: str, data: str) -> None:  # noqa: F811
     """Rank 1 ends when it is asked for its data."""
     ranks = ranks_of(rank, size)
-    together._contents = lambda dataset: os.kill(os.getpid(), signal.SIGKILL) if rank else {}
+    lead_and_follow._contents = lambda dataset: os.kill(os.getpid(), signal.SIGKILL) if rank else {}
     fit(ranks, lambda: start(Path(folder), Path(data), RECIPES["whole"], ranks))
 
 
 def lost_meanwhile(rank: int, size: int, folder: str, data: str) -> None:  # noqa: F811
     """Rank 1 ends while rank 0 asks for the transitions."""
     ranks = ranks_of(rank, size)
-    tell = Ranks.tell
+    broadcast = Ranks.broadcast
 
-    def told(self: Ranks, value: Any = None) -> Any:
-        if rank and told.calls == 1:  # type: ignore[attr-defined]
+    def counted(self: Ranks, value: Any = None) -> Any:
+        if rank and counted.calls == 1:  # type: ignore[attr-defined]
             os.kill(os.getpid(), signal.SIGKILL)
-        told.calls += 1  # type: ignore[attr-defined]
-        return tell(self, value)
+        counted.calls += 1  # type: ignore[attr-defined]
+        return broadcast(self, value)
 
-    told.calls = 0  # type: ignore[attr-defined]
-    Ranks.tell = told  # type: ignore[method-assign]
+    counted.calls = 0  # type: ignore[attr-defined]
+    Ranks.broadcast = counted  # type: ignore[method-assign]
     fit(ranks, lambda: start(Path(folder), Path(data), RECIPES["whole"], ranks))
 
 

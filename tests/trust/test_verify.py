@@ -29,7 +29,7 @@ from dpformer.statistics import histogram, transitions
 from dpformer.trust.verify import run as verify_run_module
 from dpformer.trust.verify import verify_module, verify_run
 from dpformer.trust.verify.built_in import BUILT_IN, embedded, make
-from dpformer.trust.verify.checks import Found
+from dpformer.trust.verify.checks import Outcome
 from dpformer.trust.verify.folder import gaussian_delta, gaussian_epsilon, ledger_against_statement
 from tests.fit.conftest import (
     quick_accounting,  # noqa: F401  (the same plans are asked for again and again)
@@ -75,7 +75,7 @@ def test_a_released_folder_alone_is_verified_and_says_what_is_not_checked(runs, 
 
 
 def test_a_released_network_alone_is_tried_on_invented_people(runs, tmp_path, monkeypatch):
-    monkeypatch.setattr(verify_run_module, "check_resume", lambda *a: Found(True, "left out, to be quick"))
+    monkeypatch.setattr(verify_run_module, "check_resume", lambda *a: Outcome(True, "left out, to be quick"))
     alone = copied(runs[NETWORK], tmp_path / "alone")
     (alone / "local.json").unlink()
     found = verify_run(alone)
@@ -84,7 +84,7 @@ def test_a_released_network_alone_is_tried_on_invented_people(runs, tmp_path, mo
 
 
 def test_a_run_without_privacy_is_not_held_to_what_it_does_not_claim(runs, tmp_path, monkeypatch):
-    monkeypatch.setattr(verify_run_module, "check_resume", lambda *a: Found(True, "left out, to be quick"))
+    monkeypatch.setattr(verify_run_module, "check_resume", lambda *a: Outcome(True, "left out, to be quick"))
     recipe = plain_recipe(model=NETWORK, epsilon=float("inf"), epochs=2.0, d=8, max_length=6)
     start(tmp_path / "run", runs[NETWORK].parent / "data", recipe).train()
     found = verify_run(tmp_path / "run")
@@ -262,7 +262,7 @@ DEFECTS = {
 def test_a_planted_defect_turns_exactly_its_check_red(runs, defect, monkeypatch):
     defect(monkeypatch)
     if RESUME not in DEFECTS[defect]:
-        monkeypatch.setattr(verify_run_module, "check_resume", lambda *a: Found(True, "left out, to be quick"))
+        monkeypatch.setattr(verify_run_module, "check_resume", lambda *a: Outcome(True, "left out, to be quick"))
     failed = set(verify_run(runs[NETWORK]).failed)
     if defect is no_cross_term:
         # The bound too, if the two sides of some sample point the same way: that depends on the weights.
@@ -282,7 +282,7 @@ def test_an_unused_parameter_is_refused_and_nothing_else_is_claimed(runs, monkey
 
 def test_presets_with_statistics_are_held_to_their_answers(runs, monkeypatch):
     less_noise(monkeypatch)
-    monkeypatch.setattr(verify_run_module, "check_resume", lambda *a: Found(True, "left out, to be quick"))
+    monkeypatch.setattr(verify_run_module, "check_resume", lambda *a: Outcome(True, "left out, to be quick"))
     assert verify_run(runs["the default preset"]).failed == ["answer noise"]
     assert set(verify_run(runs["preset whole"]).failed) == {"answer noise", "noise scale"}
 
@@ -396,7 +396,7 @@ TAMPERED = {
 def test_tampered_papers_turn_exactly_their_check_red(runs, tamper, model, tmp_path, monkeypatch):
     if model == "gru":  # the papers alone: the training is checked above
         monkeypatch.setattr(verify_run_module, "_check_small", lambda *a: None)
-        monkeypatch.setattr(verify_run_module, "check_resume", lambda *a: Found(True, "left out, to be quick"))
+        monkeypatch.setattr(verify_run_module, "check_resume", lambda *a: Outcome(True, "left out, to be quick"))
     run = copied(runs[model], tmp_path / "run")
     tamper(run)
     hashes_that_fit(run)

@@ -21,8 +21,8 @@ from dpformer.trust.audit.sampling import FixedSize
 from dpformer.trust.verify.answers import check_answers, without
 from dpformer.trust.verify.checks import Verification
 from dpformer.trust.verify.float32 import float32_slack
-from dpformer.trust.verify.noise import largest_mean_product, most_zeros, noise_found, ratio_interval
-from dpformer.trust.verify.steps import sampler_found
+from dpformer.trust.verify.noise import largest_mean_product, most_zeros, noise_outcome, ratio_interval
+from dpformer.trust.verify.steps import sampler_outcome
 from dpformer.trust.verify.watch import Curators, Delegate, Watched
 
 USERS, ITEMS = 30, 40
@@ -155,11 +155,11 @@ def test_an_answer_that_is_not_charged_is_seen(tmp_path):
 
 
 def test_another_sampler_is_seen(tmp_path):
-    assert sampler_found(Planted(tmp_path / "a", STEPS)).good
+    assert sampler_outcome(Planted(tmp_path / "a", STEPS)).good
     fixed = FixedSize(USERS, 1 / 3, 0)
-    drawn = sampler_found(Planted(tmp_path / "b", STEPS, draw=lambda key, users, rate: np.sort(fixed.draw())))
+    drawn = sampler_outcome(Planted(tmp_path / "b", STEPS, draw=lambda key, users, rate: np.sort(fixed.draw())))
     assert not drawn.good
-    always = sampler_found(Planted(tmp_path / "c", STEPS, draw=lambda key, users, rate: np.arange(users)))
+    always = sampler_outcome(Planted(tmp_path / "c", STEPS, draw=lambda key, users, rate: np.arange(users)))
     assert always.figures["wrong"] == STEPS.steps
 
 
@@ -186,7 +186,7 @@ def test_sound_noise_passes_and_its_false_alarms_are_as_stated():
     """400 sound draws: a false alarm in one of them has probability below 400 x 4e-6."""
     random = np.random.default_rng(0)
     for _ in range(400):
-        assert noise_found([{"a": random.normal(size=3), "b": random.normal(size=(5, 7))} for _ in range(4)]).good
+        assert noise_outcome([{"a": random.normal(size=3), "b": random.normal(size=(5, 7))} for _ in range(4)]).good
     # At 1e-2 in place of 1e-6, 20,000 times: the chi-square test is exact, Chernoff's bound is not met.
     x, y = random.normal(size=(2, 20_000, 50))
     low, high = ratio_interval(50, 1e-2)
@@ -198,11 +198,11 @@ def test_sound_noise_passes_and_its_false_alarms_are_as_stated():
 def test_noise_of_another_size_fails():
     random = np.random.default_rng(1)
     for scale in (0.7, 0.9, 1.1):
-        assert not noise_found([{"a": scale * random.normal(size=2000)} for _ in range(4)]).good
+        assert not noise_outcome([{"a": scale * random.normal(size=2000)} for _ in range(4)]).good
     one = {"a": random.normal(size=50), "b": random.normal(size=5000)}
-    assert "wrong on a" in noise_found([one | {"a": 0.2 * one["a"]}]).detail
-    assert "repeat" in noise_found([one, one]).detail
-    assert not noise_found([]).good
+    assert "wrong on a" in noise_outcome([one | {"a": 0.2 * one["a"]}]).detail
+    assert "repeat" in noise_outcome([one, one]).detail
+    assert not noise_outcome([]).good
 
 
 def test_a_zero_by_chance_is_no_alarm():

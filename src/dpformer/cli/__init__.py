@@ -19,7 +19,7 @@ def main() -> None:
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
-    except BrokenPipeError:  # `dpformer ... | head`: whoever read the output has gone
+    except BrokenPipeError:  # `dpformer ... | head`: the reader of the output has ended
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except (MemoryError, OSError) as error:

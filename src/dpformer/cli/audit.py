@@ -27,16 +27,16 @@ def audit(
 
     setting = embedded(seed) if run is None else of_run(run, data, seed)
     stderr.print(f"auditing {setting.name}", soft_wrap=True, markup=False)
-    found = attack(setting, canaries, users, on_part=lambda name: stderr.print(f"{name} ...", markup=False))
+    result = attack(setting, canaries, users, on_part=lambda name: stderr.print(f"{name} ...", markup=False))
     if output is not None:
-        write_report(found, output)
+        write_report(result, output)
         stderr.print(f"written to {output}; computed on people's data without noise: not private", soft_wrap=True)
     if as_json:
-        print_json(found.to_json())
+        print_json(result.to_json())
     else:
-        for table in tables(found):
+        for table in tables(result):
             stdout.print(table)
-    for problem in found.problems:
+    for problem in result.problems:
         stderr.print(f"[bold red]failed:[/] {problem}", soft_wrap=True)
-    if found.problems:
+    if result.problems:
         raise typer.Exit(1)

@@ -56,19 +56,21 @@ def demo(
         start(output / kind, data, make_recipe(kind, epsilon=epsilon)).train()
         contenders[f"{name}, epsilon {epsilon:g}"] = load_artifact(output / kind)
     contenders["popularity, not private"] = count_events(dataset.train("validation"), items)
-    found = {name: evaluate(it, held, items) for name, it in contenders.items()}
-    write_json(folder / "metrics.json", {"not_private": True, "test": next(iter(found.values())).figures()}, 0o600)
+    evaluations = {name: evaluate(it, held, items) for name, it in contenders.items()}
+    write_json(
+        folder / "metrics.json", {"not_private": True, "test": next(iter(evaluations.values())).figures()}, 0o600
+    )
     write_file(output / "report.html", make_report([folder]).html.encode(), 0o600)
     if as_json:
-        figures = {name: {key: f.value for key, f in one.masked.items()} for name, one in found.items()}
+        figures = {name: {key: f.value for key, f in one.masked.items()} for name, one in evaluations.items()}
         privacy = json.loads(run.statement().to_json())
         print_json({**statistics(dataset), "test": figures, "privacy": privacy, "output": str(output)})
         return
     comparison = Table("", "NDCG@10", "HIT@10", title="test item, seen items masked, in percent", title_justify="left")
-    for name, one in found.items():
+    for name, one in evaluations.items():
         comparison.add_row(name, *(f"{100 * one.masked[key].value:.1f}" for key in ("ndcg@10", "hit@10")))
     stdout.print(comparison)
-    stdout.print(figures_table("the private model in detail", next(iter(found.values()))))
+    stdout.print(figures_table("the private model in detail", next(iter(evaluations.values()))))
     stderr.rule("4. recommendations for people it has never seen")
     names = dataset.names()
     samples = Table("they read", "and might like")

@@ -56,7 +56,7 @@ def fit(
     ] = None,
     seed: Annotated[
         int | None,
-        typer.Option(help="Noise from a known seed, which anybody can subtract: research only, marked insecure."),
+        typer.Option(help="Noise from a given seed, which anyone can subtract: research only, marked insecure."),
     ] = None,
     noise: Annotated[str | None, typer.Option(hidden=True)] = None,
     split_items: Annotated[bool, typer.Option("--split-items", hidden=True)] = False,
@@ -69,7 +69,7 @@ def fit(
 
     On several processes or machines: torchrun --nproc-per-node 2 -m dpformer fit DATA -o RUN (torchrun takes --run for its own).
     """
-    from dpformer.fit.distributed.together import finished
+    from dpformer.fit.distributed.lead_and_follow import finished
     from dpformer.fit.presets import make_recipe
     from dpformer.fit.run import start
 
@@ -100,7 +100,7 @@ def resume(
     as_json: AsJson = False,
 ) -> None:
     """Go on with a run that was interrupted, exactly where an uninterrupted one would be. Also under torchrun, see `fit`."""
-    from dpformer.fit.distributed.together import finished
+    from dpformer.fit.distributed.lead_and_follow import finished
     from dpformer.fit.run import resume as resume_run
 
     with _joined(timeout) as ranks:
@@ -129,7 +129,8 @@ def _joined(timeout: float) -> Iterator[Ranks]:
         except LeaderError:
             sys.exit(2)
         except DPFormerError as error:
-            if ranks.first or isinstance(error, RankError):  # torchrun ends whoever is left: not before it is said why
+            # torchrun ends the other processes: not before this one has said why.
+            if ranks.first or isinstance(error, RankError):
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)
                 raise
             raise type(error)(f"rank {ranks.rank}: {error}") from None
@@ -139,8 +140,8 @@ def _follow(ranks: Ranks, data: Path | None, run: Path) -> None:
     """The part of a process that does not lead: it makes the steps, and says and writes nothing."""
     from dpformer.cli.progress import stoppable
     from dpformer.errors import RankError
+    from dpformer.fit.distributed.lead_and_follow import follow
     from dpformer.fit.distributed.ranks import LeaderError
-    from dpformer.fit.distributed.together import follow
 
     try:
         with stoppable() as asked:
@@ -149,7 +150,7 @@ def _follow(ranks: Ranks, data: Path | None, run: Path) -> None:
                 sys.exit(130)
     except LeaderError:
         raise
-    except RankError as error:  # somebody must say it when it is rank 0 that was lost
+    except RankError as error:  # rank 0 may have ended, and cannot say it itself
         raise RankError(f"{error}. If rank 0 does not say why, go on {_way_on(run, ranks.size)}") from None
 
 

@@ -33,11 +33,11 @@ def read_counts(folder: Path) -> dict[str, float]:
 
 def tenths(plan: PrivacyPlan) -> list[dict[str, Any]]:
     """Epsilon after each tenth of the training."""
-    found = []
+    rows = []
     for step in sorted({math.ceil(plan.steps * tenth / 10) for tenth in range(11)}):
         spent = plan.epsilon_after(step)
-        found.append({"step": step, "epsilon": spent.epsilon, "rdp": spent.rdp, "accountant": spent.accountant})
-    return found
+        rows.append({"step": step, "epsilon": spent.epsilon, "rdp": spent.rdp, "accountant": spent.accountant})
+    return rows
 
 
 def batch_sizes(plan: PrivacyPlan) -> list[int]:

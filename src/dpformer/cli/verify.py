@@ -33,10 +33,10 @@ def verify(
         raise DPFormerError("give a run or --module, not both")
     if rule != "automatic" and rule != "flat":
         raise DPFormerError(f"--rule {rule!r} is not automatic or flat")
-    found: list[Any] = []
+    verifications: list[Any] = []
 
     def add(one: "Verification") -> None:
-        found.append(one)
+        verifications.append(one)
         if not as_json:
             stdout.print(table(one))
 
@@ -49,8 +49,10 @@ def verify(
         for one in verify_built_in(on_model=lambda name: stderr.print(f"verifying {name} ...")):
             add(one)
     if as_json:
-        print_json({"passed": all(one.passed for one in found), "subjects": [one.to_json() for one in found]})
-    bad = [f"{one.subject}: {name}" for one in found for name in one.failed]
+        print_json(
+            {"passed": all(one.passed for one in verifications), "subjects": [one.to_json() for one in verifications]}
+        )
+    bad = [f"{one.subject}: {name}" for one in verifications for name in one.failed]
     for line in bad:
         stderr.print(f"[bold red]failed:[/] {line}", soft_wrap=True)
     if bad:

@@ -130,7 +130,7 @@ class Tiling:
 
 
 def padded(T: int) -> int:
-    """The length that a sample of T tokens is filled up to: at most an eighth more, and the same whoever else is in the batch.
+    """The length that a sample of T tokens is filled up to: at most an eighth more, and the same whatever else is in the batch.
 
     >>> [padded(T) for T in (7, 15, 16, 17, 33, 200)]
     [7, 15, 16, 18, 36, 208]

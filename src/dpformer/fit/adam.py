@@ -26,18 +26,18 @@ class Adam:
     @torch.no_grad()
     def step(self, rate: float) -> None:
         """One update, with this learning rate."""
-        found = [(k, p) for k, p in enumerate(self.parameters) if p.grad is not None]
-        for k, p in found:
+        with_gradient = [(k, p) for k, p in enumerate(self.parameters) if p.grad is not None]
+        for k, p in with_gradient:
             if k not in self._state:
                 self._state[k] = {
                     "step": torch.zeros((), device=p.device),
                     "exp_avg": torch.zeros_like(p),
                     "exp_avg_sq": torch.zeros_like(p),
                 }
-        state = [self._state[k] for k, _ in found]
+        state = [self._state[k] for k, _ in with_gradient]
         adam(
-            [p for _, p in found],
-            [p.grad for _, p in found if p.grad is not None],
+            [p for _, p in with_gradient],
+            [p.grad for _, p in with_gradient if p.grad is not None],
             [one["exp_avg"] for one in state],
             [one["exp_avg_sq"] for one in state],
             [],

@@ -1,6 +1,6 @@
 """The private state of a run that is not finished: what the next steps depend on, readable by its owner only.
 
-It holds the noise and the sample to come, so whoever has it can undo the privacy of the coming steps. It lives in `private/`,
+It holds the noise and the sample to come, so a reader of it can undo the privacy of the coming steps. It lives in `private/`,
 apart from what is released, and is removed when the run ends.
 """
 
@@ -70,12 +70,12 @@ class Checkpoints:
             raise _damaged(newest, str(error)) from None
 
     def _newest(self) -> Path:
-        found = self._all()
-        if not found:
+        checkpoints = self._all()
+        if not checkpoints:
             raise DPFormerError(
                 f"{self.folder}: holds no checkpoint: the run never began, or its state was deleted; fit again in another folder"
             )
-        return found[-1]
+        return checkpoints[-1]
 
     def any_left(self) -> bool:
         """Is there any checkpoint, whole or half written? It holds the keys of the noise."""

@@ -19,7 +19,7 @@ from dpformer.clipping import PhantomClipping
 from dpformer.data import Sequences
 from dpformer.fit.adam import Adam
 from dpformer.fit.distributed.parallel import ParallelGradientSum
-from dpformer.fit.distributed.ranks import ALONE, Ranks
+from dpformer.fit.distributed.ranks import SINGLE, Ranks
 from dpformer.fit.gradient_sum import GradientSum, Groups
 from dpformer.fit.recipe import DPSGDSettings, Recipe
 from dpformer.fit.stage import Outputs, Setup, StepReport, new_network, part_of
@@ -75,7 +75,7 @@ class Trainer:
     """
 
     def __init__(
-        self, model: Network, plan: PrivacyPlan, how: Optimisation, ranks: Ranks = ALONE, about: str = ""
+        self, model: Network, plan: PrivacyPlan, how: Optimisation, ranks: Ranks = SINGLE, about: str = ""
     ) -> None:
         self.model, self.plan, self.how, self.ranks = model, plan, how, ranks
         self.step = 0

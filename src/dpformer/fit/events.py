@@ -1,4 +1,4 @@
-"""Trackers: whoever wants to follow a training. `events.jsonl` is always written; these come on top.
+"""Trackers: objects that follow a training. `events.jsonl` is always written; these come on top.
 
 A tracker is any object with `on_event(event)`. Events are plain dictionaries, ready for JSON:
 
@@ -36,11 +36,11 @@ class Trackers:
         self._trackers = list(trackers)
 
     def on_event(self, event: Event) -> None:
-        """Tell everybody, each with a copy of its own."""
+        """Send the event to all trackers, each with a copy of its own."""
         for tracker in list(self._trackers):
             try:
                 tracker.on_event(dict(event))
-            except Exception as error:  # noqa: BLE001  budget has been spent: somebody else's dashboard is no reason to stop
+            except Exception as error:  # noqa: BLE001  budget has been spent: a tracker's failure is no reason to stop
                 self._trackers.remove(tracker)
                 warnings.warn(f"{type(tracker).__name__} failed and gets no more events: {error}", stacklevel=2)
 
@@ -101,5 +101,5 @@ def stepped(step: int, learning_rate: float, loss: float) -> Event:
 
 
 def ended(step: int, released: bool) -> Event:
-    """The event when a run ends: with a released model, or told to stop."""
+    """The event when a run ends: with a released model, or stopped on request."""
     return {"event": "end", "step": step, "released": released}

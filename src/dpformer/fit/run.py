@@ -24,9 +24,15 @@ from dpformer.data import Dataset, Sequences, load
 from dpformer.errors import DPFormerError
 from dpformer.files import write_file
 from dpformer.fit.checkpoint import Checkpoints
-from dpformer.fit.distributed.ranks import ALONE, Ranks
+from dpformer.fit.distributed.lead_and_follow import (
+    about_run,
+    compare_data,
+    explained_rank_error,
+    lead,
+    release_followers,
+)
+from dpformer.fit.distributed.ranks import SINGLE, Ranks
 from dpformer.fit.distributed.restart import began_in, refuse_second, take_over
-from dpformer.fit.distributed.together import about_run, alone, compare_data, explained_loss, lead
 from dpformer.fit.dpsgd import Optimisation, Trainer, network_for_steps
 from dpformer.fit.events import Tracker, Trackers, ended, started, stepped
 from dpformer.fit.folder import (
@@ -65,7 +71,7 @@ class Run:
         self, folder: Path, dataset: Dataset, recipe: Recipe, curator: Curator[Sequences], begun: Begun, lock: RunLock
     ) -> None:
         self.folder, self.dataset, self.recipe, self.curator = folder, dataset, recipe, curator
-        self.ranks: Ranks = ALONE
+        self.ranks: Ranks = SINGLE
         self.outputs = Outputs()
         self.checkpoints = Checkpoints(folder)
         self._begun, self._lock = begun, lock
@@ -103,9 +109,9 @@ class Run:
         self._drop_events()
         listeners = Trackers(trackers)
         listeners.on_event(started(self.step, self.plan.steps, self.recipe.settings()))
-        with enough_memory(self.folder), explained_loss(self.folder):
+        with enough_memory(self.folder), explained_rank_error(self.folder):
             done = self._train(on_progress, should_stop, checkpoint_seconds, listeners)
-            self.ranks.tell(done)
+            self.ranks.broadcast(done)
             return done
 
     def _train(
@@ -115,7 +121,7 @@ class Run:
             for progress in self._before_steps():
                 on_progress(progress)
                 if should_stop():
-                    self.ranks = alone(self.ranks)
+                    self.ranks = release_followers(self.ranks)
                     listeners.on_event(ended(self.step, released=False))
                     return False
         saved = time.monotonic()
@@ -236,7 +242,7 @@ class Run:
 MakeCurator = Callable[..., Curator[Sequences]]
 
 
-def start(folder: Path, data: Path, recipe: Recipe, ranks: Ranks = ALONE, make_curator: MakeCurator = Curator) -> Run:
+def start(folder: Path, data: Path, recipe: Recipe, ranks: Ranks = SINGLE, make_curator: MakeCurator = Curator) -> Run:
     """Start a run in a new folder, on data that `dpformer prepare` wrote.
 
     Of several processes rank 0 calls it, while the others `follow`; without steps they are not needed. When torchrun has
@@ -246,12 +252,12 @@ def start(folder: Path, data: Path, recipe: Recipe, ranks: Ranks = ALONE, make_c
         restarted = ranks.restarts > 0 and began_in(folder, ranks.job)
     if restarted:
         return resume(folder, data, ranks, make_curator)
-    with explained_loss(folder):
+    with explained_rank_error(folder):
         with ranks.leading():
             refuse_second(folder, ranks)
             refuse_used(folder)
             dataset = load(data)
-            ranks = ranks if recipe.steps_on_data else alone(ranks)
+            ranks = ranks if recipe.steps_on_data else release_followers(ranks)
             compare_data(ranks, dataset, data)
         with ranks.leading():
             plan = recipe.plan(len(dataset.sequences), dataset.catalogue_mode == "private")
@@ -268,14 +274,14 @@ def start(folder: Path, data: Path, recipe: Recipe, ranks: Ranks = ALONE, make_c
             return run
 
 
-def resume(folder: Path, data: Path | None = None, ranks: Ranks = ALONE, make_curator: MakeCurator = Curator) -> Run:
+def resume(folder: Path, data: Path | None = None, ranks: Ranks = SINGLE, make_curator: MakeCurator = Curator) -> Run:
     """Resume a run that was interrupted, exactly where an uninterrupted one would be. Several processes: see `start`."""
-    with explained_loss(folder):
+    with explained_rank_error(folder):
         with ranks.leading():
             recipe = read_recipe(folder)
             if finish_written(folder):
                 raise DPFormerError(f"{folder}: is finished; its model is released")
-            ranks = ranks if recipe.steps_on_data else alone(ranks)
+            ranks = ranks if recipe.steps_on_data else release_followers(ranks)
         with ranks.leading():
             lock = hold(folder)
             with closed_on_error(lock):

@@ -105,15 +105,15 @@ def work(path: str, users: int, steps: int) -> dict[str, Any]:
             else:
                 trainer.follow_step(workload.sequences)
 
-        hear = Ranks.hear
+        gather = Ranks.gather
 
         def timed(self: Ranks, value: Any = None) -> list[Any]:
             began = time.perf_counter()
-            values = hear(self, value)
+            values = gather(self, value)
             waiting.append(time.perf_counter() - began)
             return values
 
-        Ranks.hear = timed  # type: ignore[method-assign]
+        Ranks.gather = timed  # type: ignore[method-assign]
         step()
         waiting.clear()
         began = time.perf_counter()

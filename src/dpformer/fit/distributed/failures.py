@@ -1,4 +1,4 @@
-"""What became of another process, as far as torch.distributed's error tells: in words for whoever waited for it."""
+"""What became of another process, as far as torch.distributed's error tells: in words for the process that waited for it."""
 
 from __future__ import annotations
 

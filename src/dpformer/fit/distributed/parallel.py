@@ -3,7 +3,7 @@
     rank 0                                              the others (`follow`)
     is asked by the Curator for the sum of a sample
     tells grid and key, deals the people out         -> each sums the groups that are its own
-    compares weights, data and settings of all       <- tell theirs
+    compares weights, data and settings of all       <- send theirs
     adds up all sums, as whole numbers               <- send theirs
 
 Which process has a group depends on the group's number alone, and whole numbers add up to the same in any order: so a run may go
@@ -37,21 +37,21 @@ class ParallelGradientSum(GradientSum):
 
     def sum(self, people: Sequences, sample: Sample, grid: float) -> Mapping[str, np.ndarray]:
         """On rank 0: the sum of all ranks."""
-        self.ranks.tell_bytes(struct.pack("<d", grid) + sample.key)
+        self.ranks.broadcast_bytes(struct.pack("<d", grid) + sample.key)
         owner = sample.drawn // self.groups.block % self.ranks.size
         mine = self.ranks.deal([sample.drawn[owner == rank] for rank in range(self.ranks.size)])
-        return self._together(people, mine, grid, sample.key)
+        return self._sum_over_ranks(people, mine, grid, sample.key)
 
     def follow(self, people: Sequences) -> None:
         """On the others: take part in one sum of rank 0's."""
-        told = self.ranks.tell_bytes()
-        self._together(people, self.ranks.deal(), struct.unpack("<d", told[:8])[0], told[8:])
+        header = self.ranks.broadcast_bytes()
+        self._sum_over_ranks(people, self.ranks.deal(), struct.unpack("<d", header[:8])[0], header[8:])
 
-    def _together(self, people: Sequences, mine: np.ndarray, grid: float, key: bytes) -> dict[str, np.ndarray]:
+    def _sum_over_ranks(self, people: Sequences, mine: np.ndarray, grid: float, key: bytes) -> dict[str, np.ndarray]:
         sums = self.sum_groups(people, self.groups.split(mine), grid, key)
         seen = self.report
         # Here rank 0 waits for the slowest; then all parts of the sum are complete.
-        said = self.ranks.hear([self._about, self._weights(), seen.users, seen.loss, seen.nonfinite])
+        said = self.ranks.gather([self._about, self._weights(), seen.users, seen.loss, seen.nonfinite])
         _check_alike(said)
         if said:
             self.report = Report(*(sum(one[k] for one in said) for k in (2, 3, 4)))

@@ -4,12 +4,12 @@ A training is one process, or several that torchrun starts, perhaps on several m
 draws users and noise, writes the ledger and the run folder, and prints; the others get their part of every batch from it.
 
     sum_to_first_, share_     tensors, in one flattened message: reduce to rank 0, broadcast from rank 0
-    tell, hear, deal          JSON from rank 0 to all; JSON from all to rank 0; an array from rank 0 to each its own
+    broadcast, gather, deal   JSON from rank 0 to all; JSON from all to rank 0; an array from rank 0 to each its own
 
 Tensors travel by gloo, or by NCCL where every process has a GPU. All else is point to point between rank 0 and one other, by
-gloo on the CPU: so that whoever is lost or hangs can be named. Rank 0 waits for nobody longer than `seconds`, and the others for
-rank 0 at most twice as long; a process that has ended is noticed at once. After an error the processes are no longer in step:
-whoever gets a `RankError` must end.
+gloo on the CPU: so that a process that has ended or hangs can be named. Rank 0 waits for nobody longer than `seconds`, and the
+others for rank 0 at most twice as long; a process that has ended is noticed at once. After an error the processes are no longer
+in step: a process that gets a `RankError` must end.
 """
 
 from __future__ import annotations
@@ -74,20 +74,20 @@ class Ranks:
     def sum_to_first_(self, tensors: Sequence[Tensor]) -> None:
         """Put the sum over all ranks into rank 0's tensors; what the others' hold after it is of no use: one reduce."""
         if self.size > 1:
-            with self._together(), _flat(tensors) as flat:
+            with self._collective(), _flat(tensors) as flat:
                 dist.reduce(flat, dst=0, group=self.tensors)
 
     def share_(self, tensors: Sequence[Tensor]) -> None:
-        """Put rank 0's tensors into everybody's, bit for bit: one broadcast."""
+        """Put rank 0's tensors into those of all ranks, bit for bit: one broadcast."""
         if self.size > 1:
-            with self._together(), _flat(tensors) as flat:
+            with self._collective(), _flat(tensors) as flat:
                 dist.broadcast(flat, src=0, group=self.tensors)
 
-    def tell(self, value: Any = None) -> Any:
+    def broadcast(self, value: Any = None) -> Any:
         """Rank 0's JSON-ready value, on all ranks; the others' is not looked at."""
-        return json.loads(self.tell_bytes(json.dumps(value).encode() if self.first else b""))
+        return json.loads(self.broadcast_bytes(json.dumps(value).encode() if self.first else b""))
 
-    def tell_bytes(self, value: bytes = b"") -> bytes:
+    def broadcast_bytes(self, value: bytes = b"") -> bytes:
         """Rank 0's bytes, on all ranks."""
         if self.first:
             for rank in self.others:
@@ -95,8 +95,8 @@ class Ranks:
             return value
         return self._receive(0)
 
-    def hear(self, value: Any = None) -> list[Any]:
-        """Everybody's JSON-ready values by rank, on rank 0; an empty list on the others. Whoever does not answer is named."""
+    def gather(self, value: Any = None) -> list[Any]:
+        """The JSON-ready values of all ranks, on rank 0; an empty list on the others. A rank that does not answer is named."""
         if self.first:
             return [value, *(json.loads(self._receive(rank)) for rank in self.others)]
         self._send(json.dumps(value).encode(), 0)
@@ -112,17 +112,17 @@ class Ranks:
 
     def barrier(self) -> None:
         """Wait until all are here."""
-        self.hear()
-        self.tell()
+        self.gather()
+        self.broadcast()
 
     def agree(self, wish: bool) -> bool:
         """Does anybody wish it? The same answer on all ranks."""
-        wishes = self.hear(wish)
-        return bool(self.tell(any(wishes)))
+        wishes = self.gather(wish)
+        return bool(self.broadcast(any(wishes)))
 
     @contextmanager
     def leading(self) -> Iterator[None]:
-        """What rank 0 does while the others wait in `tell`: if it fails, they are told to end, and leave the word to rank 0."""
+        """What rank 0 does while the others wait in `broadcast`: if it fails, they end, and leave the word to rank 0."""
         try:
             yield
         except BaseException as error:
@@ -174,7 +174,7 @@ class Ranks:
             ) from None
 
     @contextmanager
-    def _together(self) -> Iterator[None]:
+    def _collective(self) -> Iterator[None]:
         """An exchange of all."""
         try:
             yield
@@ -182,17 +182,17 @@ class Ranks:
             raise RankError(of_all(error, self.rank, self.size, self.seconds)) from None
 
 
-ALONE = Ranks()
+SINGLE = Ranks()
 
 
 @contextmanager
 def join(seconds: float = SECONDS, environment: Mapping[str, str] = os.environ) -> Iterator[Ranks]:
     """Meet the other processes, if torchrun started this one (it says so by RANK and WORLD_SIZE); else be alone."""
     if "RANK" not in environment or "WORLD_SIZE" not in environment:
-        yield ALONE
+        yield SINGLE
         return
     rank, size = int(environment["RANK"]), int(environment["WORLD_SIZE"])
-    # Whoever waits for rank 0 gives it the time to find out whom it waits for itself.
+    # A process that waits for rank 0 gives rank 0 the time to find out which process it waits for itself.
     wait = seconds if rank == 0 else 2 * seconds
     with _stored():
         meeting = Meeting(environment, wait) if environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True" else None
@@ -223,7 +223,7 @@ def join(seconds: float = SECONDS, environment: Mapping[str, str] = os.environ) 
     try:
         yield Ranks(rank, size, device, seconds, tensors, words, job, restarts, meeting)
     except RankError:
-        sound = False  # taking leave of somebody who is gone may wait for ever
+        sound = False  # taking leave of a process that has ended may wait for ever
         raise
     finally:
         if sound:

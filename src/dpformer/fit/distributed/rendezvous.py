@@ -2,13 +2,13 @@
 
 torchrun's store outlives the processes: after a restart it still has all that those before them wrote. How often torchrun has
 restarted cannot tell the two apart: every machine counts for itself, and one that starts again because another one failed does
-not count that. So rank 0 gives each start a name that nobody had, and goes on when everybody has answered to it:
+not count that. So rank 0 gives each start a name that nobody had, and goes on when all processes have answered to it:
 
     rank 0          lead = a                                   a/1, a/2, ... are there: a/all = b1,b2,...
     rank r                      sees lead = a: a/r = b_r                                       b_r is in a/all: so this is it
 
-a and all b_r are random and new in every process. Whoever reads the name of an earlier start answers to it in vain, finds others
-in its list, and looks again.
+a and all b_r are random and new in every process. A process that reads the name of an earlier start answers to it in vain, finds
+others in its list, and looks again.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ A job is one torchrun with all its restarts (`Ranks.job`). The run folder knows 
 is not released; and torchrun's store knows the folder (`Ranks.note_run`). So after a restart
 
     the folder is the job's, and has no model      the run goes on
-    the folder is the job's, and has its model     somebody ended after the release: all is done
+    the folder is the job's, and has its model     a process ended after the release: all is done
     the folder is not the job's, which began one   rank 0 is another machine now: it must not begin, and pay, again
     neither                                        nobody came as far as a folder: the run begins
 """
@@ -20,7 +20,7 @@ from dpformer.fit.distributed.ranks import Ranks
 
 
 def began_in(folder: Path, job: str | None) -> bool:
-    """Is this the run of a job, and not somebody else's?"""
+    """Is this the run of a job, and not another job's?"""
     path = folder / LOCAL
     return job is not None and path.is_file() and bool(read_json(path).get("job") == job)
 

@@ -72,7 +72,7 @@ def most_likely_tail(mu: float, correct: int, guesses: int, canaries: int) -> fl
     scale = 1 / np.maximum(slope, 1.0)
     rows = scale[:, None, None] * (right[None] - slope[:, None, None] * wrong[None])
     limits = np.repeat(scale * at_zero, guesses)
-    found = linprog(
+    solution = linprog(
         -(j >= correct).astype(float),
         A_ub=rows.reshape(-1, guesses + 1),
         b_ub=limits,
@@ -81,7 +81,7 @@ def most_likely_tail(mu: float, correct: int, guesses: int, canaries: int) -> fl
         bounds=(0, 1),
         method="highs",
     )
-    return 1.0 if found.status != 0 else float(-found.fun)
+    return 1.0 if solution.status != 0 else float(-solution.fun)
 
 
 def mu_refuted(correct: int, guesses: int, canaries: int, confidence: float = CONFIDENCE) -> float:
@@ -102,11 +102,11 @@ def claimed_mu(charges: Sequence[Charge], delta: float) -> float:
     For Gaussian mechanisms it is their own mu. A Poisson-sampled training is a little less than mu-GDP everywhere.
     """
     epsilons, deltas = delta_curve(tuple(charges), epsilon(charges, delta))
-    found = 0.0
+    largest = 0.0
     for eps, value in zip(epsilons, deltas, strict=True):
         if 1e-7 < value < 1 and gaussian_delta(40.0, float(eps)) > value:
-            found = max(found, float(brentq(lambda mu: gaussian_delta(mu, float(eps)) - value, 1e-6, 40.0)))  # noqa: B023
-    return found
+            largest = max(largest, float(brentq(lambda mu: gaussian_delta(mu, float(eps)) - value, 1e-6, 40.0)))  # noqa: B023
+    return largest
 
 
 def epsilon_of(mu: float, delta: float) -> float:

@@ -53,14 +53,14 @@ def run_controls(canary: Canary, sigma: float, trials: int, seed: int) -> list[C
     ]
 
 
-def _control(name: str, defect: str, found: StepAudit, factor: float) -> Control:
-    seen = f"mu {found.mu:.3f} in [{found.low:.3f}, {found.high:.3f}], claimed {found.claimed_mu:.3f}"
+def _control(name: str, defect: str, measured: StepAudit, factor: float) -> Control:
+    seen = f"mu {measured.mu:.3f} in [{measured.low:.3f}, {measured.high:.3f}], claimed {measured.claimed_mu:.3f}"
     return Control(
         name,
         defect,
         seen,
-        power(found.claimed_mu, factor * found.claimed_mu, found.trials),
-        found.low > found.claimed_mu,
+        power(measured.claimed_mu, factor * measured.claimed_mu, measured.trials),
+        measured.low > measured.claimed_mu,
     )
 
 
@@ -112,14 +112,14 @@ def _no_cross_term(sigma: float, max_norm: float, trials: int, seed: int) -> Con
 
 
 def _not_poisson(seed: int, users: int = 200, rate: float = 0.25) -> list[Control]:
-    found = []
+    controls = []
     kinds = {"shuffled instead of Poisson": Shuffled, "a fixed batch size instead of Poisson": FixedSize}
     for name, kind in kinds.items():
         seen = check_sampling(kind(users, rate, seed).draw, users, rate)
         texts = f"p-values: sizes {seen.sizes:.1e}, counts {seen.counts:.1e}, overlaps {seen.overlaps:.1e}"
         # Sizes do not vary at all, so the statistic is 0 in every draw.
-        found.append(Control(name, "each batch of exactly N q users", texts, 1.0, not seen.passed))
-    return found
+        controls.append(Control(name, "each batch of exactly N q users", texts, 1.0, not seen.passed))
+    return controls
 
 
 def honest_sampling(seed: int, users: int = 200, rate: float = 0.25) -> tuple[bool, str]:

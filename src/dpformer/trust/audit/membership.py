@@ -52,16 +52,16 @@ class Attack:
 def attack_models(setting: Setting, folder: Path, users: int = 300) -> list[Attack]:
     """Train a private and a non-private model on members, a reference on others, and attack both."""
     users = min(users, len(setting.dataset.sequences) // 3)
-    everybody = setting.sequences(3 * users, 11)
-    members, outsiders, others = everybody[:users], everybody[users : 2 * users], everybody[2 * users :]
+    all_users = setting.sequences(3 * users, 11)
+    members, outsiders, others = all_users[:users], all_users[users : 2 * users], all_users[2 * users :]
     reference = _train(setting.begin(folder / "reference", others, epsilon=float("inf")))
     difficulty = [_losses(reference, part) for part in (members, outsiders)]
-    found = []
+    attacks = []
     for name, changes in (("private", {}), ("not private", {"epsilon": float("inf")})):
         run = _train(setting.begin(folder / name.replace(" ", "-"), members, **changes))
         scores = [d - _losses(run, part) for d, part in zip(difficulty, (members, outsiders), strict=True)]
-        found.append(judge(name, load(run.folder).statement, *scores))
-    return found
+        attacks.append(judge(name, load(run.folder).statement, *scores))
+    return attacks
 
 
 def _train(run: Run) -> Run:
@@ -75,12 +75,12 @@ def _losses(run: Run, sequences: list[np.ndarray]) -> np.ndarray:
     trainer.model.load_state_dict(load(run.folder).model.state_dict())
     trainer.model.eval()
     kept = [s[:-2] if len(s) >= 3 else s for s in sequences]
-    found = []
+    losses = []
     with torch.no_grad():
         for items in kept:
             part = torch.from_numpy(items[-(trainer.how.max_length + 1) :].astype(np.int64))[None]
-            found.append(float(trainer.worker.losses(part)))
-    return np.array(found)
+            losses.append(float(trainer.worker.losses(part)))
+    return np.array(losses)
 
 
 def judge(name: str, statement: PrivacyStatement, members: np.ndarray, outsiders: np.ndarray) -> Attack:

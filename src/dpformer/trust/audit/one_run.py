@@ -86,8 +86,8 @@ def audit_training(
             trainer.make_step(watched)
             total = {name: torch.from_numpy(value) for name, value in watched.last.answer.values.items()}
             watched.asked.clear()
-            found = _along(trainer, before, losses, tokens, total)
-            scores += found - found.mean()
+            slopes = _along(trainer, before, losses, tokens, total)
+            scores += slopes - slopes.mean()
         charges = run.plan.charges(run.plan.steps)
         claim, delta = run.plan.total.epsilon, run.plan.delta
     finally:
@@ -118,13 +118,13 @@ def _along(trainer: Trainer, before: torch.nn.Module, losses: Any, tokens: Tenso
     named = dict(before.named_parameters())
     size = float(torch.sqrt(sum((v.double() ** 2).sum() for v in total.values())))  # type: ignore[arg-type]
     h = 1e-3
-    found = []
+    both_losses = []
     with torch.no_grad():
         for sign in (1, -2):  # theta + h G / |G|, then theta - h G / |G|
             for name, value in total.items():
                 named[name].add_(value.double(), alpha=sign * h / size)
-            found.append(losses(before, tokens).double())
-    return (found[0] - found[1]) * size / (2 * h) * factors(norms, trainer.how.max_norm, trainer.how.rule)
+            both_losses.append(losses(before, tokens).double())
+    return (both_losses[0] - both_losses[1]) * size / (2 * h) * factors(norms, trainer.how.max_norm, trainer.how.rule)
 
 
 class Scaled:

@@ -15,9 +15,9 @@ from dpformer.trust.audit.suite import Audit
 Rows = list[tuple[str, ...]]
 
 
-def sections(found: Audit) -> dict[str, tuple[tuple[str, ...], Rows]]:
+def sections(result: Audit) -> dict[str, tuple[tuple[str, ...], Rows]]:
     """Title to columns and rows; the same for the terminal and for Markdown."""
-    step, run = found.step, found.one_run
+    step, run = result.step, result.one_run
     one = f"{run.correct} of {run.guesses} guesses right, {run.canaries} canaries, {run.steps} steps"
     claims: Rows = [
         (
@@ -26,7 +26,7 @@ def sections(found: Audit) -> dict[str, tuple[tuple[str, ...], Rows]]:
             f"mu {step.mu:.3f} in [{step.low:.3f}, {step.high:.3f}] ({step.confidence:.1%}, {step.trials:,} sums each way)",
             _verdict(step.passed),
         ),
-        ("sampler", "Poisson", found.sampling[1], _verdict(found.sampling[0])),
+        ("sampler", "Poisson", result.sampling[1], _verdict(result.sampling[0])),
         (
             "whole training, (epsilon, delta)",
             f"epsilon {run.claimed_epsilon:.2f} at {run.delta:g}",
@@ -50,11 +50,11 @@ def sections(found: Audit) -> dict[str, tuple[tuple[str, ...], Rows]]:
             f"{attack.claimed_advantage:.3f}",
             _verdict(attack.passed),
         )
-        for attack in found.attacks
+        for attack in result.attacks
     ]
     controls: Rows = [
         (c.name, c.defect, c.seen, "" if c.power is None else f"{c.power:.4f}", "caught" if c.caught else "NOT CAUGHT")
-        for c in found.controls
+        for c in result.controls
     ]
     return {
         "The claim under attack": (("audit", "claimed", "found", ""), claims),
@@ -66,23 +66,23 @@ def sections(found: Audit) -> dict[str, tuple[tuple[str, ...], Rows]]:
     }
 
 
-def tables(found: Audit) -> list[Table]:
+def tables(result: Audit) -> list[Table]:
     """For the terminal."""
-    result = []
-    for title, (columns, rows) in sections(found).items():
+    shown = []
+    for title, (columns, rows) in sections(result).items():
         table = Table(*columns, title=title, title_justify="left")
         for row in rows:
             table.add_row(*row)
-        result.append(table)
-    return result
+        shown.append(table)
+    return shown
 
 
-def markdown(found: Audit) -> str:
+def markdown(result: Audit) -> str:
     """The report as a page."""
-    lines = ["# Privacy audit", "", f"Audited: {found.setting}; seed {found.seed}.", ""]
-    lines += ["**Passed**: the claim stands, and every control was caught." if found.passed else "**FAILED**", ""]
-    lines += [f"- {problem}" for problem in found.problems] + ([""] if found.problems else [])
-    for title, (columns, rows) in sections(found).items():
+    lines = ["# Privacy audit", "", f"Audited: {result.setting}; seed {result.seed}.", ""]
+    lines += ["**Passed**: the claim stands, and every control was caught." if result.passed else "**FAILED**", ""]
+    lines += [f"- {problem}" for problem in result.problems] + ([""] if result.problems else [])
+    for title, (columns, rows) in sections(result).items():
         lines += [f"## {title}", "", "| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
         lines += ["| " + " | ".join(row) + " |" for row in rows] + [""]
     lines += ["![The one-run audit](audit.svg)", ""]
@@ -90,12 +90,12 @@ def markdown(found: Audit) -> str:
     return "\n".join(lines)
 
 
-def draw(found: Audit, path: Path) -> None:
+def draw(result: Audit, path: Path) -> None:
     """Scores of canaries that were in and out; and the lower bounds beside the claim."""
     figure = Figure(figsize=(9, 3.4), layout="constrained")
     FigureCanvasSVG(figure)
     left, right = figure.subplots(1, 2)
-    run = found.one_run
+    run = result.one_run
     bins = np.linspace(run.scores.min(), run.scores.max(), 30).tolist()
     left.hist(run.scores[~run.inside], bins, alpha=0.6, label="canary out", color="#1b4f72")
     left.hist(run.scores[run.inside], bins, alpha=0.6, label="canary in", color="#d95f02")
@@ -110,12 +110,12 @@ def draw(found: Audit, path: Path) -> None:
     figure.savefig(path, format="svg", metadata={"Date": None})
 
 
-def write_report(found: Audit, folder: Path) -> None:
+def write_report(result: Audit, folder: Path) -> None:
     """audit.json, audit.md and audit.svg, for the owner only."""
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / "audit.json", found.to_json(), mode=0o600)
-    write_file(folder / "audit.md", markdown(found).encode(), mode=0o600)
-    draw(found, folder / "audit.svg")
+    write_json(folder / "audit.json", result.to_json(), mode=0o600)
+    write_file(folder / "audit.md", markdown(result).encode(), mode=0o600)
+    draw(result, folder / "audit.svg")
 
 
 def _verdict(passed: bool) -> str:

@@ -56,11 +56,13 @@ def audit_step(
         raise PrivacyError("the canary's gradient is zero; nothing can be seen of it")
 
     def scores(with_canary: bool) -> np.ndarray:
-        found = np.empty(trials)
+        projections = np.empty(trials)
         for trial in range(trials):
             total = noisy_sum(with_canary)
-            found[trial] = sum(float((total[name].double() * value.double()).sum()) for name, value in canary.items())
-        return found / size
+            projections[trial] = sum(
+                float((total[name].double() * value.double()).sum()) for name, value in canary.items()
+            )
+        return projections / size
 
     mu, low, high = mu_interval(scores(False), scores(True), confidence)
     return StepAudit(1 / noise_multiplier, mu, low, high, confidence, trials)

@@ -37,7 +37,7 @@ _USERS, _DELTA = 10, 1e-5
 
 
 @dataclass(frozen=True)
-class Known:
+class FixedSum:
     """A query of a step whose sum is known already. steps: its sensitivity, in steps of the grid."""
 
     sums: Sums
@@ -55,7 +55,7 @@ class Known:
         return self.steps
 
     def sum(self, people: Any, sample: Sample, grid: float) -> Sums:
-        """The sum, whoever was drawn."""
+        """The sum, whichever users were drawn."""
         return self.sums
 
 
@@ -128,16 +128,16 @@ class Canary:
 def measure(canary: Canary, sigma: float, trials: int, seed: int, noise: Noise = rounded_gaussian) -> StepAudit:
     """Audit the answers of a Curator, with the canary and without it, against the claim 1 / sigma."""
     canary = canary.flat()
-    together = {name: canary.others[name] + value for name, value in canary.own.items()}
-    queries = [Known(sums, canary.bound, canary.steps) for sums in (canary.others, together)]
+    with_canary = {name: canary.others[name] + value for name, value in canary.own.items()}
+    queries = [FixedSum(sums, canary.bound, canary.steps) for sums in (canary.others, with_canary)]
     spent = epsilon((Charge(GRADIENTS, sigma),), _DELTA).epsilon
     plan = PrivacyPlan(_USERS, _USERS, 1, spent, _DELTA, sigma)
     seeds = iter(range(seed * 10**9, (seed + 1) * 10**9))
 
-    def answer(with_canary: bool) -> dict[str, torch.Tensor]:
+    def answer(canary_in: bool) -> dict[str, torch.Tensor]:
         ledger = Ledger(InMemory(), "audit", plan, [])
         curator = Curator(range(_USERS), plan, ledger, Keys(next(seeds)), noise=noise)
-        values = curator.ask(queries[with_canary]).values
+        values = curator.ask(queries[canary_in]).values
         return {name: torch.from_numpy(value) for name, value in values.items()}
 
     own = {name: torch.from_numpy(value * canary.grid) for name, value in canary.own.items()}

@@ -39,17 +39,17 @@ class Audit:
     @property
     def problems(self) -> list[str]:
         """What contradicts the claim, and which controls were not caught."""
-        found = []
+        problems = []
         if not self.step.passed:
-            found.append(
+            problems.append(
                 f"single steps: mu in [{self.step.low:.3f}, {self.step.high:.3f}], claimed {self.step.claimed_mu:.3f}"
             )
         if not self.sampling[0]:
-            found.append(f"the sampler is not Poisson: {self.sampling[1]}")
+            problems.append(f"the sampler is not Poisson: {self.sampling[1]}")
         if not self.one_run.passed:
-            found.append("the one-run audit refutes the claimed epsilon")
-        found += [f"the attack on the {a.model} model exceeds the claim" for a in self.attacks if not a.passed]
-        return found + [f"control not caught: {control.name}" for control in self.controls if not control.caught]
+            problems.append("the one-run audit refutes the claimed epsilon")
+        problems += [f"the attack on the {a.model} model exceeds the claim" for a in self.attacks if not a.passed]
+        return problems + [f"control not caught: {control.name}" for control in self.controls if not control.caught]
 
     @property
     def passed(self) -> bool:
@@ -98,12 +98,12 @@ def _steps(setting: Setting, folder: Path, trials: int | None) -> tuple[StepAudi
     run = setting.begin(folder, [*setting.sequences(12, 5), canary])
     run.close()
     trainer, people = run.trainer, run.dataset.train(run.recipe.hold_out)
-    query, everybody = trainer.query, np.arange(len(people))
+    query, all_users = trainer.query, np.arange(len(people))
     grid = grid_step(query.bound, query.numbers)
     trainer.model.train()
-    together = query.sum(people, Sample(everybody, bytes(32)), grid)
-    others = query.sum(without(people, len(people) - 1), Sample(everybody, bytes(32)), grid)
-    own = {name: together[name] - others[name] for name in others}
+    with_canary = query.sum(people, Sample(all_users, bytes(32)), grid)
+    others = query.sum(without(people, len(people) - 1), Sample(all_users, bytes(32)), grid)
+    own = {name: with_canary[name] - others[name] for name in others}
     seen = Canary(others, own, query.bound, query.sensitivity(grid))
     sigma = trainer.plan.noise_multiplier
     trials = trials or trials_for(sigma)
@@ -112,10 +112,12 @@ def _steps(setting: Setting, folder: Path, trials: int | None) -> tuple[StepAudi
 
 def _less_noise(setting: Setting, folder: Path, canaries: int) -> Control:
     claim = replace(setting, recipe=setting.recipe.changed({"epsilon": CLAIM}))
-    found = audit_training(claim, folder, canaries, noise_scale=LESS_NOISE)
-    seen = f"{found.correct} of {found.guesses} right: mu above {found.mu_low:.2f}, claimed {found.claimed_mu:.2f}"
+    audited = audit_training(claim, folder, canaries, noise_scale=LESS_NOISE)
+    seen = (
+        f"{audited.correct} of {audited.guesses} right: mu above {audited.mu_low:.2f}, claimed {audited.claimed_mu:.2f}"
+    )
     defect = "epsilon 1 claimed, and a tenth of its noise added"
-    return Control("a whole training with too little noise", defect, seen, None, not found.passed)
+    return Control("a whole training with too little noise", defect, seen, None, not audited.passed)
 
 
 def _works(attack: Attack) -> Control:

@@ -13,8 +13,8 @@ from dpformer.fit.stage import Setup, run_stages
 from dpformer.fit.statistics_stages import stages_before_steps
 from dpformer.privacy import Query, Sample
 from dpformer.privacy.query import Asker
-from dpformer.trust.verify.checks import Found, Verification
-from dpformer.trust.verify.noise import noise_found
+from dpformer.trust.verify.checks import Outcome, Verification
+from dpformer.trust.verify.noise import noise_outcome
 from dpformer.trust.verify.watch import Asked, Curators, Watched
 
 ANSWER_CHECKS = ("answers planned", "answer sensitivity", "answer noise")
@@ -33,21 +33,21 @@ def statistics_of(setup: Setup) -> AskAll:
     return ask
 
 
-def check_answers(found: Verification, ask_all: AskAll, curators: Curators) -> None:
+def check_answers(verification: Verification, ask_all: AskAll, curators: Curators) -> None:
     """Ask all of a real Curator, watched; then look at each query and each answer."""
     watched = Watched(curators.new())
     planned = [release.name for release in curators.plan.releases]
-    found.check("answers planned", lambda: _planned(ask_all, watched, planned))
+    verification.check("answers planned", lambda: _planned(ask_all, watched, planned))
     if not watched.asked:
         for name in ANSWER_CHECKS[1:]:
-            found.skip(name, "no answer was given; see 'answers planned'")
+            verification.skip(name, "no answer was given; see 'answers planned'")
         return
     queries = [asked.query for asked in watched.asked]
-    found.check("answer sensitivity", lambda: _sensitivity(queries, watched, curators.people))
-    found.check("answer noise", lambda: _noise(watched.asked, curators))
+    verification.check("answer sensitivity", lambda: _sensitivity(queries, watched, curators.people))
+    verification.check("answer noise", lambda: _noise(watched.asked, curators))
 
 
-def _planned(ask_all: AskAll, watched: Watched, planned: list[str]) -> Found:
+def _planned(ask_all: AskAll, watched: Watched, planned: list[str]) -> Outcome:
     ask_all(watched)
     names, charged = [asked.answer.name for asked in watched.asked], watched.charged
     detail = f"asked {names}"
@@ -55,30 +55,30 @@ def _planned(ask_all: AskAll, watched: Watched, planned: list[str]) -> Found:
         detail += f", planned {planned}"
     if charged != names:
         detail += f", charged {charged}"
-    return Found(names == planned == charged, detail, {"asked": names, "planned": planned, "charged": charged})
+    return Outcome(names == planned == charged, detail, {"asked": names, "planned": planned, "charged": charged})
 
 
-def _sensitivity(queries: list[Query[Any]], watched: Watched, people: Sequences) -> Found:
+def _sensitivity(queries: list[Query[Any]], watched: Watched, people: Sequences) -> Outcome:
     """Each person's events replaced by none in turn; the number of people stays."""
     moved, allowed, good = {}, {}, True
     for query, asked in zip(queries, watched.asked, strict=True):
         grid = asked.answer.grid
         sample = Sample(np.arange(len(people)), asked.sample.key)
-        everybody = query.sum(people, sample, grid)
+        all_users = query.sum(people, sample, grid)
         largest = 0.0
         for person in range(len(people)):
             rest = query.sum(without(people, person), sample, grid)
-            largest = max(largest, _norm({name: everybody[name] - rest[name] for name in everybody}))
+            largest = max(largest, _norm({name: all_users[name] - rest[name] for name in all_users}))
         moved[query.name], allowed[query.name] = largest * grid, query.sensitivity(grid) * grid
         good &= largest <= query.sensitivity(grid) and math.isclose(allowed[query.name], query.bound, rel_tol=1e-12)
-        good &= all(np.array_equal(everybody[name], value) for name, value in asked.sums.items())
+        good &= all(np.array_equal(all_users[name], value) for name, value in asked.sums.items())
     shown = ", ".join(f"{name} {value:.6f} of {allowed[name]:g}" for name, value in moved.items())
-    return Found(
+    return Outcome(
         good, f"{len(people)} people, each without events in turn: {shown}", {"moved": moved, "allowed": allowed}
     )
 
 
-def _noise(asked: list[Asked], curators: Curators) -> Found:
+def _noise(asked: list[Asked], curators: Curators) -> Outcome:
     """The same queries again, by Curators with other keys: as many draws of each as it takes to see its scale."""
     again = [asked]
     few = min(one.query.numbers for one in asked)
@@ -88,13 +88,13 @@ def _noise(asked: list[Asked], curators: Curators) -> Found:
             watched.ask(one.query)
         again.append(watched.asked)
     drawn = [{name: value for one in answers for name, value in one.noise.items()} for answers in again]
-    scale = noise_found(drawn)
+    scale = noise_outcome(drawn)
     off = sorted({one.query.name for answers in again for one in answers if not one.on_grid})
     wrong = sorted({one.query.name for one in asked if not _as_planned(one)})
     detail = scale.detail + "; all on the grid" * (not off)
     detail += f"; not on the grid: {', '.join(off)}" if off else ""
     detail += f"; an answer states other noise than planned: {', '.join(wrong)}" if wrong else ""
-    return Found(scale.good and not off and not wrong, detail, {**scale.figures, "off_grid": off, "misstated": wrong})
+    return Outcome(scale.good and not off and not wrong, detail, {**scale.figures, "off_grid": off, "misstated": wrong})
 
 
 def _as_planned(asked: Asked) -> bool:

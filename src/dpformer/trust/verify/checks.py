@@ -37,7 +37,7 @@ class NotChecked(Exception):  # noqa: N818  (no error: a reason)
 
 
 @dataclass(frozen=True)
-class Found:
+class Outcome:
     """What the function of a check returns."""
 
     good: bool
@@ -62,17 +62,17 @@ class Verification:
         """Names of the checks that failed."""
         return [check.name for check in self.checks if check.status == "fail"]
 
-    def check(self, name: str, look: Callable[[], Found]) -> bool:
+    def check(self, name: str, look: Callable[[], Outcome]) -> bool:
         """Look at one property; an error in the checked code is a failure. Returns whether it passed."""
         try:
-            found = look()
+            outcome = look()
         except NotChecked as reason:
             self.skip(name, str(reason))
             return False
         except STOPPED as error:
-            found = Found(False, f"stopped: {type(error).__name__}: {' '.join(str(error).split())}")
-        self.checks.append(Check(name, "pass" if found.good else "fail", found.detail, found.figures))
-        return found.good
+            outcome = Outcome(False, f"stopped: {type(error).__name__}: {' '.join(str(error).split())}")
+        self.checks.append(Check(name, "pass" if outcome.good else "fail", outcome.detail, outcome.figures))
+        return outcome.good
 
     def skip(self, name: str, reason: str) -> None:
         """Say why a property is not looked at."""

@@ -27,7 +27,7 @@ from dpformer.models import Network
 from dpformer.privacy import Keys, PrivacyStatement, Sample
 from dpformer.privacy.noise import poisson_draw
 from dpformer.trust.verify.answers import without
-from dpformer.trust.verify.checks import Found, NotChecked
+from dpformer.trust.verify.checks import NotChecked, Outcome
 from dpformer.trust.verify.scratch import SEED, invented
 
 PEOPLE = 8
@@ -71,7 +71,7 @@ def a_group(
     return _only(people, largest), np.arange(len(largest))
 
 
-def float32_slack(query: GradientSum, people: Sequences, drawn: np.ndarray, invented_people: bool) -> Found:
+def float32_slack(query: GradientSum, people: Sequences, drawn: np.ndarray, invented_people: bool) -> Outcome:
     """Some people leave the group in turn, the longest and the shortest among them."""
     grid = math.ldexp(1.0, math.frexp(query.bound)[1] - 1 - FINE_BITS)
     key = Keys(SEED).dropout()
@@ -84,15 +84,15 @@ def float32_slack(query: GradientSum, people: Sequences, drawn: np.ndarray, inve
         raise NotChecked("nobody of the group has two items that the network knows")
     order = learning[np.argsort(people.lengths[learning], kind="stable")]
     leaving = np.unique(order[np.linspace(0, len(order) - 1, min(PEOPLE, len(order))).astype(np.int64)])
-    everybody = total(people, drawn)
+    all_users = total(people, drawn)
     worst = 0.0
     for person in leaving:
         rest, alone = total(without(people, int(person)), drawn), total(people, np.array([person]))
-        off = sum(float(np.sum((everybody[n] - rest[n] - alone[n]) ** 2)) for n in everybody)
+        off = sum(float(np.sum((all_users[n] - rest[n] - alone[n]) ** 2)) for n in all_users)
         worst = max(worst, math.sqrt(off) / query.bound)
     room = CLIP_SLACK + query.groups.most * FLOAT32_SLACK
     who = "invented people" if invented_people else "people of the data"
-    return Found(
+    return Outcome(
         worst <= MOST * room,
         f"{len(leaving)} of {len(drawn)} {who} in a group left in turn: the others' sum moved by {worst:.1e} C at the most; the "
         f"noise has room for {room:.1e} C ({room / max(worst, 1e-300):.0f} times that; at least {1 / MOST:g} is wanted)",

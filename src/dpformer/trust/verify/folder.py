@@ -1,4 +1,4 @@
-"""Do the papers of a run agree with each other, and with a second count? No data and no training is needed for this."""
+"""Do the files of a run agree with each other, and with a second count? No data and no training is needed for this."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from dpformer.privacy import PrivacyPlan, PrivacyStatement, read_ledger
 from dpformer.privacy.accounting import rdp_epsilon
 from dpformer.privacy.statement import NoisePart
 from dpformer.privacy.wording import GENERATORS, GRID, NEIGHBOURS, UNIT
-from dpformer.trust.verify.checks import Found, NotChecked
+from dpformer.trust.verify.checks import NotChecked, Outcome
 
 ROOM = 2e-3
 """Relative room between two counts of the same thing: PLD's grid."""
@@ -28,7 +28,7 @@ ROOM = 2e-3
 PICKLE_NAMES = (".pkl", ".pickle", ".pt", ".pth", ".ckpt", ".joblib", ".dill")
 
 
-def ledger_against_statement(folder: Path, statement: PrivacyStatement, recipe: Recipe) -> Found:
+def ledger_against_statement(folder: Path, statement: PrivacyStatement, recipe: Recipe) -> Outcome:
     """Everything that the statement says was done must stand in a sound ledger, and nothing less."""
     if not statement.private:
         raise NotChecked("the run is not private and says so: it has no ledger")
@@ -69,15 +69,15 @@ def ledger_against_statement(folder: Path, statement: PrivacyStatement, recipe: 
     wrong = [f"{name}: {a!r} by the run, {b!r} stated" for name, (a, b) in pairs.items() if a != b]
     figures = {"entries": account.position.entries, "stated": said.entries if said else None, "differences": wrong}
     if wrong:
-        return Found(False, "; ".join(wrong), figures)
-    return Found(True, f"{account.position.entries} entries, an unbroken chain; {len(pairs)} facts agree", figures)
+        return Outcome(False, "; ".join(wrong), figures)
+    return Outcome(True, f"{account.position.entries} entries, an unbroken chain; {len(pairs)} facts agree", figures)
 
 
 def _assumptions(plan: PrivacyPlan) -> tuple[str, ...]:
     return (slack_in_words(plan.users, plan.rate),) if plan.steps else ()
 
 
-def recount(statement: PrivacyStatement) -> Found:
+def recount(statement: PrivacyStatement) -> Outcome:
     """Epsilon counted again from what the statement says was done, by code of its own.
 
     A threshold takes a part of delta. Gaussian releases alone have a closed form. Else the
@@ -99,7 +99,7 @@ def recount(statement: PrivacyStatement) -> Found:
         good &= low * (1 - ROOM) <= value <= high * (1 + ROOM)
         lines.append(f"at delta {delta:.3g}: stated {value:.4f}, {how}")
         figures[f"{delta:g}"] = {"stated": value, "low": low, "high": high}
-    return Found(good, "; ".join(lines), figures)
+    return Outcome(good, "; ".join(lines), figures)
 
 
 def _interval(statement: PrivacyStatement, delta: float) -> tuple[float, float, str]:
@@ -143,12 +143,12 @@ def gaussian_delta(mu: float, eps: float) -> float:
     return float(norm.cdf(mu / 2 - eps / mu) - math.exp(eps + norm.logcdf(-mu / 2 - eps / mu)))
 
 
-def no_pickle(folder: Path) -> Found:
+def no_pickle(folder: Path) -> Outcome:
     """No file of the folder is a pickle or holds one, whatever it is called: loading a pickle runs its code."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     bad = [str(path.relative_to(folder)) for path in files if holds_pickle(path)]
     detail = f"holds pickled objects: {', '.join(bad)}" if bad else f"{len(files)} files, none of them"
-    return Found(not bad, detail, {"files": len(files), "pickles": bad})
+    return Outcome(not bad, detail, {"files": len(files), "pickles": bad})
 
 
 def holds_pickle(path: Path) -> bool:

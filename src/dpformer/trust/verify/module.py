@@ -22,9 +22,9 @@ from torch import Tensor, nn
 
 from dpformer.errors import DPFormerError
 from dpformer.privacy import make_plan
-from dpformer.trust.verify.checks import Found, NotChecked, Verification
+from dpformer.trust.verify.checks import NotChecked, Outcome, Verification
 from dpformer.trust.verify.clipping import check_clipping, clipping, gradients
-from dpformer.trust.verify.noise import noise_found
+from dpformer.trust.verify.noise import noise_outcome
 from dpformer.trust.verify.reference import Subject, trainable
 from dpformer.trust.verify.watch import Blank, Curators, Watched
 
@@ -35,13 +35,13 @@ def verify_module(name: str, max_norm: float = 1.0, rule: Literal["automatic", "
     """All checks that a module alone allows. `name` is `package.module:factory`; the current folder is looked in, too."""
     module, losses, samples = _make(name)
     subject = Subject(module, losses, samples, None, max_norm, rule)
-    found = Verification(name)
-    if check_clipping(found, subject, may_freeze=True):
-        found.check("empty batch", lambda: _empty(subject.exact()))
-        found.check("noise scale", lambda: _noise(subject))
+    verification = Verification(name)
+    if check_clipping(verification, subject, may_freeze=True):
+        verification.check("empty batch", lambda: _empty(subject.exact()))
+        verification.check("noise scale", lambda: _noise(subject))
     for check in RUN_ONLY:
-        found.skip(check, "a module alone has no steps, ledger or folder; verify the run that trains it")
-    return found
+        verification.skip(check, "a module alone has no steps, ledger or folder; verify the run that trains it")
+    return verification
 
 
 def _make(name: str) -> tuple[nn.Module, Any, tuple[Tensor, ...]]:
@@ -66,7 +66,7 @@ def _make(name: str) -> tuple[nn.Module, Any, tuple[Tensor, ...]]:
     return module, losses, samples
 
 
-def _empty(exact: Subject) -> Found:
+def _empty(exact: Subject) -> Outcome:
     nothing = tuple(value[:0] for value in exact.samples)
     try:
         with torch.no_grad():
@@ -80,14 +80,14 @@ def _empty(exact: Subject) -> Found:
     got = gradients(exact.module)
     missing = [name for name in trainable(exact.module) if name not in got]
     largest = max((float(value.abs().max()) for value in got.values() if value.numel()), default=0.0)
-    return Found(
+    return Outcome(
         not missing and largest == 0 and len(norms) == 0,
         f"adds {largest:g} to {len(got)} gradients",
         {"largest": largest, "missing": missing},
     )
 
 
-def _noise(subject: Subject) -> Found:
+def _noise(subject: Subject) -> Outcome:
     """Four answers of a real Curator to a query over nobody, with as many numbers as the module has."""
     shapes = {name: tuple(p.shape) for name, p in trainable(subject.module).items()}
     with tempfile.TemporaryDirectory(prefix="dpformer-verify-") as folder:
@@ -96,4 +96,4 @@ def _noise(subject: Subject) -> Found:
         for _ in range(4):
             watched.ask(Blank(shapes=shapes))
         curators.close()
-    return noise_found([asked.noise for asked in watched.asked], " of the Curator")
+    return noise_outcome([asked.noise for asked in watched.asked], " of the Curator")

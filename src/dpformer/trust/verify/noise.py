@@ -9,20 +9,20 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.stats import binom, chi2
 
-from dpformer.trust.verify.checks import Found
+from dpformer.trust.verify.checks import Outcome
 
 FALSE_ALARM = 1e-6
 """How often sound noise fails each of these tests."""
 
 
-def noise_found(drawn: Sequence[Mapping[str, np.ndarray]], where: str = "") -> Found:
+def noise_outcome(drawn: Sequence[Mapping[str, np.ndarray]], where: str = "") -> Outcome:
     """Whether draws, in units of the standard deviation that was planned, have that size, and are new every time.
 
     drawn: one mapping for each answer, with the same names and shapes in each. Looked at: the root mean square of all numbers,
     and of each array over all draws (chi-square); and the mean product of any two draws.
     """
     if not drawn:
-        return Found(False, "no answer was given")
+        return Outcome(False, "no answer was given")
     flat = np.stack([np.concatenate([value.ravel() for _, value in sorted(one.items())]) for one in drawn])
     ratio = math.sqrt(float(np.mean(flat**2)))
     low, high = ratio_interval(flat.size, FALSE_ALARM)
@@ -41,7 +41,7 @@ def noise_found(drawn: Sequence[Mapping[str, np.ndarray]], where: str = "") -> F
     if repeats:
         detail += f"; draws repeat (mean product {again:.2f})"
     figures = {"ratio": ratio, "low": low, "high": high, "draws": flat.size, "wrong": odd, "mean_product": again}
-    return Found(low <= ratio <= high and not odd and not repeats, detail, figures)
+    return Outcome(low <= ratio <= high and not odd and not repeats, detail, figures)
 
 
 def ratio_interval(n: int, false_alarm: float) -> tuple[float, float]:

@@ -75,16 +75,19 @@ def loop(subject: Subject) -> Loop:
     for i in range(subject.size):
         loss = alone(subject.module, *subject.take([i])).sum()
         losses.append(loss.detach())
-        found: tuple[Tensor | None, ...]
+        gradient: tuple[Tensor | None, ...]
         if loss.requires_grad:
-            found = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
+            gradient = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
         else:
-            found = (None,) * len(parameters)
-        gradients.append(dict(zip(parameters, found, strict=True)))
+            gradient = (None,) * len(parameters)
+        gradients.append(dict(zip(parameters, gradient, strict=True)))
         norms.append(
             torch.sqrt(
                 torch.stack(
-                    [torch.zeros((), dtype=torch.float64), *(g.double().square().sum() for g in found if g is not None)]
+                    [
+                        torch.zeros((), dtype=torch.float64),
+                        *(g.double().square().sum() for g in gradient if g is not None),
+                    ]
                 ).sum()
             )
         )

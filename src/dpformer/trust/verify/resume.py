@@ -18,7 +18,7 @@ from dpformer.errors import PrivacyError
 from dpformer.fit.recipe import Recipe
 from dpformer.fit.run import resume, start
 from dpformer.privacy import Answer, Curator, Query, Sample, read_ledger
-from dpformer.trust.verify.checks import Found
+from dpformer.trust.verify.checks import Outcome
 from dpformer.trust.verify.watch import Delegate
 
 # Steps until the checkpoint, and steps made after it that a crash forgets.
@@ -54,7 +54,7 @@ class _AsksLarger(Curator[Sequences]):
         return super().ask(_Larger(query))
 
 
-def check_resume(folder: Path, data: Path, recipe: Recipe) -> Found:
+def check_resume(folder: Path, data: Path, recipe: Recipe) -> Outcome:
     """The released tensors must be equal bit for bit, nothing charged twice, and another sum at a charged place refused."""
     whole, cut, other = folder / "whole", folder / "cut", folder / "other"
     start(whole, data, recipe).train()
@@ -65,7 +65,7 @@ def check_resume(folder: Path, data: Path, recipe: Recipe) -> Found:
     different = [name for name in a if name not in b or not equal(a[name], b[name])]
     charged = [len(read_ledger(run).entries) for run in (whole, cut)]
     refused = _refused(other)
-    return Found(
+    return Outcome(
         not different and charged[0] == charged[1] and refused,
         f"stopped, crashed and resumed: {len(a) - len(different)} of {len(a)} tensors equal bit for bit; charged {charged[1]} "
         f"answers, {charged[0]} without interruption (answers given again are free); sums {FACTOR} times as large were "

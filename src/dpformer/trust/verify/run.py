@@ -1,4 +1,4 @@
-"""`verify` of a run folder: its papers, its recipe in a small run of its own, and its released weights."""
+"""`verify` of a run folder: its files, its recipe in a small run of its own, and its released weights."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from dpformer.fit.stage import Setup, new_network
 from dpformer.fit.stated import data_part
 from dpformer.models import Network
 from dpformer.trust.verify.answers import check_answers, statistics_of
-from dpformer.trust.verify.checks import Found, NotChecked, Verification
+from dpformer.trust.verify.checks import NotChecked, Outcome, Verification
 from dpformer.trust.verify.clipping import check_clipping
 from dpformer.trust.verify.float32 import a_group, float32_slack, query_of
 from dpformer.trust.verify.folder import ledger_against_statement, no_pickle, recount
@@ -43,26 +43,26 @@ def verify_run(folder: Path, data: Path | None = None, subject: str | None = Non
     """
     model, recipe = load_artifact(folder), read_recipe(folder)
     dataset, missing = _find(folder, model, data)
-    found = Verification(subject or f"{folder} ({model.model.spec.name})")
+    verification = Verification(subject or f"{folder} ({model.model.spec.name})")
     longest = recipe.network.max_length + 1 if recipe.network is not None else LONGEST
     few = a_few(dataset, longest) if dataset is not None else invented(len(model.catalogue), longest)
     with tempfile.TemporaryDirectory(prefix="dpformer-verify-") as name:
         place = Path(name)
         prepared = write_data(place / "data", few, model.catalogue)
-        if _check_small(found, model, recipe, place, load(prepared).train(recipe.hold_out)):
-            found.check("float32 slack", lambda: _float32(model, recipe, dataset))
+        if _check_small(verification, model, recipe, place, load(prepared).train(recipe.hold_out)):
+            verification.check("float32 slack", lambda: _float32(model, recipe, dataset))
         if model.statement.data.catalogue == "private" and model.statement.private:
-            found.check("items chosen", lambda: items_chosen(place / "items", recipe))
-        found.check("resume equality", lambda: check_resume(place / "resume", prepared, small(recipe, len(few))))
-    found.check("ledger against statement", lambda: ledger_against_statement(folder, model.statement, recipe))
-    found.check("recount of epsilon", lambda: recount(model.statement))
-    found.check("users", lambda: _users(model, recipe, dataset, missing))
-    found.check("data against statement", lambda: _data_part(model, dataset, missing))
-    found.check("no pickle", lambda: no_pickle(folder))
-    return found
+            verification.check("items chosen", lambda: items_chosen(place / "items", recipe))
+        verification.check("resume equality", lambda: check_resume(place / "resume", prepared, small(recipe, len(few))))
+    verification.check("ledger against statement", lambda: ledger_against_statement(folder, model.statement, recipe))
+    verification.check("recount of epsilon", lambda: recount(model.statement))
+    verification.check("users", lambda: _users(model, recipe, dataset, missing))
+    verification.check("data against statement", lambda: _data_part(model, dataset, missing))
+    verification.check("no pickle", lambda: no_pickle(folder))
+    return verification
 
 
-def _check_small(found: Verification, model: Artifact, whole: Recipe, place: Path, people: Sequences) -> bool:
+def _check_small(verification: Verification, model: Artifact, whole: Recipe, place: Path, people: Sequences) -> bool:
     """The run's recipe on a few people: its statistics, its clipping and its steps, by Curators whose answers nobody sees.
 
     True if there are steps, and their clipped sum can be computed.
@@ -74,26 +74,26 @@ def _check_small(found: Verification, model: Artifact, whole: Recipe, place: Pat
     try:
         setup = Setup(recipe, plan, items, SEED)
         if plan.releases:
-            check_answers(found, statistics_of(setup), curators)
+            check_answers(verification, statistics_of(setup), curators)
         if not recipe.steps_on_data:
             return False
         how = Optimisation.of(recipe)
         how = replace(how, weight_decay=0.0, token_budget=4 * (how.max_length + 1))
         trainer = Trainer(new_network(setup, _network(model).frequencies), plan, how)
-        return _check_network(found, model, trainer, curators)
+        return _check_network(verification, model, trainer, curators)
     finally:
         curators.close()
 
 
-def _check_network(found: Verification, model: Artifact, trainer: Trainer, curators: Curators) -> bool:
+def _check_network(verification: Verification, model: Artifact, trainer: Trainer, curators: Curators) -> bool:
     network, how = _network(model), trainer.how
     sequences = (tokens_of(curators.people, how.max_length, network),)
     subject = Subject(network, losses_of(trainer), sequences, definition, how.max_norm, how.rule)
-    if not check_clipping(found, subject, may_freeze=False):
+    if not check_clipping(verification, subject, may_freeze=False):
         for name in (*STEP_CHECKS, "float32 slack"):
-            found.skip(name, "the clipping refuses this model; see 'parameters recorded'")
+            verification.skip(name, "the clipping refuses this model; see 'parameters recorded'")
         return False
-    check_steps(found, trainer, dict(network.state_dict()), curators)
+    check_steps(verification, trainer, dict(network.state_dict()), curators)
     return True
 
 
@@ -103,7 +103,7 @@ def _network(model: Artifact) -> Network:
     return network
 
 
-def _float32(model: Artifact, recipe: Recipe, dataset: Dataset | None) -> Found:
+def _float32(model: Artifact, recipe: Recipe, dataset: Dataset | None) -> Outcome:
     query = query_of(_network(model), recipe, model.statement)
     people, drawn = a_group(dataset, recipe, model.statement, len(model.catalogue))
     return float32_slack(query, people, drawn, dataset is None)
@@ -133,7 +133,7 @@ def _same_items(dataset: Dataset, model: Artifact, data: Path) -> Dataset:
     return dataset.in_catalogue(model.catalogue)
 
 
-def _users(model: Artifact, recipe: Recipe, dataset: Dataset | None, missing: str) -> Found:
+def _users(model: Artifact, recipe: Recipe, dataset: Dataset | None, missing: str) -> Outcome:
     if dataset is None:
         raise NotChecked(missing)
     users = len(dataset.sequences)
@@ -141,14 +141,14 @@ def _users(model: Artifact, recipe: Recipe, dataset: Dataset | None, missing: st
     stated, population = model.statement.users, recipe.population
     given = "" if population is None else f" (a population of {population:,} was declared)"
     declared = model.statement.users_declared == (population is not None)
-    return Found(
+    return Outcome(
         users == ids and users <= stated == (population or users) and declared,
         f"{users:,} sequences of {ids:,} users in the data, {stated:,} users stated{given}",
         {"sequences": users, "users": ids, "stated": stated},
     )
 
 
-def _data_part(model: Artifact, dataset: Dataset | None, missing: str) -> Found:
+def _data_part(model: Artifact, dataset: Dataset | None, missing: str) -> Outcome:
     """What the statement says of the catalogue and of the filters, against the manifest of the data."""
     if dataset is None:
         raise NotChecked(missing)
@@ -160,4 +160,4 @@ def _data_part(model: Artifact, dataset: Dataset | None, missing: str) -> Found:
     }
     wrong = [f"{name}: {a!r} in the data, {b!r} stated" for name, (a, b) in pairs.items() if a != b]
     detail = f"catalogue {said.catalogue!r}, {len(said.outside_guarantee)} things outside of the guarantee"
-    return Found(not wrong, "; ".join(wrong) or detail, {"differences": wrong})
+    return Outcome(not wrong, "; ".join(wrong) or detail, {"differences": wrong})

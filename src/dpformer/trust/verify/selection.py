@@ -13,14 +13,14 @@ from dpformer.data import Sequences
 from dpformer.fit.recipe import ITEMS_SHARE, THRESHOLD_SHARE, Recipe
 from dpformer.privacy import Answer, make_plan
 from dpformer.statistics.item_selection import ITEMS, ItemCounts
-from dpformer.trust.verify.checks import Found
+from dpformer.trust.verify.checks import Outcome
 from dpformer.trust.verify.watch import Curators
 
 # How often the items are chosen, and how many standard deviations above the threshold the count of the common item is.
 TRIES, ABOVE = 20, 8
 
 
-def items_chosen(folder: Path, recipe: Recipe) -> Found:
+def items_chosen(folder: Path, recipe: Recipe) -> Outcome:
     """Many people share an item, which is named each time; each of three has items of their own, which never are.
 
     Each of the three has 1, 2 and 5 such items. All are named together with probability TRIES x 3 x delta's part at the most.
@@ -51,7 +51,7 @@ def items_chosen(folder: Path, recipe: Recipe) -> Found:
     low = min(
         (float(value.min()) for answer in answers for value in answer.values.values() if value.size), default=math.inf
     )
-    return Found(
+    return Outcome(
         common == TRIES and rare == 0 and low >= least,
         f"{TRIES} choices: an item of {count} users is named in {common} of them, items of one user {rare} times; the lowest "
         f"count named is {low:.1f}, the threshold {least:.1f}",

@@ -19,9 +19,9 @@ from dpformer.fit.gradient_sum import Groups
 from dpformer.models import Network
 from dpformer.privacy import Sample
 from dpformer.privacy.query import grid_step
-from dpformer.trust.verify.checks import Found, Verification
+from dpformer.trust.verify.checks import Outcome, Verification
 from dpformer.trust.verify.clipping import SLACK, clipping
-from dpformer.trust.verify.noise import most_zeros, noise_found
+from dpformer.trust.verify.noise import most_zeros, noise_outcome
 from dpformer.trust.verify.reference import Losses, Subject, factors, loop, size
 from dpformer.trust.verify.scratch import Chosen
 from dpformer.trust.verify.watch import Blank, Curators, Watched
@@ -69,7 +69,7 @@ def tokens_of(people: Sequences, max_length: int, model: Network) -> Tensor:
     return tokens
 
 
-def check_steps(found: Verification, trainer: Trainer, weights: dict[str, Tensor], curators: Curators) -> None:
+def check_steps(verification: Verification, trainer: Trainer, weights: dict[str, Tensor], curators: Curators) -> None:
     """Make a few steps with chosen batches, from these weights, in float64.
 
     Looked at: each sum before noise, the answer, and what the optimiser got.
@@ -85,16 +85,16 @@ def check_steps(found: Verification, trainer: Trainer, weights: dict[str, Tensor
         draw.next = users
         return trainer.make_step(watched).users
 
-    everybody = np.arange(trainer.plan.users)
-    found.check("every user once", lambda: _every_user(trainer, watched, step, curators.people))
-    found.check("expected-batch division", lambda: _division(trainer, watched, step, everybody))
-    found.check("empty batch", lambda: _empty(watched, step))
-    found.check("noise scale", lambda: _scale(trainer, watched))
-    found.check("steps charged", lambda: _charged(watched, len(trainer.plan.releases)))
+    all_users = np.arange(trainer.plan.users)
+    verification.check("every user once", lambda: _every_user(trainer, watched, step, curators.people))
+    verification.check("expected-batch division", lambda: _division(trainer, watched, step, all_users))
+    verification.check("empty batch", lambda: _empty(watched, step))
+    verification.check("noise scale", lambda: _scale(trainer, watched))
+    verification.check("steps charged", lambda: _charged(watched, len(trainer.plan.releases)))
     still = [name for name, p in names.items() if torch.equal(p.detach(), begun[name])]
-    found.check(
+    verification.check(
         "parameters moving",
-        lambda: Found(
+        lambda: Outcome(
             not still,
             f"{len(names)} tensors, all changed in {len(watched.asked)} steps"
             if not still
@@ -102,18 +102,18 @@ def check_steps(found: Verification, trainer: Trainer, weights: dict[str, Tensor
             {"still": still, "steps": len(watched.asked)},
         ),
     )
-    found.check("sampler", lambda: sampler_found(curators))
+    verification.check("sampler", lambda: sampler_outcome(curators))
 
 
-def _every_user(trainer: Trainer, watched: Watched, step: Step, people: Sequences) -> Found:
+def _every_user(trainer: Trainer, watched: Watched, step: Step, people: Sequences) -> Outcome:
     """The sum before noise against the loop, with each user's own norm as the clipping measures it alone."""
-    everybody = np.arange(len(people))
+    all_users = np.arange(len(people))
     losses, samples, how = losses_of(trainer), (tokens_of(people, trainer.how.max_length, trainer.model),), trainer.how
     grouped = copy.copy(trainer.query)
     grouped.groups = SMALL_GROUPS
     grid = grid_step(grouped.bound, grouped.numbers)
     worst = 0.0
-    for users in (everybody, everybody[1::2]):
+    for users in (all_users, all_users[1::2]):
         # The weights change from step to step, so the loop is made anew.
         subject = Subject(copy.deepcopy(trainer.model), losses, samples, definition, how.max_norm, how.rule)
         single = loop(subject)
@@ -127,9 +127,9 @@ def _every_user(trainer: Trainer, watched: Watched, step: Step, people: Sequence
         worst = max(worst, _off(apart, expected, grid, len(SMALL_GROUPS.split(users))))
         step(users)
         worst = max(worst, _off(watched.last.sums, expected, grid, len(trainer.query.groups.split(users))))
-    return Found(
+    return Outcome(
         worst <= SLACK,
-        f"batches of {len(everybody)} and {len(everybody[1::2])} users in micro-batches and groups: sums off by {worst:.1e}",
+        f"batches of {len(all_users)} and {len(all_users[1::2])} users in micro-batches and groups: sums off by {worst:.1e}",
         {"difference": worst},
     )
 
@@ -141,10 +141,10 @@ def _off(sums: Mapping[str, np.ndarray], expected: dict[str, Tensor], grid: floa
     return max(0.0, size(difference) - rounding) / max(size(expected), 1e-300)
 
 
-def _division(trainer: Trainer, watched: Watched, step: Step, everybody: np.ndarray) -> Found:
+def _division(trainer: Trainer, watched: Watched, step: Step, all_users: np.ndarray) -> Outcome:
     """The optimiser's gradient is the answer by the expected batch, whatever was drawn."""
     expected, divisors = trainer.plan.batch_size, {}
-    for users in (everybody[:1], everybody[:3], everybody):
+    for users in (all_users[:1], all_users[:3], all_users):
         step(users)
         values = watched.last.answer.values
         by = [
@@ -155,10 +155,10 @@ def _division(trainer: Trainer, watched: Watched, step: Step, everybody: np.ndar
         divisors[len(users)] = max(by, key=lambda value: abs(value - expected))
     good = all(abs(value / expected - 1) < 1e-6 for value in divisors.values())
     shown = ", ".join(f"{n} drawn: by {value:.6g}" for n, value in divisors.items())
-    return Found(good, f"expected batch {expected}; {shown}", {"expected": expected, "divisors": divisors})
+    return Outcome(good, f"expected batch {expected}; {shown}", {"expected": expected, "divisors": divisors})
 
 
-def _empty(watched: Watched, step: Step) -> Found:
+def _empty(watched: Watched, step: Step) -> Outcome:
     """Nobody is drawn: the sum is 0, and the answer is noise. A number may be 0 by chance: see `most_zeros`."""
     users = step(np.array([], dtype=np.int64))
     asked = watched.last
@@ -167,19 +167,19 @@ def _empty(watched: Watched, step: Step) -> Found:
     zeros = sum(int((value == 0).sum()) for value in asked.answer.values.values())
     most = most_zeros(numbers, asked.std)
     good = users == 0 and largest == 0 and zeros <= most
-    return Found(
+    return Outcome(
         good,
         f"a step of noise alone: sum before noise {largest}; {zeros} of {numbers:,} numbers are 0 (sound noise: at most {most})",
         {"largest_before_noise": largest, "zeros": zeros, "most_zeros": most},
     )
 
 
-def _scale(trainer: Trainer, watched: Watched) -> Found:
+def _scale(trainer: Trainer, watched: Watched) -> Outcome:
     """Noise of sigma D on every number, D = C / g (1 + 1e-6 + m 2^-21) + sqrt(d), counted here again."""
     groups = Groups.of(trainer.plan.users, trainer.plan.rate)
     numbers = sum(p.numel() for p in trainer.model.parameters())
     C = trainer.how.max_norm
-    scale = noise_found([asked.noise for asked in watched.asked])
+    scale = noise_outcome([asked.noise for asked in watched.asked])
     off = [asked for asked in watched.asked if not asked.on_grid]
     misstated = 0
     for asked in watched.asked:
@@ -191,19 +191,19 @@ def _scale(trainer: Trainer, watched: Watched) -> Found:
     )
     detail += "; not on the grid" if off else "; all on the grid"
     detail += "; an answer states other noise than planned" if misstated else ""
-    return Found(
+    return Outcome(
         scale.good and not off and not misstated,
         detail,
         {**scale.figures, "off_grid": len(off), "misstated": misstated},
     )
 
 
-def _charged(watched: Watched, before: int) -> Found:
+def _charged(watched: Watched, before: int) -> Outcome:
     asked, charged = len(watched.asked), len(watched.charged) - before
-    return Found(asked == charged, f"{asked} answers, {charged} charged", {"answers": asked, "charged": charged})
+    return Outcome(asked == charged, f"{asked} answers, {charged} charged", {"answers": asked, "charged": charged})
 
 
-def sampler_found(curators: Curators) -> Found:
+def sampler_outcome(curators: Curators) -> Outcome:
     """Who is drawn against the definition: person i if the i-th 64-bit word of ChaCha20 is below floor(rate 2^64)."""
     watched = curators.at_the_steps()
     users, rate = len(curators.people), curators.plan.rate
@@ -217,7 +217,7 @@ def sampler_found(curators: Curators) -> Found:
     detail = f"{len(sizes)} draws of {users} users at rate {rate:g}: sizes {min(sizes)} to {max(sizes)}, {keys} keys"
     if wrong:
         detail += f"; others than the cipher draws at step {wrong[0]}"
-    return Found(not wrong and keys == len(sizes), detail, {"draws": len(sizes), "wrong": len(wrong), "keys": keys})
+    return Outcome(not wrong and keys == len(sizes), detail, {"draws": len(sizes), "wrong": len(wrong), "keys": keys})
 
 
 def _drawn(key: bytes, users: int, rate: float) -> list[int]:

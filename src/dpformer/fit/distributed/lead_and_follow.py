@@ -1,8 +1,8 @@
-"""How several processes begin and end a run together: rank 0 has the run, the others follow.
+"""How several processes begin and end one run: rank 0 has the run, the others follow.
 
     rank 0                                    the others (`follow`)
     opens or reopens the run folder
-    `compare_data`: where the data is      -> load theirs, and tell its hash: it must be rank 0's
+    `compare_data`: where the data is      -> load theirs, and send its hash: it must be rank 0's
     releases histogram and prior
     `lead`: recipe, plan, weights          -> build the same model from them
     a step, then: does anybody wish to stop?  the same
@@ -38,9 +38,9 @@ from dpformer.models.recommender import build, parse_spec
 from dpformer.privacy.ledger import plan_from_json, plan_to_json
 
 
-def alone(ranks: Ranks) -> Ranks:
+def release_followers(ranks: Ranks) -> Ranks:
     """Tell the others that rank 0 needs none of them, and be one process from now on."""
-    ranks.tell(None)
+    ranks.broadcast(None)
     return Ranks(job=ranks.job, restarts=ranks.restarts, meeting=ranks.meeting)
 
 
@@ -48,18 +48,18 @@ def compare_data(ranks: Ranks, dataset: Dataset, path: Path) -> None:
     """On rank 0: let the others load the data, and see that it is the same, before anything is spent."""
     if ranks.size == 1:
         return
-    ranks.tell(str(path.resolve()))
+    ranks.broadcast(str(path.resolve()))
     own = _contents(dataset)
-    for rank, found in enumerate(ranks.hear(own)):
-        if found.get("error"):
+    for rank, theirs in enumerate(ranks.gather(own)):
+        if theirs.get("error"):
             raise DPFormerError(
-                f"rank {rank}: {found['error']}; every machine needs the data, at the same path or by --data"
+                f"rank {rank}: {theirs['error']}; every machine needs the data, at the same path or by --data"
             )
-        if found["versions"] != own["versions"]:
+        if theirs["versions"] != own["versions"]:
             raise DPFormerError(
-                f"rank {rank} has {found['versions']}, and rank 0 has {own['versions']}; install the same on all machines"
+                f"rank {rank} has {theirs['versions']}, and rank 0 has {own['versions']}; install the same on all machines"
             )
-        if found != own:
+        if theirs != own:
             raise DPFormerError(f"rank {rank}: {path} is not the data that rank 0 has; copy it to all machines")
 
 
@@ -70,8 +70,8 @@ def lead(trainer: Trainer, recipe: Recipe, items: list[Any] | None) -> None:
     tensors, values = trainer.state()
     about = {"plan": plan_to_json(trainer.plan), "recipe": recipe.settings(), "threads": torch.get_num_threads()}
     about |= {"step": values["step"], "items": items, "network": trainer.model.spec.model_dump(mode="json")}
-    trainer.ranks.tell(about)
-    trainer.ranks.tell_bytes(to_safetensors({name: value.contiguous().cpu() for name, value in tensors.items()}))
+    trainer.ranks.broadcast(about)
+    trainer.ranks.broadcast_bytes(to_safetensors({name: value.contiguous().cpu() for name, value in tensors.items()}))
     trainer.move(trainer.ranks.device)
 
 
@@ -82,28 +82,28 @@ class Follower:
         self.trainer, self._people = trainer, people
 
     def train(self, should_stop: Callable[[], bool] = lambda: False) -> bool:
-        """Make the steps that are left, in step with rank 0. True when the model is released; False if told to stop."""
+        """Make the steps that are left, in step with rank 0. True when the model is released; False if stopped on request."""
         ranks = self.trainer.ranks
         while self.trainer.step < self.trainer.plan.steps:
             self.trainer.follow_step(self._people)
             if ranks.agree(should_stop()):
                 break
-        return bool(ranks.tell())
+        return bool(ranks.broadcast())
 
 
 def follow(ranks: Ranks, data: Path | None = None) -> Follower | None:
     """On all ranks but 0, while rank 0 starts or resumes a run. None if rank 0 needs no other, or stops before the steps."""
-    told = ranks.tell()
-    if told is None:
+    data_path = ranks.broadcast()
+    if data_path is None:
         return None
     try:
-        dataset = load(data or Path(told))
+        dataset = load(data or Path(data_path))
     except DPFormerError as error:
-        ranks.hear({"error": str(error)})
-        ranks.tell()
+        ranks.gather({"error": str(error)})
+        ranks.broadcast()
         raise AssertionError("rank 0 goes on without the data of this rank") from error
-    ranks.hear(_contents(dataset))
-    about = ranks.tell()
+    ranks.gather(_contents(dataset))
+    about = ranks.broadcast()
     if about is None:
         return None
     recipe, plan = Recipe.model_validate(about["recipe"]), plan_from_json(about["plan"])
@@ -116,7 +116,7 @@ def follow(ranks: Ranks, data: Path | None = None) -> Follower | None:
     network = build(parse_spec(about["network"]))
     assert isinstance(network, Network)
     trainer = Trainer(network, plan, Optimisation.of(recipe), ranks, about_run(recipe, len(dataset.catalogue)))
-    trainer.restore(from_safetensors(ranks.tell_bytes()), {"step": about["step"], "nonfinite": 0})
+    trainer.restore(from_safetensors(ranks.broadcast_bytes()), {"step": about["step"], "nonfinite": 0})
     trainer.move(ranks.device)
     return Follower(trainer, people)
 
@@ -135,13 +135,13 @@ def finished(folder: Path, ranks: Ranks, resuming: bool = True) -> bool:
         own = resuming or (ranks.restarts > 0 and began_in(folder, ranks.job))
         done = own and (finish_written(folder) or finished_in(folder, ranks))
         if done:
-            alone(ranks)
+            release_followers(ranks)
         return done
 
 
 @contextmanager
-def explained_loss(folder: Path) -> Iterator[None]:
-    """On rank 0: say what to do when a process was lost."""
+def explained_rank_error(folder: Path) -> Iterator[None]:
+    """On rank 0: say what to do when another process has ended, hangs, or is out of step."""
     try:
         yield
     except LeaderError:
