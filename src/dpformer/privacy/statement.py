@@ -15,23 +15,13 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from dpformer import __version__
 from dpformer.errors import PrivacyError
+from dpformer.privacy import wording
 from dpformer.privacy.accounting import epsilon
 from dpformer.privacy.attack_bounds import attack_bound, bound_from
 from dpformer.privacy.calibration import gaussian_multiplier
 from dpformer.privacy.ledger import Account
 from dpformer.privacy.plan import PrivacyPlan
 from dpformer.privacy.tuning import Tuning, tuned_epsilon
-from dpformer.privacy.wording import (
-    GENERATORS,
-    GRID,
-    NEIGHBOURS,
-    NOT_COVERED,
-    SEEDED,
-    TUNED,
-    UNIT,
-    in_words,
-    users_in_words,
-)
 
 Probability = Annotated[float, Field(ge=0, le=1)]
 Multiplier = Annotated[float, Field(ge=0)]
@@ -154,7 +144,7 @@ class PrivacyStatement(Part):
     budget: EpsilonValue
     epsilon_at_delta_1_over_users: EpsilonValue
     unit: str
-    neighbours: str = NEIGHBOURS
+    neighbours: str = wording.NEIGHBOURS
     users: AtLeastOne
     users_declared: bool = False
     data: DataPart
@@ -187,7 +177,7 @@ class PrivacyStatement(Part):
 
     def text(self) -> str:
         """The statement in words, a few lines."""
-        return in_words(self)
+        return wording.in_words(self)
 
 
 @dataclass(frozen=True)
@@ -231,7 +221,7 @@ def build_statement(
         # A guarantee at delta holds at the larger 1/users too, and its one point bounds every attack.
         headline = at_one_over_n = tuned_epsilon(charges, tuning, left)
         attack = bound_from(np.array([headline]), np.array([delta]))
-        note = f"{note} {TUNED}".strip()
+        note = f"{note} {wording.TUNED}".strip()
         tuning = TuningPart(
             kind="accounted", mean_trials=tuning.trials, distribution=tuning.distribution, epsilon=headline
         )
@@ -245,12 +235,12 @@ def build_statement(
         delta=delta,
         budget=plan.epsilon,
         epsilon_at_delta_1_over_users=at_one_over_n,
-        unit=UNIT,
+        unit=wording.UNIT,
         users=plan.users,
         users_declared=about.users_declared,
         data=about.data.model_copy(update={"threshold_delta": threshold}),
         steps=_steps(plan, account),
-        noise=NoisePart(mode=mode, generator=GENERATORS[mode], grid=GRID if plan.private else ""),
+        noise=NoisePart(mode=mode, generator=wording.GENERATORS[mode], grid=wording.GRID if plan.private else ""),
         releases=_releases(plan, account),
         accountant=AccountantPart(
             used=spent.accountant,
@@ -261,11 +251,11 @@ def build_statement(
             note=note,
         ),
         attack=AttackPart(**asdict(attack), reading=attack.sentence()),
-        assumed_public=(users_in_words(plan.users, about.users_declared), *about.assumed_public),
+        assumed_public=(wording.users_in_words(plan.users, about.users_declared), *about.assumed_public),
         assumptions=about.assumptions,
         tuning=tuning,
-        not_covered=NOT_COVERED,
-        insecure=(SEEDED, *about.insecure) if mode == "seeded" else about.insecure,
+        not_covered=wording.NOT_COVERED,
+        insecure=(wording.SEEDED, *about.insecure) if mode == "seeded" else about.insecure,
         ledger=LedgerPart(run_id=account.run_id, **asdict(account.position)) if account else None,
         versions={"dpformer": __version__, "python": platform.python_version(), **{p: version(p) for p in PACKAGES}},
     )
