@@ -99,7 +99,7 @@ def test_a_private_catalogue_and_a_population_are_verified(tmp_path, monkeypatch
     start(tmp_path / "run", tmp_path / "data", small_recipe("popularity", population=1000, delta=1e-4)).train()
     found = verify_run(tmp_path / "run")
     assert set(statuses(found).values()) == {"pass"}, found.failed
-    assert "a public number, 1,000, was given" in next(c.detail for c in found.checks if c.name == "users")
+    assert "a population of 1,000 was declared" in next(c.detail for c in found.checks if c.name == "users")
     monkeypatch.setattr(selection, "threshold", lambda noise_std, delta, most: 0.0)
     assert verify_run(tmp_path / "run").failed == ["items chosen"]
 
