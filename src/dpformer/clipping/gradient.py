@@ -10,6 +10,7 @@ gradient of a table that is also the output layer; it uses both ways.
 
 from __future__ import annotations
 
+import functools
 from typing import Literal, Protocol
 
 import torch
@@ -63,10 +64,9 @@ class Pairs:
 
     def bound(self) -> Tensor:
         """`K_i` `[B]`, float64."""
-        bound = torch.zeros(self.batch, dtype=torch.float64, device=self.parameter.device)
-        for form in self.forms:
-            bound += form.bound()
-        return bound
+        if not self.forms:
+            return torch.zeros(self.batch, dtype=torch.float64, device=self.parameter.device)
+        return functools.reduce(torch.add, (form.bound().double() for form in self.forms))
 
     def squared(self) -> Tensor:
         """`|G_i|^2` `[B]`, float64."""

@@ -185,9 +185,9 @@ class Recorder(TorchFunctionMode):
             return out
         if not torch.is_grad_enabled() or (rule is None and getattr(func, "__name__", "") == "__get__"):
             return func(*args, **kwargs)
-        if rule not in LAZY or len(views) > 1:
-            # Rows picked, or a parameter repeated, for each sample: the batch is in there already, so that is a use.
-            swapped = {id(view.value): self.record_rows(func, view) for view in views if view.has_batch}
+        # Rows picked, or a parameter repeated, for each sample: the batch is in there already, so that is a use.
+        if batched := [view for view in views if view.has_batch and (rule not in LAZY or len(views) > 1)]:
+            swapped = {id(view.value): self.record_rows(func, view) for view in batched}
             args, kwargs = _swap(args, swapped), {key: _swap(value, swapped) for key, value in kwargs.items()}
             views = [view for view in views if not view.has_batch]
         if not views:

@@ -37,7 +37,8 @@ class Worker:
 
     def __init__(self, model: Network, clipping: PhantomClipping | None, head: nn.Module | None = None) -> None:
         self.model, self.clipping, self.head = model, clipping, head or TiedCrossEntropy()
-        self._own: list[Tensor] = []
+        # The `.grad` of all parameters and the sums of a group: see `parts_of`.
+        self._gradient = self._own = torch.empty(0)
 
     def add(self, batch: MicroBatch, masks: MasksOf | None = None) -> float:
         """Add the gradients of some people; returns the sum of their losses."""
@@ -45,16 +46,20 @@ class Worker:
         values: list[Tensor] = []
 
         def losses() -> Tensor:
-            use_masks(self.model, None if masks is None else masks(batch.users))
             value = self.losses(tokens)
             values.append(value.detach())
             return value
 
-        if self.clipping is not None:
-            self.clipping.backward(losses)
-        else:
-            losses().sum().backward()
-        use_masks(self.model, None)
+        if masks is not None:
+            use_masks(self.model, masks(batch.users))
+        try:
+            if self.clipping is not None:
+                self.clipping.backward(losses)
+            else:
+                losses().sum().backward()
+        finally:
+            if masks is not None:
+                use_masks(self.model, None)
         return float(torch.nan_to_num(values[0]).sum())
 
     def losses(self, tokens: Tensor) -> Tensor:
@@ -67,26 +72,31 @@ class Worker:
         losses: Tensor = self.head(self.model.states(s), self.model.table, y, weights, self.model.table_bias)
         return losses
 
-    def sum(self, groups: Iterable[Group], scale: float, totals: Sequence[Tensor], masks: MasksOf | None) -> float:
-        """Add each group's sum, times `scale` and rounded, to `totals`, one float64 tensor a parameter; returns the loss."""
+    def sum(self, groups: Iterable[Group], scale: float, total: Tensor, masks: MasksOf | None) -> float:
+        """Add each group's sum, times `scale` and rounded, to `total` (see `parts_of`), float64; returns the loss."""
         loss = 0.0
         parameters = list(self.model.parameters())
-        # The sums of one group, in float64: rounding in a long float32 sum would grow with its length.
-        if [own.shape for own in self._own] != [total.shape for total in totals]:
-            self._own = [torch.zeros_like(total) for total in totals]
+        dtype = parameters[0].dtype
+        if (len(self._own), self._own.device, self._gradient.dtype) != (len(total), total.device, dtype):
+            # The sums of one group, in float64: rounding in a long float32 sum would grow with its length.
+            self._own, self._gradient = torch.empty_like(total), torch.empty_like(total, dtype=dtype)
+        # Parts of one tensor, so that all are cleared and added at once: there are dozens of small ones.
+        for p, part in zip(parameters, parts_of(self._gradient, self.model), strict=True):
+            p.grad = part
         for group in groups:
-            for sums in self._own:
-                sums.zero_()
+            self._own.zero_()
             for batch in group:
-                for p in parameters:
-                    p.grad = torch.zeros_like(p) if p.grad is None else p.grad.zero_()
+                self._gradient.zero_()
                 loss += self.add(batch, masks)
-                for p, sums in zip(parameters, self._own, strict=True):
-                    assert p.grad is not None
-                    sums.add_(p.grad)
-            for sums, total in zip(self._own, totals, strict=True):
-                add_rounded(total, sums, scale)
+                self._own.add_(self._gradient)
+            add_rounded(total, self._own, scale)
         return loss
+
+
+def parts_of(flat: Tensor, model: nn.Module) -> list[Tensor]:
+    """The numbers of all parameters, one after the other in `flat`, as a tensor per parameter."""
+    parameters = list(model.parameters())
+    return [part.view(p.shape) for p, part in zip(parameters, flat.split([p.numel() for p in parameters]), strict=True)]
 
 
 # Numbers at a time, so that what is between float32 and the rounded sum stays in the cache.
@@ -115,8 +125,7 @@ class Team:
         single |= torch.get_num_threads() < WORKERS or positions <= FEW
         self.size = 1 if single else WORKERS
         self._others: list[Worker] = []
-        self._memory: list[list[Tensor]] = []
-        self._totals: list[list[Tensor]] = []
+        self._totals: list[Tensor] = []
         self._threads: tuple[int, int] | None = None
         self._pool: ThreadPoolExecutor | None = None
 
@@ -129,30 +138,30 @@ class Team:
         """
         workers = [self.first, *(self._other(k) for k in range(len(parts) - 1))]
         before = [0 if worker.clipping is None else worker.clipping.nonfinite for worker in workers]
-        totals = [self._totals_of(k) for k in range(len(workers))]
+        totals = [self._total_of(k) for k in range(len(workers))]
         jobs = [
             partial(worker.sum, part, 1 / grid, total, masks)
             for worker, part, total in zip(workers, parts, totals, strict=True)
         ]
         loss = sum(self._side_by_side(jobs)) if len(jobs) > 1 else jobs[0]()
         for other in totals[1:]:
-            for mine, theirs in zip(totals[0], other, strict=True):
-                mine += theirs  # whole numbers below 2^53: exact
+            totals[0] += other  # whole numbers below 2^53: exact
         nonfinite = sum(
             worker.clipping.nonfinite - start
             for worker, start in zip(workers, before, strict=True)
             if worker.clipping is not None
         )
-        return totals[0], loss, nonfinite
+        return parts_of(totals[0], self.first.model), loss, nonfinite
 
-    def _totals_of(self, k: int) -> list[Tensor]:
+    def _total_of(self, k: int) -> Tensor:
         """Zeros for the sums of worker k; fresh memory in each step would cost more than the zeros."""
         parameters = list(self.first.model.parameters())
+        count, device = sum(p.numel() for p in parameters), parameters[0].device
         if k == len(self._totals):
-            self._totals.append([])
-        if [(t.shape, t.device) for t in self._totals[k]] != [(p.shape, p.device) for p in parameters]:
-            self._totals[k] = [torch.empty(p.shape, dtype=torch.float64, device=p.device) for p in parameters]
-        return [total.zero_() for total in self._totals[k]]
+            self._totals.append(torch.empty(0, dtype=torch.float64))
+        if len(self._totals[k]) != count or self._totals[k].device != device:
+            self._totals[k] = torch.empty(count, dtype=torch.float64, device=device)
+        return self._totals[k].zero_()
 
     def _other(self, k: int) -> Worker:
         """A worker on the weights of the model as it is now; it keeps its memory from step to step."""
@@ -161,15 +170,10 @@ class Team:
             mine = self.first.clipping
             clipping = None if mine is None else PhantomClipping(model, mine.clip.max_norm, mine.clip.rule, mine.route)
             self._others.append(Worker(model, clipping))
-            self._memory.append([])
         other = self._others[k]
         other.model = model
         if other.clipping is not None:
             other.clipping.module = model
-        if [(m.shape, m.dtype) for m in self._memory[k]] != [(p.shape, p.dtype) for p in model.parameters()]:
-            self._memory[k] = [torch.empty_like(p) for p in model.parameters()]
-        for p, memory in zip(model.parameters(), self._memory[k], strict=True):
-            p.grad = memory
         return other
 
     def _side_by_side(self, jobs: Sequence[Callable[[], float]]) -> list[float]:
