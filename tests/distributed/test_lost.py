@@ -109,7 +109,7 @@ def test_another_sum_is_refused(tmp_path, whole, loaded, monkeypatch):
 
     monkeypatch.setattr(Ranks, "sum_to_first_", rounded)
     ended = fork_ranks(tmp_path / "ends", 2, train_on(folder))
-    assert "PrivacyError: answer 1 (gradients) was charged for another sum than this one" in ended[0].error
+    assert "PrivacyError: answer 1 (gradients) was charged for another sum than the one made now" in ended[0].error
     assert read_ledger(folder).steps_charged == 2
 
 

@@ -97,5 +97,5 @@ def test_a_shard_that_is_missing_or_changed_is_refused(data, tmp_path):  # noqa:
 def test_nobody_is_two_people(data, tmp_path):  # noqa: F811
     """Somebody in two shards would be drawn and clipped twice, and be told of the guarantee for one."""
     folder = write_shards(data, tmp_path / "data", [20, 40], again=1)
-    with pytest.raises(DataError, match=r"contains 2 users more than once; run dpformer prepare again"):
+    with pytest.raises(DataError, match=r"2 users are in it more than once; run dpformer prepare again"):
         load(folder)

@@ -9,10 +9,10 @@ import polars as pl
 import pytest
 import torch
 
-from dpformer.clipping import PhantomClipping
+from dpformer.clipping import PhantomClipping, tiles
 from dpformer.clipping import algebra as forms
 from dpformer.clipping import tied as stream
-from dpformer.data import Sequences
+from dpformer.data import Sequences, batches, collate
 from dpformer.fit.gradient_sum import FLOAT32_SLACK, GradientSum, Groups
 from dpformer.fit.presets import make_recipe
 from dpformer.fit.workers import Team, Worker
@@ -65,8 +65,21 @@ def test_people_who_agree_stay_within_the_slack(rule, wobble):
     assert others <= PEOPLE * FLOAT32_SLACK
 
 
+def groups_by_the_longest(lengths, most, d, route):
+    """As it was: samples of a group are padded to the longest of them."""
+    groups, start, k = [], 0, 0
+    while k < len(lengths) and lengths[k] > 0:
+        n = min(len(lengths) - k, max(1, most // lengths[k]))
+        groups.append(tiles.Group(n, lengths[k], start, k, kept=False))
+        start, k = start + n * lengths[k], k + n
+    return groups
+
+
 def test_one_long_sum_in_float32_would_not(monkeypatch):
-    """The control: as it was, without blocks in float64."""
+    """The control: as it was, without blocks in float64, and with people of all lengths in one micro-batch."""
+    monkeypatch.setattr(batches, "class_widths", lambda max_length: np.full(max_length + 1, max_length))
+    monkeypatch.setattr(tiles, "_groups", groups_by_the_longest)
+    monkeypatch.setattr(batches, "collate", lambda people, users, max_length, width: collate(people, users, max_length))
     monkeypatch.setattr(forms, "BLOCK", 10**9)
     monkeypatch.setattr(stream, "BLOCK", 10**9)
     monkeypatch.setattr(forms, "add_to_rows", lambda out, rows, values: out.index_add_(0, rows, values))

@@ -444,7 +444,7 @@ def test_a_resumed_run_that_makes_another_sum_is_refused(what, tmp_path, data, w
     elif what == "data":  # one person's events are gone: the file is checked too, so this is another way in
         people = again.curator._people
         again.curator._people = without(people, int(np.argmax(people.lengths)))
-    with pytest.raises(PrivacyError, match=r"was charged for another sum than this one"):
+    with pytest.raises(PrivacyError, match=r"was charged for another sum than the one made now"):
         again.train()
     again.close()
     assert read_ledger(folder).steps_charged == 5

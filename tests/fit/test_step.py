@@ -567,7 +567,7 @@ def test_a_replay_with_another_sum_is_refused(tmp_path, what):
     else:
         keys = keys | {"secret": "00" * 32}
     noise = Recorded()
-    with pytest.raises(PrivacyError, match="was charged for another sum than this one"):
+    with pytest.raises(PrivacyError, match="was charged for another sum than the one made now"):
         made.make_step(again(asker, keys, noise=noise, **options))
     assert (noise.drawn, made.step, read_ledger(tmp_path).steps_charged) == ([], 0, 1)
 
