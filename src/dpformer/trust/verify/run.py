@@ -78,7 +78,8 @@ def _check_small(verification: Verification, model: Artifact, whole: Recipe, pla
         if not recipe.steps_on_data:
             return False
         how = Optimisation.of(recipe)
-        how = replace(how, weight_decay=0.0, token_budget=4 * (how.max_length + 1))
+        # Several micro-batches, each with room for three of the longest users: see `clipping.tiles.row_budget`.
+        how = replace(how, weight_decay=0.0, token_budget=8 * (how.max_length + 1))
         trainer = Trainer(new_network(setup, _network(model).frequencies), plan, how)
         return _check_network(verification, model, trainer, curators)
     finally:
