@@ -13,7 +13,9 @@ each number of one group's sum by half a step, with the person and without. m 2^
 person's leaving can change in the float32 arithmetic of the others in the group; no bound on it is known beforehand, and
 `verify` measures it.
 
-How a group is cut into micro-batches is then a matter of memory and speed alone, as is which worker or process has it.
+The shape in which a person is computed, in a micro-batch and in a tile of the head, depends on that person's length alone
+(`data.batches`, `clipping.tiles`). Else a long person who leaves would change the padding of others; those who are alike would
+all round the same other way, and their differences would add up. Which worker or process has a group is a matter of speed alone.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """A run: from prepared data and a recipe to a folder with a released model, through any number of interruptions.
 
-`artifact.layout` has the files of the folder.
-
-The first checkpoint, with the keys of the noise to come, is saved before the first answer. A run that is interrupted before its
-steps asks again from there: with the same keys it gets the same answers, which cost nothing more. During the steps there is a
-checkpoint a minute. How a run ends: see `artifact.write`.
+`artifact.layout` has the files of the folder, `artifact.write` the end of a run. The first checkpoint, with the keys of the noise
+to come, is saved before the first answer: a run that is interrupted before its steps asks again from there, and with the same
+keys gets the same answers, which cost nothing more. During the steps there is a checkpoint every minute.
 """
 
 from __future__ import annotations
