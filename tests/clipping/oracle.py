@@ -17,9 +17,9 @@ def loop(module: nn.Module, losses: Losses, batch: tuple[Tensor, ...]) -> tuple[
     for i in range(len(batch[0])):
         loss = losses(module, tuple(x[i : i + 1] for x in batch))
         assert loss.shape == (1,)
-        found = torch.autograd.grad(loss[0], list(parameters.values()), allow_unused=True)
+        results = torch.autograd.grad(loss[0], list(parameters.values()), allow_unused=True)
         gradients.append(
-            {n: torch.zeros_like(p) if g is None else g for (n, p), g in zip(parameters.items(), found, strict=True)}
+            {n: torch.zeros_like(p) if g is None else g for (n, p), g in zip(parameters.items(), results, strict=True)}
         )
     squares = [sum(g.double().square().sum() for g in sample.values()) for sample in gradients]
     return torch.stack([torch.as_tensor(s).sqrt() for s in squares]) if squares else torch.zeros(0), gradients
@@ -56,7 +56,7 @@ def assert_exact(
             (p.grad - expected[n]).double().square().sum() for n, p in module.named_parameters() if n in expected
         ).sqrt()
         assert wrong <= (2e-6 + tolerance) * max(size, 1e-12), (route, wrong, size)
-        # Without the slack, the sum is exact. The structure is known by now, so that what is used once is derived early.
+        # Without the slack, the sum is exact. The structure has been checked by now, so that what is used once is derived early.
         for p in module.parameters():
             p.grad = None
         again = clipping.weighted_sum(lambda: losses(module, batch), factors)

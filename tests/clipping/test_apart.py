@@ -1,4 +1,4 @@
-"""Samples must stay apart, and first: what mixes or moves them is found, also when an earlier batch looked harmless."""
+"""Samples must stay apart, and first: what mixes or moves them is noticed, also when an earlier batch looked harmless."""
 
 import pytest
 import torch
@@ -30,7 +30,7 @@ def test_mixing_is_noticed_in_a_later_batch_of_another_structure():
 
 
 def second_batch(module, first, second, match="another"):
-    """The first batch is harmless and leaves its structure known; the second is not."""
+    """The first batch is harmless and leaves its structure checked; the second is not."""
     clipping = PhantomClipping(module)
     clipping.backward(first)
     with pytest.raises(ClippingError, match=match):
@@ -96,7 +96,7 @@ def test_one_mixed_pair_in_a_small_batch_is_always_found():
 
 
 def test_gradients_below_the_normal_numbers_are_no_mixture():
-    """Found by the soak: where attention is saturated, gradients have few bits left, and scaling them rounds."""
+    """Where attention is saturated, gradients have few bits left, and scaling them rounds."""
     model = nn.Linear(3, 2)
     x = torch.rand(64, 3, generator=torch.Generator().manual_seed(0)) * 1e-41 + 1e-42
     for _ in range(20):

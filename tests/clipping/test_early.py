@@ -1,4 +1,4 @@
-"""Uses that are derived in the backward pass itself, once their structure is known: nothing may be lost by that."""
+"""Uses that are derived in the backward pass itself, once their structure has been checked: nothing may be missing then."""
 
 import pytest
 import torch

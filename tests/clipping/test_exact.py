@@ -243,10 +243,10 @@ def test_any_chain_of_views_is_exact_or_refused(seed, shape, batch, uses):
     module.p = module["p"]
     try:
         apart = torch.cat([losses(module, (x[i : i + 1],)) for i in range(len(x))])
-        together = losses(module, (x,))
+        batched = losses(module, (x,))
     except (RuntimeError, IndexError, AssertionError, ValueError, TypeError):
         return  # no model at all
-    if not torch.allclose(apart, together):
+    if not torch.allclose(apart, batched):
         return  # mixes samples: another test
     try:
         assert_exact(module, losses, x, tolerance=1e-8)

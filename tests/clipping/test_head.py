@@ -75,14 +75,14 @@ def test_plain_autograd_gives_the_same_as_torch(monkeypatch, hold):
     model = Model(9, 4, bias=True)
     data = batch(5, 6, 9)
     upstream = torch.rand(5)
-    found = {}
+    results = {}
     for plain in (True, False):
         model.plain = plain
         model.zero_grad()
         losses = model.losses(*data)
         (losses * upstream).sum().backward()
-        found[plain] = [losses.detach(), *(p.grad.clone() for p in model.parameters())]
-    for a, b in zip(found[True], found[False], strict=True):
+        results[plain] = [losses.detach(), *(p.grad.clone() for p in model.parameters())]
+    for a, b in zip(results[True], results[False], strict=True):
         torch.testing.assert_close(a, b)
 
 

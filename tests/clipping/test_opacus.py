@@ -57,11 +57,11 @@ def test_the_documented_failures_are_reproducible():
     script = Path(__file__).parents[2] / "scripts" / "peer_failures.py"
     printed = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True).stdout
     rows = {tuple(line[:31].split(maxsplit=1)): line[31:].split() for line in printed.splitlines()[1:]}
-    found = {(tie, method.strip()): row for (tie, method), row in rows.items()}
-    assert float(found["FunctionalTie", "Opacus ghost"][0]) > 5
-    assert float(found["FunctionalTie", "Opacus hooks"][1]) < 0.5
-    assert "refuses" in " ".join(found["ModuleTie", "Opacus ghost"])
+    rows_by_method = {(tie, method.strip()): row for (tie, method), row in rows.items()}
+    assert float(rows_by_method["FunctionalTie", "Opacus ghost"][0]) > 5
+    assert float(rows_by_method["FunctionalTie", "Opacus hooks"][1]) < 0.5
+    assert "refuses" in " ".join(rows_by_method["ModuleTie", "Opacus ghost"])
     for tie in ("FunctionalTie", "ModuleTie"):
-        contribution, cosine = map(float, found[tie, "Phantom Clipping"])
+        contribution, cosine = map(float, rows_by_method[tie, "Phantom Clipping"])
         assert 0.999 < contribution <= 1
         assert cosine > 0.9999

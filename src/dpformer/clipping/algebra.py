@@ -36,7 +36,7 @@ BLOCK = 64
 
 @dataclass
 class Outer:
-    """`G_i = sum_t rows[i,t] (x) cols[i,t]`; rows `[B, T, R]`, cols `[B, T, C]`; sizes: their norms `[B, T]`, if known."""
+    """`G_i = sum_t rows[i,t] (x) cols[i,t]`; rows `[B, T, R]`, cols `[B, T, C]`; sizes: their norms `[B, T]`, if computed."""
 
     rows: Tensor
     cols: Tensor
@@ -268,8 +268,8 @@ def add_weighted_rows(out: Tensor, rows: Tensor, weights: Tensor) -> None:
 
 def sizes(x: Tensor) -> Tensor:
     """Norms over the last dimension, or a little more: no less than the norm where squares underflow."""
-    lost = math.sqrt(2 * torch.finfo(x.dtype).tiny * x.shape[-1])
-    return torch.linalg.vector_norm(x, dim=-1).add_(lost)
+    underflow = math.sqrt(2 * torch.finfo(x.dtype).tiny * x.shape[-1])
+    return torch.linalg.vector_norm(x, dim=-1).add_(underflow)
 
 
 def lengths(x: Tensor) -> Tensor:

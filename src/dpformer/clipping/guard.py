@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 # A batch of a structure that has passed is checked again with probability 1 / CHECK_EVERY.
 CHECK_EVERY = 100
-# Different weights in `check_apart`; two samples with the same weight cannot be told apart.
+# Different weights in `check_apart`; two samples with the same weight are not distinguished.
 POWERS = 24
 _RESHAPES = {torch.Tensor.view, torch.Tensor.reshape, torch.reshape, torch.Tensor.flatten, torch.flatten}
 _ITEMS = {torch.Tensor.__getitem__, torch.Tensor.__setitem__}
@@ -49,7 +49,7 @@ class Samples:
         self._merged: dict[int, tuple[int, Tensor]] = {}
 
     def is_shared(self, tensor: Tensor) -> bool:
-        """Whether a tensor is known to be the same for all samples."""
+        """Whether a tensor is sure to be the same for all samples."""
         return id(tensor) in self._shared
 
     def merged(self, tensor: Tensor) -> int | None:

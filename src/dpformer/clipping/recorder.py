@@ -162,7 +162,7 @@ class Recorder(TorchFunctionMode):
         self._broadcasts[id(output)] = output, view, self.uses[-1]
 
     def refuse(self, function: Any, view: View, why: str = "has no clipping rule") -> ClippingError:
-        """The error for a parameter in a place where its per-sample gradient is not known."""
+        """The error for a parameter in a place where its per-sample gradient cannot be computed."""
         return ClippingError(
             f"parameter {view.name!r} is used by {_name(function)}, which {why}: its gradient would escape the norm. "
             "Write the layer with functions that have rules (linear, embedding, layer_norm, rms_norm, addmm, matmul, "

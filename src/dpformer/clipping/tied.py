@@ -200,7 +200,7 @@ class _Pass:
         for k, n in _parts(len(G), FORMED_ELEMENTS // max(1, G[0].numel())):
             part, buffer = slice(group.at + k, group.at + k + n), G[k : k + n]
             if self.weigh is None:
-                # They may be asked for once more, and the other uses are added in place.
+                # They may be needed once more, and the other uses are added in place.
                 buffer = self._take("formed", n).copy_(buffer)
             upstream = self.upstream[self.order[part]]
             if bool((upstream != 1).any()):

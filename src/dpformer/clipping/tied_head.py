@@ -145,7 +145,7 @@ class HeadPass:
         self.at_target = -self.total
         loss = self.total.log() - hits + (0 if self.shift is None else self.shift[:, 0])
         # Sum of the norms of the terms of each sample's gradient at E: see `Clip`. |D_t| <= sqrt(2) w (1 - p_y): the other
-        # probabilities are at most 1 - p_y together.
+        # probabilities are at most 1 - p_y in sum.
         size = (2**0.5) * self.w * (1 - torch.exp(-loss)) * torch.linalg.vector_norm(self.H, dim=1)
         losses, bound = self.tiling.per_sample(self.w * loss, size)
         return losses, bound, gradient

@@ -1,4 +1,4 @@
-"""What happens to a parameter in each known torch function: one small module per kind of function.
+"""What happens to a parameter in each torch function with a rule: one small module per kind of function.
 
 Importing this package fills the registry `dpformer.clipping.recorder.RULES`.
 """

@@ -26,7 +26,7 @@ def from_broadcast(view: View, terms: Tensor, batch: int, size: Tensor | None = 
     """The form of a view that was broadcast against the batch, from the gradient `terms` `[B, ...]` at the broadcast.
 
     Every element of the view gets the sum of the terms it was copied to, apart for each sample. size: the norms `[B, T]` of the
-    terms that are added, if they are known.
+    terms that are added, if they are computed already.
 
     >>> from torch import nn
     >>> bias = nn.Parameter(torch.zeros(2))
