@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -64,13 +64,16 @@ class ModuleGradientSum:
         totals = [torch.zeros(p.shape, dtype=torch.float64, device=p.device) for _, p in parameters]
         random = torch.get_rng_state()
         for users in self.groups.split(sample.drawn).values():
-            for _, p in parameters:
-                p.grad = torch.zeros_like(p)
+            # The micro-batches of a group are added in float64: rounding in a long float32 sum grows with its length.
+            sums = [torch.zeros_like(total) for total in totals]
             for drawn in torch.from_numpy(users).split(self.micro_batch):
+                for _, p in parameters:
+                    p.grad = torch.zeros_like(p)
                 self.clipping.backward(partial(self.losses, people, drawn))
-            for (_, p), total in zip(parameters, totals, strict=True):
-                assert p.grad is not None
-                add_rounded(total, p.grad, 1 / grid)
+                for (_, p), own in zip(parameters, sums, strict=True):
+                    own += cast(Tensor, p.grad)
+            for own, total in zip(sums, totals, strict=True):
+                add_rounded(total, own, 1 / grid)
         if not torch.equal(torch.get_rng_state(), random):
             raise PrivacyError(
                 "the losses drew random numbers from torch (dropout?): one person's leaving would change those of all others; "
