@@ -99,8 +99,7 @@ def micro_batches(
     if max_length < 1:
         raise DataError(f"a greatest length of {max_length} leaves nothing of a sequence; give 1 or more")
     lengths = np.minimum(sequences.lengths[users], max_length)
-    users = users[np.argsort(-lengths, kind="stable")]
-    widths = class_widths(max_length)[np.minimum(sequences.lengths[users], max_length)]
-    width_of = dict(zip(users.tolist(), widths.tolist(), strict=True))
-    for part in cut(users, widths, token_budget, row_budget, longest):
-        yield collate(sequences, part, max_length, width_of[int(part[0])])
+    order = np.argsort(-lengths, kind="stable")
+    classes = class_widths(max_length)
+    for part in cut(users[order], classes[lengths[order]], token_budget, row_budget, longest):
+        yield collate(sequences, part, max_length, int(classes[min(sequences.lengths[part[0]], max_length)]))

@@ -28,7 +28,6 @@ from dpformer.models.network import Network
 from dpformer.models.transformer import Transformer
 from dpformer.privacy import Answer, PrivacyPlan
 from dpformer.privacy.query import Asker
-from dpformer.statistics.histogram import frequencies
 
 # Share of the steps over which the learning rate rises; it falls linearly after that.
 WARMUP = 0.2
@@ -162,9 +161,7 @@ def network_for_steps(setup: Setup, before: Outputs) -> Network:
     """
     settings, plan = setup.recipe.network, setup.plan
     assert settings is not None
-    p = None
-    if before.histogram is not None:
-        p = torch.from_numpy(frequencies(before.histogram, plan.users).probability).float()
+    p = before.frequencies(plan.users)
     network = before.network
     if network is None:
         network = new_network(setup, p)

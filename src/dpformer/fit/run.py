@@ -52,7 +52,7 @@ from dpformer.fit.folder import (
 )
 from dpformer.fit.memory import enough_memory
 from dpformer.fit.recipe import Recipe
-from dpformer.fit.stage import Outputs, Progress, Setup
+from dpformer.fit.stage import Outputs, Progress, Setup, run_stages
 from dpformer.fit.stated import state_privacy
 from dpformer.fit.statistics_stages import choose_items, restrict, stages_before_steps
 from dpformer.models import Network, build, parse_spec
@@ -153,9 +153,7 @@ class Run:
             )
         self._asked = True
         self.dataset = choose_items(self.curator, self.dataset)
-        self.outputs = Outputs()
-        for stage in stages_before_steps(self._setup()):
-            self.outputs = yield from stage.run(self.outputs, self.curator)
+        self.outputs = yield from run_stages(stages_before_steps(self._setup()), self.curator)
         if self.recipe.steps_on_data:
             self._make_trainer(network_for_steps(self._setup(), self.outputs))
             self._lead()

@@ -22,7 +22,7 @@ from dpformer.fit.scorers import popularity_of
 from dpformer.models import Ensemble, Network, Recommender, TransitionScorer, build, parse_spec, restore
 from dpformer.privacy import Answer, PrivacyPlan
 from dpformer.privacy.query import Asker
-from dpformer.statistics.histogram import HISTOGRAM
+from dpformer.statistics.histogram import HISTOGRAM, frequencies
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,12 @@ class Outputs:
             return self.transitions
         assert self.histogram is not None
         return popularity_of(self.histogram)
+
+    def frequencies(self, users: int) -> Tensor | None:
+        """The frequencies of items by the histogram, `[items + 1]`, if there is one."""
+        if self.histogram is None:
+            return None
+        return torch.from_numpy(frequencies(self.histogram, users).probability).float()
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Histogram and transitions, for a checkpoint: tensors, and JSON-ready values."""
@@ -114,17 +120,11 @@ class Stage(Protocol):
     def run(self, before: Outputs, asker: Asker) -> Generator[Progress, None, Outputs]: ...
 
 
-def run_stages(stages: Iterable[Stage], asker: Asker) -> Outputs:
-    """Run stages one after the other; returns what they made."""
+def run_stages(stages: Iterable[Stage], asker: Asker) -> Generator[Progress, None, Outputs]:
+    """Run stages one after the other: yields as each of them does, and returns what they made."""
     outputs = Outputs()
-
-    def work() -> Generator[Progress, None, None]:
-        nonlocal outputs
-        for stage in stages:
-            outputs = yield from stage.run(outputs, asker)
-
-    for _ in work():
-        pass
+    for stage in stages:
+        outputs = yield from stage.run(outputs, asker)
     return outputs
 
 

@@ -6,7 +6,6 @@ from collections.abc import Collection, Generator
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from dpformer.data import Dataset, Sequences
@@ -17,7 +16,7 @@ from dpformer.fit.scorers import fit_transitions
 from dpformer.fit.stage import Outputs, Progress, Setup, Stage, new_network
 from dpformer.privacy import Curator
 from dpformer.privacy.query import Asker
-from dpformer.statistics.histogram import Histogram, frequencies
+from dpformer.statistics.histogram import Histogram
 from dpformer.statistics.item_selection import ItemCounts
 
 
@@ -84,9 +83,8 @@ class DistilStage:
     def _frequencies(self, before: Outputs) -> Tensor | None:
         """Of a network that is released alone, which answers empty histories by them; beside transitions it does not."""
         statistics = self.setup.recipe.stage(TransitionsSettings)
-        if before.histogram is None or statistics is None or statistics.weight:
-            return None
-        return torch.from_numpy(frequencies(before.histogram, self.setup.plan.users).probability).float()
+        assert statistics is not None
+        return None if statistics.weight else before.frequencies(self.setup.plan.users)
 
 
 def stages_before_steps(setup: Setup) -> list[Stage]:

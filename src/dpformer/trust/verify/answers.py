@@ -28,7 +28,8 @@ def statistics_of(setup: Setup) -> AskAll:
     """What a run of this recipe asks before its steps, by the run's own stages."""
 
     def ask(asker: Asker) -> None:
-        run_stages([stage for stage in stages_before_steps(setup) if stage.name != "distil"], asker)
+        for _ in run_stages([stage for stage in stages_before_steps(setup) if stage.name != "distil"], asker):
+            pass
 
     return ask
 
