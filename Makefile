@@ -2,16 +2,23 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+RUNTIME := $(VENV)/.runtime
 STAMP := $(VENV)/.installed
+PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .PHONY: demo test test-all test-slow lint format docs bench clean
 
-$(STAMP): pyproject.toml experiments/pyproject.toml constraints.txt
+# What the package itself needs; the tools for tests, documents and experiments come with the other targets.
+$(RUNTIME): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]' -e ./experiments
+	$(PIP) -e .
 	touch $@
 
-demo: $(STAMP)
+$(STAMP): $(RUNTIME) experiments/pyproject.toml
+	$(PIP) -e '.[dev]' -e ./experiments
+	touch $@
+
+demo: $(RUNTIME)
 	$(BIN)/dpformer demo
 
 # One torch thread per worker: two workers on two cores are faster than two threads on small tensors. conftest.py has the tiers.

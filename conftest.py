@@ -9,7 +9,14 @@ import pytest
 
 GUARANTEE = (
     *("tests/attacks/", "tests/clipping/", "tests/distributed/", "tests/fit/", "tests/privacy/", "tests/statistics/"),
-    *("tests/trust/", "tests/report/", "tests/serve/", "tests/test_estimator.py", "tests/test_export.py"),
+    *(
+        "tests/training/",
+        "tests/trust/",
+        "tests/report/",
+        "tests/serve/",
+        "tests/test_estimator.py",
+        "tests/test_export.py",
+    ),
     *(
         "tests/test_cli_plan.py",
         "tests/test_nano.py",

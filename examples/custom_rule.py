@@ -53,7 +53,7 @@ def rule(recorder, function, x, r):
     view, value = recorder.view(r), recorder.value(r)
     output = decayed_sum(x, value)
 
-    def derive(gradient, batch):
+    def derive(gradient, samples, x):
         with torch.no_grad():
             length = x.shape[1]
             age = (torch.arange(length)[:, None] - torch.arange(length)).clamp_min(0)[..., None]
@@ -62,7 +62,7 @@ def rule(recorder, function, x, r):
         # The gradient of each sample as a column [B, d, 1], and the sizes of what was summed: room for rounding.
         yield view, Dense(terms.sum(1)[..., None], terms.norm(dim=2).sum(1))
 
-    return recorder.record(function, output, [view], derive, like=x, saved=[x])
+    return recorder.record(function, output, [view], derive, saved=[x.detach()])
 
 
 norms = PhantomClipping(model).norms(lambda: model.losses(s))

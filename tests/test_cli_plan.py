@@ -1,4 +1,4 @@
-"""`dpformer plan` as people type it."""
+"""`dpformer plan` as people type it: what `fit` would do, with the same options."""
 
 import json
 import os
@@ -6,120 +6,121 @@ import subprocess
 import sys
 
 import pytest
-from typer.testing import CliRunner
 
-from dpformer.cli.app import app
-from dpformer.errors import PrivacyError
-
-
-def plan(*arguments: str, **kwargs) -> str:
-    result = CliRunner().invoke(app, ["plan", *arguments], catch_exceptions=False, **kwargs)
-    assert result.exit_code == 0, result.output
-    return result.stdout
+from dpformer.data import prepare_named, save
+from dpformer.data.named import DEMO
+from dpformer.fit.presets import PRESETS, make_recipe
+from dpformer.fit.run import start
+from dpformer.privacy.plan import make_plan
+from tests.fit.test_commands import assert_one_line, strict_json
 
 
-def test_the_papers_setting():
-    arguments = "--users 6040 --batch-size 1024 --epochs 100 --epsilon 5 --delta 1.6556e-4 --json"
-    figures = json.loads(plan(*arguments.split()))
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("plan") / "data"
+    save(prepare_named(DEMO), folder)
+    return folder
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_it_plans_what_fit_does(demo, tmp_path, dpformer, preset):
+    options = ["--preset", preset, "--epsilon", 5]
+    if preset in ("pure", "whole", "paper"):
+        options += ["--set", "epochs=2"]
+    figures = strict_json(dpformer("plan", demo, *options, "--json").out)
+    settings = {"epochs": 2} if len(options) > 4 else {}
+    run = start(tmp_path / "run", demo, make_recipe(preset, epsilon=5, **settings))
+    run.close()
+    assert [release["noise_multiplier"] for release in figures["releases"]] == [
+        release.noise_multiplier for release in run.plan.releases
+    ]
+    for name in ("users", "epsilon", "delta", "steps", "noise_multiplier", "batch_size", "sampler"):
+        assert figures[name] == getattr(run.plan, name), name
+    assert figures["spent"]["epsilon"] == run.plan.total.epsilon
+
+
+def test_a_dry_run_prints_the_same(demo, dpformer):
+    options = [demo, "--epsilon", 3, "--set", "transitions.weight=1.5", "--delta", 1e-6]
+    for more in ([], ["--json"]):
+        planned, dry = dpformer("plan", *options, *more), dpformer("fit", *options, "--dry-run", *more)
+        assert planned.code == dry.code == 0
+        assert planned.out == dry.out
+
+
+def test_for_people(demo, dpformer):
+    shown = " ".join(dpformer("plan", demo, "--preset", "pure", "--set", "epochs=3", "--epsilon", 8).out.split())
+    for words in (
+        "3,000",
+        "epsilon 8",
+        "answer histogram",
+        "6 of 1,500 users expected (Poisson, each user with 0.5), noise multiplier",
+        "RDP",
+        "epsilon after step",
+        "timed here on",
+        "coin",
+        "accuracy to expect: not measured",
+    ):
+        assert words in shown, words
+
+
+def test_the_papers_setting_without_data(dpformer):
+    options = "--population 6040 --preset paper --epsilon 5 --delta 1.6556e-4 --set histogram.share=1e-6 --json"
+    figures = strict_json(dpformer("plan", *options.split()).out)
     assert figures["noise_multiplier"] == pytest.approx(3.293, rel=5e-3)
     assert figures["steps"] == 590
     assert figures["sampling_rate"] == 1024 / 6040
     assert figures["spent"]["epsilon"] <= 5 < figures["spent"]["rdp"]
     assert figures["epsilon_at_delta_1_over_users"] == pytest.approx(5, rel=1e-3)
-    assert [row["step"] for row in figures["tenths"]] == [59 * tenth for tenth in range(11)]
-    spent = [row["epsilon"] for row in figures["tenths"]]
+    spent = list(figures["epsilon_after"].values())
     assert spent == sorted(spent)
-    assert figures["signal_to_noise"] < figures["signal_cap"]
     assert 0.01 < figures["attack"]["true_positive_rate"] < 1
-    assert figures["tuning"]["epsilon_with_this_noise"] > 5
     assert figures["estimate"] is None
-    cells = {(row["epsilon"], row["batch_size"]): row["noise_multiplier"] for row in figures["table"]}
-    assert {epsilon for epsilon, _ in cells} == {1, 3, 5, 8, 10}
-    assert {size for _, size in cells} == {512, 1024, 2048, 4096, 6040}
-    assert cells[5, 1024] == pytest.approx(figures["noise_multiplier"], rel=3e-3)
-    assert cells[5, 1024] >= figures["noise_multiplier"] * 0.999
 
 
-def test_for_people_from_a_prepared_folder(tmp_path):
-    counts = {"users": 2000, "items": 500, "events": 40_000}
-    (tmp_path / "manifest.json").write_text(json.dumps({"format": "x", "counts": counts}))
-    plot = tmp_path / "epsilon.png"
-    shown = plan(
-        str(tmp_path),
-        "--epsilon",
-        "8",
-        "--steps",
-        "20",
-        "--release",
-        "histogram=0.05",
-        "--no-table",
-        "--plot",
-        str(plot),
-    )
-    for words in (
-        "2,000",
-        "noise multiplier",
-        "release histogram",
-        "coin",
-        "estimate for one process",
-        "Timed on this machine",
-        "20 tokens",
-        "tuning:",
-        "RDP",
-    ):
-        assert words in " ".join(shown.split())
-    assert plot.read_bytes().startswith(b"\x89PNG")
+def test_not_private(dpformer):
+    free = dpformer("plan", "--population", 1000, "--preset", "pure", "--epsilon", "inf")
+    assert "NOT PRIVATE" in free.out
 
 
-def test_statistics_only_and_not_private():
-    shown = plan("--users", "1000", "--release", "a=0.5", "--release", "b=0.5", "--json")
-    figures = json.loads(shown)
-    assert figures["steps"] == 0
-    assert figures["spent"]["accountant"] == "gaussian"
-    assert len(figures["releases"]) == 2
-    free = json.loads(plan("--users", "1000", "--epsilon", "inf", "--steps", "10", "--no-table", "--json"))
-    assert free["epsilon"] == "inf"
-    assert free["noise_multiplier"] == 0
-    small = plan("--users", "1000", "--epsilon", "0.05", "--batch-size", "1000", "--steps", "10", "--no-table")
-    assert "no noise keeps it" in " ".join(small.split())
-    assert "NOT PRIVATE" in plan("--users", "1000", "--epsilon", "inf", "--steps", "10", "--no-table")
+def test_weekly_releases(dpformer, demo):
+    figures = strict_json(dpformer("plan", "--weekly", 52, "--total", 8, "--json").out)["weekly"]
+    assert figures["epsilon"] == pytest.approx(0.85, abs=0.002)
+    assert "ml-1m" in figures["measured"]
+    shown = dpformer("plan", "--weekly", 52, "--total", 8).out
+    assert "each may have epsilon 0.849" in shown
+    assert "NDCG@10" in shown
+    with_data = strict_json(dpformer("plan", demo, "--weekly", 52, "--total", 8, "--json").out)
+    assert with_data["epsilon"] == with_data["weekly"]["epsilon"] == figures["epsilon"]
+    steps = ["--preset", "pure", "--set", "epochs=2", "--population", 3000, "--json"]
+    pure = strict_json(dpformer("plan", "--weekly", 4, "--total", 8, *steps).out)
+    assert 3 < pure["epsilon"] < 4.5
+    whole = make_plan(3000, 8, 1e-5, 1500, epochs=8, shares={"histogram": 0.03})  # 4 times the steps, in one run
+    assert pure["noise_multiplier"] == pytest.approx(whole.noise_multiplier, rel=0.05)
 
 
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [
-        ("", "--users"),
-        ("--users 0", "--users 0"),
-        ("--users 6040 --epsilon 0", "epsilon 0"),
-        ("--users 6040 --epsilon -2", "epsilon -2"),
-        ("--users 6040 --delta 1.6557e-4", "1/users"),
-        ("--users 6040 --delta 1", "delta 1"),
-        ("--users 6040 --batch-size 7000", "batch size 7000"),
-        ("--users 6040 --steps 0", "steps 0"),
-        ("--users 6040 --epochs 0", "epochs 0"),
-        ("--users 6040 --epochs 1 --steps 1", "both"),
-        ("--users 6040 --release histogram", "NAME=SHARE"),
-        ("--users 6040 --release a=.1 --release a=.2", "twice"),
-        ("--users 6040 --release a=1.5", "share 1.5"),
-        ("--users 6040 --items 0", "--items 0"),
-        ("--users 6040 --ranks 2", "--ranks was removed"),
-        ("--users 6040 --plot x.txt", "--plot x.txt"),
-        ("--users 6040 --epsilon inf --plot x.png", "nothing to draw"),
-        ("--users 100 --batch-size 100 --steps 2 --no-table --plot no/such/x.png", "cannot be written"),
-        ("--users 100 --steps 1 --batch-size 10 --no-table --trials 1", "trials"),
+        ("", "--population"),
+        ("--population 1", "population"),
+        ("--population 6040 --epsilon 0", "epsilon"),
+        ("--population 6040 --delta 1.6557e-4", "1/users"),
+        ("--population 6040 --preset pure --set batch_size=0", "batch_size"),
+        ("--population 6040 --set steps=0", "steps"),
+        ("--population 6040 --set nonsense=1", "unknown setting"),
+        ("--weekly 52", "go together"),
+        ("--weekly 52 --total 8 --epsilon 1", "leave out --epsilon"),
+        ("--weekly 52 --total 8 --preset pure", "--population"),
         ("no-such-folder", "no-such-folder"),
     ],
 )
-def test_bad_arguments_are_one_line(arguments, word):
-    with pytest.raises(PrivacyError) as caught:
-        CliRunner().invoke(app, ["plan", *arguments.split()], catch_exceptions=False)
-    assert word in str(caught.value)
-    assert "\n" not in str(caught.value)
+def test_bad_arguments_are_one_line(arguments, word, dpformer):
+    assert_one_line(dpformer("plan", *arguments.split()), word)
 
 
 def test_the_real_command_prints_one_line_and_exits_with_2():
     done = subprocess.run(
-        [sys.executable, "-m", "dpformer", "plan", "--users", "10", "--delta", "0.5"],
+        [sys.executable, "-m", "dpformer", "plan", "--population", "10", "--delta", "0.5"],
         capture_output=True,
         text=True,
         env={**os.environ, "COLUMNS": "80"},
@@ -129,10 +130,10 @@ def test_the_real_command_prints_one_line_and_exits_with_2():
     assert len(done.stderr.strip().splitlines()) == 1
 
 
-def test_the_estimate_in_figures():
-    arguments = "--users 90000 --items 3000 --max-length 20 --dim 16 --blocks 1 --steps 100 --no-table --json"
-    e = json.loads(plan(*arguments.split()))["estimate"]
-    assert e["tokens_per_step"] == 1024 * 20
-    assert e["training_seconds"] == pytest.approx(100 * e["seconds"])
-    assert e["timed_items"] == 3000
+def test_the_estimate_in_figures(demo, dpformer):
+    done = dpformer("plan", demo, "--preset", "pure", "--set", "epochs=3", "--json")
+    figures = json.loads(done.out)
+    e = figures["estimate"]
+    assert e["tokens_per_step"] % 1500 == 0
+    assert e["training_seconds"] == pytest.approx(figures["steps"] * e["seconds"])
     assert e["memory_bytes"] > 12 * e["parameters"]

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from dpformer.fit.gradient_sum import Groups
 from dpformer.privacy import Sample
+from dpformer.training.groups import Groups
 from dpformer_experiments.bench import grouping, noise, prepare, ranks
 from dpformer_experiments.bench.workloads import uniform
 

@@ -1,7 +1,14 @@
 """Transformers on people's sequences with user-level differential privacy."""
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # for editors and type checkers; at run time `__getattr__` imports
+    from dpformer.artifact import load as load_model
+    from dpformer.clipping import PhantomClipping, TiedCrossEntropy
+    from dpformer.data import prepare_named
+    from dpformer.data.prepare import prepare
+    from dpformer.estimator import DPFormer
 
 __version__ = "0.1.0.dev0"
 
@@ -9,11 +16,13 @@ __version__ = "0.1.0.dev0"
 _EXPORTS = {
     "DPFormer": "dpformer.estimator",
     "PhantomClipping": "dpformer.clipping",
+    "PrivateTraining": "dpformer.training",
     "TiedCrossEntropy": "dpformer.clipping",
     "load_model": "dpformer.artifact:load",
     "prepare": "dpformer.data",
     "prepare_named": "dpformer.data",
 }
+__all__ = ["DPFormer", "PhantomClipping", "TiedCrossEntropy", "load_model", "prepare", "prepare_named"]
 
 
 def __getattr__(name: str) -> Any:

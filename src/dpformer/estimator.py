@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+import warnings
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,8 +14,8 @@ from typing import Any
 import polars as pl
 
 from dpformer.artifact import Artifact, load
-from dpformer.artifact.layout import RELEASED
-from dpformer.data import Dataset, prepare
+from dpformer.artifact.layout import CONFIG, LEDGER, LEDGER_HEAD, PRIVACY, RELEASED
+from dpformer.data import Dataset, like, prepare
 from dpformer.data import save as save_data
 from dpformer.errors import DPFormerError
 from dpformer.evaluation import Evaluation, evaluate, held_out
@@ -23,12 +25,17 @@ from dpformer.fit.presets import make_recipe
 from dpformer.fit.run import start
 from dpformer.fit.stage import Progress
 from dpformer.privacy import PrivacyStatement
+from dpformer.privacy.account import PeopleAccount
+
+# Marks a temporary run whose ledger `save` has copied.
+_SAVED = "saved"
 
 
 class DPFormer:
     """A next-item recommender with user-level differential privacy.
 
-    `DPFormer(epsilon=8, delta=1e-5, ...)` takes the settings of `dpformer fit` by name (see docs/training.md) and a `preset`.
+    `DPFormer(epsilon=8, delta=1e-5, ...)` takes the settings of `dpformer fit` by name (see docs/training.md) and a `preset`;
+    `account` is the folder of an account of people, which `fit` charges before it asks anything.
 
     fit         a log: a path, or a pandas, polars or Arrow frame with user_id, item_id and, if there is one, timestamp
     recommend   for any `histories`, or for `users` of the log that it was fitted on
@@ -36,10 +43,10 @@ class DPFormer:
     privacy     the statement
     """
 
-    def __init__(self, preset: str = "default", **settings: Any) -> None:
+    def __init__(self, preset: str = "default", account: Path | str | None = None, **settings: Any) -> None:
         self.recipe = make_recipe(preset, **settings)
+        self._account = None if account is None else PeopleAccount(account)
         self._folder: Path | None = None
-        self._temporary: tempfile.TemporaryDirectory[str] | None = None
         self._dataset: Dataset | None = None
         self._artifact: Artifact | None = None
 
@@ -48,28 +55,47 @@ class DPFormer:
         log: Any,
         on_progress: Callable[[Progress], None] = lambda progress: None,
         trackers: Iterable[Tracker] = (),
-        **columns: str,
+        **options: Any,
     ) -> DPFormer:
-        """Prepare the log (`columns`: user, item, time, where names are unusual) and train on it; returns itself.
+        """Prepare the log (`options`: those of `prepare`, such as time="purchased_at") and train on it; returns itself.
 
-        `trackers` follow the training (see docs/training.md).
+        `trackers` follow the training (see docs/training.md). The ledger of what was spent is in `folder`, and stays there until
+        `save` copies it.
         """
         if "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1:
             raise DPFormerError(
                 "DPFormer.fit trains in one process, and torchrun started several: each would spend the whole budget on the same "
                 "people. Prepare the log and start torchrun ... -m dpformer fit (docs/guides/several-machines.md)"
             )
-        self._dataset = log if isinstance(log, Dataset) else prepare(log, **columns)  # type: ignore[arg-type]
-        self._temporary = tempfile.TemporaryDirectory(prefix="dpformer-")
-        folder = Path(self._temporary.name)
-        save_data(self._dataset, folder / "data")
-        run = start(folder / "run", folder / "data", self.recipe)
-        run.train(on_progress, trackers=trackers)
-        run.close()
-        shutil.rmtree(folder / "data")
-        self._folder = folder / "run"
+        self._dataset = log if isinstance(log, Dataset) else prepare(log, **options)
+        self._folder = self._artifact = None
+        folder = Path(tempfile.mkdtemp(prefix="dpformer-"))
+        # When this object goes, the model goes; what it spent stays on record.
+        weakref.finalize(self, _keep_ledger, folder / "run")
+        try:
+            save_data(self._dataset, folder / "data")
+            self._folder = folder / "run"
+            run = start(self._folder, folder / "data", self.recipe, account=self._account)
+            run.train(on_progress, trackers=trackers)
+            run.close()
+        finally:
+            shutil.rmtree(folder / "data")
         self._artifact = load(self._folder)
         return self
+
+    @property
+    def folder(self) -> Path | None:
+        """The run folder: of `load`, else a temporary one, of which the ledger is left when this object goes without `save`."""
+        return self._folder
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickle and copy: settings only. A fitted object holds people's data."""
+        if self._artifact is not None or self._dataset is not None:
+            raise DPFormerError(
+                "a fitted DPFormer is neither pickled nor copied, because it holds the people's data; write the model with "
+                'model.save("folder") and read it with DPFormer.load("folder")'
+            )
+        return self.__dict__.copy()
 
     def recommend(
         self,
@@ -77,30 +103,35 @@ class DPFormer:
         histories: Sequence[Sequence[Any]] | None = None,
         k: int = 10,
         seen: bool = False,
+        log: Any = None,
+        **reading: Any,
     ) -> pl.DataFrame:
         """Rank the best k items for each history.
+
+        users: ids of the log that it was fitted on, or of `log`, another one, which is read in the same way; `reading` changes
+        that, such as time="date". Without `users`: all of `log`. A user who is in neither is left out, with a warning.
 
         Returns columns `user_id` (or `history`, its place), `rank`, `item_id`, `title` if there is one, `score`. Items of a
         history that the model does not know are skipped; an empty history is ranked by the released popularity.
         """
         artifact = self._fitted()
-        if (users is None) == (histories is None):
-            raise DPFormerError("give either users=[...] or histories=[[...], ...]")
+        if (users is None and log is None) == (histories is None) or isinstance(users, str | bytes):
+            raise DPFormerError("give either histories=[[...], ...], or users=[...], or a log")
         if histories is not None:
             return artifact.recommend(histories, k, seen)
-        assert users is not None
-        if self._dataset is None:
-            raise DPFormerError("a loaded model has no users: give histories=[[...], ...]")
-        sequences = self._dataset.sequences
-        place = {str(user): n for n, user in enumerate(sequences.users)}
-        for user in users:
-            if str(user) not in place:
-                raise DPFormerError(f"user {user!r} is not in the log; give histories=[[...], ...] for new people")
-        numbers = self._dataset.numbers_in(artifact.catalogue)
-        histories = [[n for n in numbers[sequences[place[str(user)]]].tolist() if n] for user in users]
-        best, values = artifact.rank(histories, k, seen)
-        frame = artifact.frame(best, values)
-        names = pl.Series("user_id", [users[n] for n in frame["history"]])
+        dataset = self._dataset
+        if log is not None:
+            dataset = prepare(log, **like(artifact.log, single_events=True, **reading))
+        if dataset is None:
+            raise DPFormerError("a loaded model has no users: give histories=[[...], ...] or log=...")
+        places, unknown = dataset.sequences.places(users)
+        if unknown and not len(places):
+            raise DPFormerError(f"user {unknown[0]!r} is not in the log; give histories=[[...], ...] for new people")
+        if unknown:
+            warnings.warn(f"{len(unknown):,} users are not in the log and left out: {unknown[:5]}", stacklevel=2)
+        sequences = dataset.sequences.renumbered(dataset.numbers_in(artifact.catalogue))
+        frame = artifact.frame(*artifact.rank([sequences[n].tolist() for n in places], k, seen))
+        names = sequences.users[places][frame["history"]].alias("user_id")
         return frame.drop("history").insert_column(0, names)
 
     def evaluate(self, item: str = "test") -> Evaluation:
@@ -127,17 +158,29 @@ class DPFormer:
         for name in RELEASED:
             if (published / name).exists():  # a run with epsilon inf has no ledger
                 shutil.copyfile(published / name, Path(folder) / name)
+        if self._dataset is not None:
+            (published / _SAVED).touch()
 
     @classmethod
     def load(cls, folder: Path | str) -> DPFormer:
         """A saved model, or the folder of a finished run."""
         artifact, recipe = load(folder), read_recipe(Path(folder))
         model = cls.__new__(cls)
-        model.recipe, model._folder, model._artifact = recipe, Path(folder), artifact
-        model._temporary = model._dataset = None
+        model.recipe, model._folder, model._artifact, model._dataset = recipe, Path(folder), artifact, None
+        model._account = None
         return model
 
     def _fitted(self) -> Artifact:
         if self._artifact is None:
             raise DPFormerError("this DPFormer is not fitted yet: call fit first, or DPFormer.load")
         return self._artifact
+
+
+def _keep_ledger(run: Path) -> None:
+    """Leave of a temporary run what says what was spent; nothing if nothing was charged."""
+    kept = (LEDGER, LEDGER_HEAD, CONFIG, PRIVACY) if (run / LEDGER).exists() and not (run / _SAVED).exists() else ()
+    for path in run.iterdir() if run.is_dir() else ():
+        if path.name not in kept:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    if not kept:
+        shutil.rmtree(run.parent, ignore_errors=True)

@@ -11,6 +11,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, SoftFileLock, Timeout
+
 from dpformer.errors import DPFormerError, PrivacyError
 
 SMALL = 1 << 25
@@ -56,32 +58,28 @@ def _write_new(path: Path, data: bytes, mode: int) -> None:
 class Lock:
     """A lock on a file against other processes and other locks of this process, until it is closed or the process ends.
 
-    The file stays: deleting it would let a third process lock a new file of the same name. The lock is `flock` of the open
-    descriptor, so it is released by the death of the process. `fcntl` is imported here: Windows does not have it.
+    The system's own locks only (`flock`, or Windows'), which end with the process. The file stays: deleting it would let a
+    third process lock a new file of the same name. patience: seconds to wait for another process.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, patience: float = 0.0) -> None:
+        self._lock = FileLock(path, timeout=patience, mode=0o644, thread_local=False, fallback_to_soft=False)
         try:
-            import fcntl
-        except ImportError:
-            raise PrivacyError(f"{path}: this system has no file locks; run dpformer on Linux or macOS") from None
-        try:
-            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-        except OSError as error:
-            raise PrivacyError(f"{path}: cannot be written ({error.strerror}); mend the folder's permissions") from None
-        try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            self.close()
+            if isinstance(self._lock, SoftFileLock):
+                raise PrivacyError(f"{path}: this system has no file locks; run dpformer on another one")
+            self._lock.acquire()
+        except Timeout:
             raise PrivacyError(
                 f"{path.parent} is in use by another process; wait for it, or choose another folder"
+            ) from None
+        except OSError as error:
+            raise PrivacyError(
+                f"{path}: cannot be locked ({error.strerror}); mend the folder's permissions, or take a disk that has locks"
             ) from None
 
     def close(self) -> None:
         """Let another process take the lock. A second call does nothing."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+        self._lock.release()
 
 
 def sha256(source: Path | bytes) -> str:
@@ -151,7 +149,9 @@ def write_folder(path: Path, files: Iterable[tuple[str, bytes]], mode: int = 0o6
 
 
 def sync_folder(folder: Path) -> None:
-    """Make renames in a folder last."""
+    """Make renames in a folder last. Windows has no such call for folders."""
+    if os.name == "nt":
+        return
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -9,12 +9,13 @@ import torch
 
 from dpformer.clipping import PhantomClipping
 from dpformer.data import Sequences
-from dpformer.fit.gradient_sum import CLIP_SLACK, FLOAT32_SLACK, GradientSum, Groups
+from dpformer.fit.gradient_sum import GradientSum
 from dpformer.fit.presets import make_recipe
 from dpformer.fit.workers import Team, Worker
 from dpformer.models import build
 from dpformer.privacy import Sample
-from dpformer.trust.verify.answers import without
+from dpformer.training.groups import CLIP_SLACK, FLOAT32_SLACK, Groups
+from dpformer.trust.verify.people import emptied
 
 ITEMS = 300
 # Fine enough that rounding to it does not show.
@@ -36,7 +37,7 @@ def moved(network: torch.nn.Module, everybody: Sequences, leaving: int) -> float
         return {name: value * GRID for name, value in query.sum(who, Sample(drawn, bytes(32)), GRID).items()}
 
     places = np.arange(count)
-    both, rest = total(everybody, places), total(without(everybody, leaving), places)
+    both, rest = total(everybody, places), total(emptied(everybody, [leaving]), places)
     alone = total(everybody, np.array([leaving]))
     return math.sqrt(sum(float(((both[name] - rest[name] - alone[name]) ** 2).sum()) for name in both))
 

@@ -18,11 +18,12 @@ import torch
 from dpformer import PhantomClipping
 from dpformer.data import Sequences, demo_frame, prepare, save
 from dpformer.errors import PrivacyError
-from dpformer.fit.module_sum import ModuleGradientSum
 from dpformer.fit.presets import make_recipe
-from dpformer.privacy import Answer, Curator, Sample, make_plan
+from dpformer.privacy import Answer, Curator, Sample
 from dpformer.privacy.plan import GRADIENTS
 from dpformer.privacy.query import grid_step
+from dpformer.training.groups import Groups
+from dpformer.training.module_sum import ModuleSum
 from tests.attacks.folders import emptied, release
 
 USERS = 200
@@ -131,10 +132,8 @@ def test_the_product_tells_in_none(data: Path, tmp_path: Path, truth: str) -> No
 def test_a_module_with_dropout_of_torch_is_refused() -> None:
     """One person's leaving would change the masks of all others: the sum moved by 5 to 9 C in the module below."""
     module = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.2), torch.nn.Linear(8, 1))
-    x = torch.randn(20, 4)
-    plan = make_plan(20, 8.0, 1e-2, batch_size=20, steps=1)
-    query = ModuleGradientSum(PhantomClipping(module), lambda people, drawn: module(people[drawn])[:, 0].square(), plan)
+    query, everybody = ModuleSum(module, PhantomClipping(module), Groups(20, 20), 20), Sample(np.arange(20), b"")
     with pytest.raises(PrivacyError, match="dropout"):
-        query.sum(x, Sample(np.arange(20), b""), 2.0**-26)
+        query.start(everybody, 2.0**-26)
     module.eval()
-    assert query.sum(x, Sample(np.arange(20), b""), 2.0**-26).keys() == dict(module.named_parameters()).keys()
+    assert len(query.start(everybody, 2.0**-26)) == 1

@@ -9,10 +9,10 @@ from dpformer.clipping import PhantomClipping
 from dpformer.data import demo_frame, prepare
 from dpformer.errors import PrivacyError
 from dpformer.fit.dpsgd import Optimisation, Trainer
-from dpformer.fit.gradient_sum import whole_sums
-from dpformer.fit.module_sum import ModuleGradientSum
 from dpformer.models import build
-from dpformer.privacy import Sample, make_plan
+from dpformer.privacy import Sample
+from dpformer.training.groups import Groups, whole_sums
+from dpformer.training.module_sum import ModuleSum
 from tests.recipes import plain_recipe
 
 # With a grid this fine, the sum of two people is above 2^53 steps.
@@ -21,12 +21,10 @@ FINE = 2.0**-52
 
 def test_the_sum_of_a_module_that_float64_cannot_hold_is_refused():
     module = nn.Linear(2, 1)
-    plan = make_plan(4, 8.0, 1e-3, steps=1)
-    query = ModuleGradientSum(PhantomClipping(module), lambda people, drawn: module(people[drawn])[:, 0], plan)
-    people, everybody = torch.randn(4, 2), Sample(np.arange(4), b"")
-    assert query.sum(people, everybody, 2.0**-26)
+    query, everybody = ModuleSum(module, PhantomClipping(module), Groups(4, 4), 4), Sample(np.arange(4), b"")
+    assert query.start(everybody, 2.0**-26)
     with pytest.raises(PrivacyError, match=r"4 people.*too large to be exact.*batch size"):
-        query.sum(people, everybody, FINE)
+        query.start(everybody, FINE)
 
 
 def test_the_sum_of_a_network_that_float64_cannot_hold_is_refused():

@@ -22,8 +22,9 @@ from tests.attacks.folders import Hearing, release
 from tests.recipes import plain_recipe
 
 USERS = 200
-# What is not compared: files for the owner alone, and the run's random name and the hashes that contain it.
-OWN = {"events.jsonl", "local.json", "run.lock", "ledger.lock", "ledger.jsonl", "ledger.head"}
+# What is not compared: files for the owner alone, the run's random name and the hashes that contain it, and the answers that
+# the second Curator gave: they were not handed out.
+OWN = {"answers", "events.jsonl", "local.json", "run.lock", "ledger.lock", "ledger.jsonl", "ledger.head"}
 
 
 class Repeating(Curator[Sequences]):

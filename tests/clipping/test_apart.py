@@ -6,7 +6,8 @@ from torch import nn
 
 from dpformer import PhantomClipping
 from dpformer.errors import ClippingError
-from tests.clipping.test_guard import linear, refuses, sums
+from tests.clipping.oracle import assert_exact
+from tests.clipping.test_guard import linear, sums
 
 
 @pytest.fixture(autouse=True)
@@ -14,8 +15,12 @@ def _seed():
     torch.manual_seed(0)
 
 
-def test_time_first_is_noticed_even_when_batch_and_length_are_equal():
-    refuses(linear(), lambda m, x: sums(m(x.transpose(0, 1)).transpose(0, 1)), "another", B=5)
+@pytest.mark.parametrize("B", [4, 5])
+def test_samples_may_be_another_dimension_even_when_batch_and_length_are_equal(B):
+    def losses(m, batch):
+        return sums(m(batch[0].transpose(0, 1)).transpose(0, 1))
+
+    assert_exact(linear().double(), losses, torch.randn(B, 5, 3, dtype=torch.float64))
 
 
 def test_mixing_is_noticed_in_a_later_batch_of_another_structure():
@@ -37,13 +42,99 @@ def second_batch(module, first, second, match="another"):
         clipping.backward(second)
 
 
-def test_a_gate_that_starts_at_zero_does_not_hide_the_mixing():
-    m, x = linear(), torch.randn(5, 5, 3)
+def passes(module, batches):
+    """How many backward passes each batch takes."""
+    clipping, counts, grad = PhantomClipping(module), [], torch.autograd.grad
 
-    def losses(scale):
-        return sums(scale * m(x.transpose(0, 1)).transpose(0, 1)) + scale * x.sum((1, 2))
+    def counted(*args, **kwargs):
+        counts[-1] += 1
+        return grad(*args, **kwargs)
 
-    second_batch(m, lambda: losses(0.0), lambda: losses(1.0))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.autograd, "grad", counted)
+        for losses in batches:
+            counts.append(0)
+            clipping.backward(losses)
+    return counts
+
+
+def in_batch(h, unknown):
+    """A contrastive term: each sample against all others, by functions in the list or by one that is not."""
+    distances = torch.cdist(h, h + 1) if unknown else h @ h.T
+    return distances.logsumexp(1)
+
+
+def test_a_contrastive_term_ramped_up_from_nothing_is_refused_where_it_begins():
+    m, clipping = linear(), None
+    clipping = PhantomClipping(m)
+
+    def losses(weight):
+        h = m(torch.randn(6, 3))
+        return h.square().sum(1) + weight * in_batch(h, unknown=True)
+
+    for _ in range(5):
+        clipping.backward(lambda: losses(0.0))  # adds nothing yet
+    for weight in (1e-3, 1.0):
+        with pytest.raises(ClippingError, match=r"depends on another at .*linear with 'weight', 'bias'"):
+            clipping.backward(lambda weight=weight: losses(weight))
+
+
+def test_what_is_sure_to_mix_is_refused_with_any_weight():
+    m, x = linear(), torch.randn(6, 3)
+    with pytest.raises(ClippingError, match=r"depends on another at .*linear with 'weight', 'bias' through MmBackward"):
+        PhantomClipping(m).norms(lambda: m(x).square().sum(1) + 0.0 * in_batch(m(x), unknown=False))
+
+
+@pytest.mark.parametrize("mean", [lambda h: h.mean(0), lambda h: h.mean(0, keepdim=True).expand_as(h)])
+def test_a_gate_on_the_batch_mean_that_starts_at_zero_is_refused_at_once(mean):
+    """Its own gradient depends on the other samples before any gradient flows between them."""
+    m = nn.ParameterDict({"w": torch.randn(3, 3), "gate": torch.zeros(3)})
+    x = torch.randn(6, 3)
+    with pytest.raises(ClippingError, match=r"another at .* with '(w|gate)' through"):
+        PhantomClipping(m).norms(lambda: sums(x @ m["w"] + mean(x @ m["w"]) * m["gate"]))
+
+
+def test_what_cannot_mix_samples_costs_no_second_pass():
+    m, data, order = linear(), torch.randn(9, 6, 5, 3), torch.randperm(6)
+    length, target = torch.randint(1, 6, (6,)), torch.randint(0, 3, (6, 5, 1))
+    mask = torch.rand(6, 5) > 0.3
+
+    def losses(t):
+        x = data[t][order][mask.any(1)[:, None].expand(6, 5)].view(6, 5, 3)  # data, in any way
+        h = m(torch.where(mask[..., None], x, 0.0))
+        last = h[torch.arange(6), length - 1]
+        picked = h.log_softmax(-1).gather(2, target)[..., 0]
+        return last.square().sum(1) + (picked * mask).sum(1) + h[:, 1:].amax(1).sum(1)
+
+    mask[:, 0] = True
+    assert passes(m, [lambda t=t: losses(t) for t in range(9)]) == [2] + [1] * 8
+
+
+def test_a_function_that_is_not_in_the_list_is_checked_every_time():
+    m, x = linear(), torch.randn(6, 5, 3)
+    assert passes(m, [lambda: torch.cdist(m(x), x).sum((1, 2))] * 4) == [2, 2, 2, 2]
+
+
+class Square(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx, g):
+        return 2 * g * ctx.saved_tensors[0]
+
+
+class Trusted(Square):
+    samples_first = True
+
+
+@pytest.mark.parametrize("function", [Square, Trusted])
+def test_a_function_of_ones_own_is_trusted_if_it_says_so(function):
+    m, x = linear(), torch.randn(6, 5, 3)
+    again = 1 if function is Trusted else 2
+    assert passes(m, [lambda: function.apply(m(x)).sum((1, 2))] * 3) == [2, again, again]
 
 
 def test_samples_sorted_inside_the_model():

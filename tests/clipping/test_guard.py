@@ -75,7 +75,6 @@ REFUSED = {
         lambda m, x: F.cross_entropy(m(x)[:, 0] @ x[:, 1].T * m(x)[:, 0].sum(1), torch.arange(len(x)), reduction="none"),
         "another",
     ),
-    "time first": (linear, lambda m, x: sums(m(x.transpose(0, 1)).transpose(0, 1)), "does not hold|another"),
     "packed by a mask": (linear, lambda m, x: m(x[x[..., 0] > 0]).sum() + sums(x), "does not hold|another"),
     "a tensor from outside": (linear, lambda m, x: sums(m(x) * torch.ones(3, requires_grad=True)), "no parameter of the module"),
 }  # fmt: skip
@@ -291,6 +290,31 @@ def test_low_precision_parameters_are_refused_and_autocast_keeps_the_bound():
     torch.testing.assert_close(PhantomClipping(model).norms(losses), exact, rtol=0.05, atol=0)
 
 
+def test_float16_is_not_supported():
+    m, x = linear(), torch.randn(4, 5, 3)
+    with torch.autocast("cpu", dtype=torch.float16), pytest.raises(ClippingError, match=r"float16.*bfloat16"):
+        PhantomClipping(m).backward(lambda: sums(m(x).float()))
+
+
+def test_a_parameter_as_whole_numbers_has_no_gradient():
+    """A straight-through code would have to be written as such."""
+
+    def losses(m, batch):
+        (x,) = batch
+        return sums(m(x) * m.bias.to(torch.int64) + m.weight.to(torch.int32).sum())
+
+    assert_exact(linear().double(), losses, torch.randn(4, 5, 3, dtype=torch.float64))
+
+
+def test_refusals_name_the_true_cause():
+    m = linear()
+    refuses(
+        m, lambda m, x: sums(Double.apply(x, m.weight) + m.bias), "'weight' reaches the loss.*custom autograd.Function"
+    )
+    scripted = torch.jit.script(linear())
+    refuses(scripted, lambda m, x: sums(m(x)), "'(weight|bias)' reaches the loss.*scripted")
+
+
 def test_bad_arguments():
     with pytest.raises(ClippingError, match="max_norm"):
         PhantomClipping(linear(), max_norm=0)
@@ -322,12 +346,12 @@ def test_users_own_rules():
         view = recorder.view(exponent)
         output = torch.pow(base, recorder.value(exponent))
 
-        def derive(gradient, batch):
+        def derive(gradient, samples, base):
             terms = gradient * torch.pow(base, view.value.detach()) * base.log()
             summed = terms.sum(1)
             yield view, Dense(summed[..., None], terms.norm(dim=2).sum(1))
 
-        return recorder.record(function, output, [view], derive, like=base)
+        return recorder.record(function, output, [view], derive, saved=[base])
 
     try:
         assert_exact(module, losses, x)

@@ -139,8 +139,7 @@ def train_on(folder: Path, **options: Any) -> Work:
             follower = lead_and_follow.follow(ranks)
             assert follower is not None
             return follower.train()
-        with ranks.leading():
-            run = resume(folder, ranks=ranks)
+        run = resume(folder, ranks=ranks)
         try:
             return run.train(**options)
         finally:

@@ -53,7 +53,7 @@ def ranks_of(rank: int, size: int) -> Ranks:
         (statement_module, "attack_bound"),
     ]:
         setattr(module, name, functools.cache(getattr(module, name)))
-    return Ranks(rank, size, tensors=dist.group.WORLD, words=dist.group.WORLD)
+    return Ranks(rank, size)
 
 
 def train(ranks: Ranks, open_run: Any, stop_at: int = 0) -> bool:

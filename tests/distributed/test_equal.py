@@ -11,12 +11,12 @@ from safetensors.torch import load_file
 
 from dpformer.fit.distributed.lead_and_follow import follow
 from dpformer.fit.distributed.ranks import SINGLE, Ranks
-from dpformer.fit.dpsgd import Trainer
-from dpformer.fit.gradient_sum import Groups
+from dpformer.fit.gradient_sum import GradientSum
 from dpformer.fit.run import resume
 from dpformer.fit.workers import Team, Worker
 from dpformer.privacy import Curator, read_ledger
 from dpformer.privacy.noise import rounded_gaussian
+from dpformer.training.groups import Groups
 from tests.distributed.conftest import begun, copied, fork_ranks, train_on
 from tests.recipes import small_recipe
 
@@ -24,6 +24,7 @@ from tests.recipes import small_recipe
 TOLERANCE = 1e-5
 KINDS = {
     "transformer": {"reattention": "logits"},
+    "accumulated": {"reattention": "accumulated"},
     "gru": {"model": "gru"},
     "pure": {"vocabulary": 7, "recency": 0.8, "batch_size": 60},
     "not private": {"epsilon": float("inf")},
@@ -38,7 +39,8 @@ def assert_close(folder: Path, whole: Path, tolerance: float = TOLERANCE) -> Non
 
 
 @pytest.mark.parametrize(
-    ("kind", "size"), [("transformer", 2), ("transformer", 4), ("gru", 2), ("pure", 2), ("not private", 2)]
+    ("kind", "size"),
+    [("transformer", 2), ("transformer", 4), ("accumulated", 2), ("gru", 2), ("pure", 2), ("not private", 2)],
 )
 def test_the_model_and_the_statement_are_those_of_one_process(kind, size, tmp_path, loaded):
     several = begun(tmp_path / "several", loaded, small_recipe(**KINDS[kind]))
@@ -74,27 +76,30 @@ def test_uneven_and_empty_ranks_and_a_user_who_is_not_finite(team, tmp_path, loa
             other = super()._other(k)
             return Broken(other.model, other.clipping)
 
-    def prepare(trainer: Trainer) -> None:
-        trainer.query.team = BrokenTeam(Broken(trainer.model, trainer.worker.clipping), 1)
-        trainer.query.team.size = team
-        trainer.query.groups = Groups(7, 7)
+    def prepare(query: GradientSum) -> None:
+        query.team = BrokenTeam(Broken(query.model, query.team.first.clipping), 1)
+        query.team.size = team
+        query.groups = Groups(7, 7)
 
     def lead(folder: Path, ranks: Ranks = SINGLE) -> list[float]:
         left = iter(draws)
         given = partial(Curator, draw=lambda key, users, rate: next(left))
         run = resume(folder, ranks=ranks, make_curator=given)
-        prepare(run.trainer)
-        reports = [run.trainer.make_step(run.curator) for _ in draws]
-        return [*weights_of(run.trainer), *(report.nonfinite for report in reports)]
+        prepare(run.trainer.query)
+        reports, weights = [], []
+        for _ in draws:
+            weights = weights_of(run.trainer.query)
+            reports.append(run.trainer.make_step(run.curator))
+        ranks.broadcast({"released": False})
+        return [*weights, *weights_of(run.trainer.query), *(report.nonfinite for report in reports)]
 
     def work(ranks: Ranks) -> list[float]:
         if ranks.first:
             return lead(several, ranks)
         follower = follow(ranks)
-        prepare(follower.trainer)
-        for _ in draws:
-            follower.trainer.follow_step(follower._people)
-        return weights_of(follower.trainer)
+        prepare(follower.query)
+        assert not follower.train()
+        return weights_of(follower.query)
 
     expected = lead(one)
     assert sum(expected[-len(draws) :]) > 0
@@ -102,11 +107,11 @@ def test_uneven_and_empty_ranks_and_a_user_who_is_not_finite(team, tmp_path, loa
     assert [end.error for end in ended] == [""] * 4
     np.testing.assert_allclose(ended[0].value, expected, rtol=0, atol=TOLERANCE)
     for end in ended[1:]:
-        assert end.value == ended[0].value[: len(end.value)]  # rank 0 has sent them
+        assert end.value == ended[0].value[: len(end.value)]  # rank 0 has sent those of the last sum
 
 
-def weights_of(trainer: Trainer) -> list[float]:
-    return torch.cat([p.detach().reshape(-1) for p in trainer.model.parameters()]).tolist()
+def weights_of(query: GradientSum) -> list[float]:
+    return torch.cat([p.detach().reshape(-1) for p in query.model.parameters()]).tolist()
 
 
 @pytest.mark.parametrize("defect", [False, True])
@@ -142,16 +147,14 @@ def test_noise_is_added_once(defect, tmp_path, loaded, monkeypatch):
         if ranks.first:
             run = resume(several, ranks=ranks)
             run.trainer.make_step(run.curator)
-            trainer = run.trainer
-        else:
-            follower = follow(ranks)
-            trainer = follower.trainer
-            trainer.follow_step(follower._people)
-        return (torch.cat([p.grad.reshape(-1) for p in trainer.model.parameters()]) * trainer.plan.batch_size).tolist()
+            ranks.broadcast({"released": False})
+            gradients = torch.cat([p.grad.reshape(-1) for p in run.trainer.model.parameters()])
+            return (gradients * run.plan.batch_size).tolist()
+        follow(ranks).train()
+        return []
 
     ended = fork_ranks(tmp_path / "ends", 2, work)
     assert [end.error for end in ended] == ["", ""]
-    assert ended[0].value == ended[1].value
     z = (np.array(ended[0].value) - expected) / std
     scale, spread = float(np.mean(z**2)), (2 / len(z)) ** 0.5
     assert len(z) > 3000
@@ -171,8 +174,8 @@ def test_a_run_goes_on_with_another_number_of_processes(tmp_path, loaded):
 
     def stopped(ranks: Ranks) -> list[object]:
         if not ranks.first:
-            follower = follow(ranks)
-            return [follower.train(lambda: follower.trainer.step == 4), follower.trainer.step]
+            wishes = iter([False, False, False, True])
+            return [follow(ranks).train(lambda: next(wishes)), 4 - len(list(wishes))]
         run = resume(cut, ranks=ranks)
         return [run.train(), run.step]
 

@@ -17,11 +17,11 @@ import pytest
 from dpformer import DPFormer, load_model
 from dpformer.artifact.write import is_written
 from dpformer.errors import DPFormerError
-from dpformer.fit.checkpoint import Checkpoints
 from dpformer.fit.folder import finish_written
 from dpformer.fit.recipe import Recipe
 from dpformer.fit.run import resume, start
 from dpformer.privacy import Keys, read_ledger
+from dpformer.training.checkpoint import Checkpoints
 from tests.recipes import small_recipe
 
 RECIPES = {"network": small_recipe(epochs=1.0), "statistics": small_recipe("popularity")}

@@ -13,12 +13,13 @@ from dpformer.clipping import PhantomClipping, tiles
 from dpformer.clipping import algebra as forms
 from dpformer.clipping import tied as stream
 from dpformer.data import Sequences, batches, collate
-from dpformer.fit.gradient_sum import FLOAT32_SLACK, GradientSum, Groups
+from dpformer.fit.gradient_sum import GradientSum
 from dpformer.fit.presets import make_recipe
 from dpformer.fit.workers import Team, Worker
 from dpformer.models import build
 from dpformer.privacy import Sample
 from dpformer.privacy.query import grid_step
+from dpformer.training.groups import FLOAT32_SLACK, Groups
 
 ITEMS, PEOPLE, FINE = 200, 600, 2.0**-40
 

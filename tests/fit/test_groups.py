@@ -8,10 +8,10 @@ from scipy.stats import binom
 from dpformer.data import demo_frame, prepare
 from dpformer.errors import PrivacyError
 from dpformer.fit.dpsgd import Optimisation, Trainer
-from dpformer.fit.gradient_sum import Groups
 from dpformer.models import Transformer, TransformerSpec
 from dpformer.privacy import PrivacyPlan, Sample
 from dpformer.privacy.noise import rounded_gaussian
+from dpformer.training.groups import Groups
 
 SETTINGS = [(2, 1), (40, 20), (943, 471), (6040, 1024), (6040, 3020), (31013, 15506), (31013, 31013), (10**6, 4096)]
 

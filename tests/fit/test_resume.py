@@ -31,6 +31,7 @@ from tests.recipes import small_recipe
 KINDS = {
     "transformer": {"dropout": 0.2, "reattention": "logits"},
     "literal": {"reattention": "literal", "norm": "post", "blocks": 2},
+    "accumulated": {"reattention": "accumulated"},
     "gru": {"model": "gru", "dropout": 0.2},
     "lstm": {"model": "lstm"},
     "full": {"batch_size": 60, "epochs": 10.0},
@@ -470,3 +471,18 @@ def test_reattention_knows_the_released_frequencies(tmp_path, data):
     expected = (plan.noise_multiplier / plan.batch_size / p) ** 2
     torch.testing.assert_close(tensors["var_items"][1:], expected, rtol=1e-5, atol=0)
     assert np.isfinite(tensors["var_items"].numpy()).all()
+
+
+def test_reattention_has_the_noise_that_the_optimizer_tracked(tmp_path, data):
+    """The released errors of a seeded run are those of its last step, and of the size of what one step adds."""
+    run = start(tmp_path / "run", data, small_recipe(reattention="accumulated"))
+    assert run.train()
+    tracked = dict(
+        zip(dict(run.trainer.model.named_parameters()), run.trainer.optimizer.noise_variances(), strict=True)
+    )
+    tensors = model_of(tmp_path / "run")
+    torch.testing.assert_close(tensors["var_items"][1:], tracked["embedding.weight"][1:, 0])
+    torch.testing.assert_close(tensors["var_positions"], tracked["positions"][:, 0])
+    rate = run.trainer.how.rate_at(2, run.plan.steps)
+    assert (tensors["var_items"][1:] > 0.01 * rate**2).all()
+    assert (tensors["var_items"][1:] < run.plan.steps**2 * rate**2).all()  # no divisor is below the noise

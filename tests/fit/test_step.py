@@ -15,13 +15,13 @@ from torch import nn
 from dpformer.data import Sequences
 from dpformer.errors import PrivacyError
 from dpformer.fit.dpsgd import Optimisation, Trainer
-from dpformer.fit.gradient_sum import Groups
-from dpformer.fit.workers import Team, Worker, add_rounded
+from dpformer.fit.workers import Team, Worker
 from dpformer.models import Network, build
 from dpformer.models.dropout import use_masks
 from dpformer.privacy import Curator, Keys, PrivacyPlan, Sample, create_ledger, make_plan, read_ledger
 from dpformer.privacy.noise import kept_by_dropout, poisson_draw, rounded_gaussian
 from dpformer.privacy.query import grid_step
+from dpformer.training.groups import Groups, add_rounded
 from tests.recipes import small_recipe
 
 ITEMS, LENGTH = 9, 5

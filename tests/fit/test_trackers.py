@@ -8,6 +8,7 @@ import pytest
 from dpformer import DPFormer
 from dpformer.fit.events import Event
 from dpformer.fit.run import resume, start
+from dpformer.fit.trackers import MLflow
 from tests.fit.conftest import small_log
 from tests.recipes import small_recipe
 
@@ -110,3 +111,23 @@ def test_without_tensorboard_nothing_is_begun(dpformer, data, tmp_path, monkeypa
     assert done.code == 2
     assert "pip install 'dpformer[tensorboard]'" in done.err
     assert not (tmp_path / "run").exists()
+
+
+def test_mlflow_gets_settings_and_labelled_figures(data, tmp_path, monkeypatch):
+    """The real MLflow, with a store of files."""
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    mlflow = pytest.importorskip("mlflow", reason="needs the extra `mlflow`")
+    store = (tmp_path / "store").as_uri()
+    tracker = MLflow("books", store)
+    run = start(tmp_path / "run", data, small_recipe())
+    assert not run.train(should_stop=lambda: run.step == 4, trackers=[tracker])
+    run.close()
+    client = mlflow.MlflowClient(store)
+    assert client.get_run(tracker.run_id).info.status == "KILLED"
+    assert resume(tmp_path / "run").train(trackers=[tracker])
+    made = client.get_run(tracker.run_id)
+    assert made.info.status == "FINISHED"
+    assert made.data.params["epsilon"] == "20.0"
+    assert set(made.data.metrics) == {"learning_rate", "not_private/loss"}
+    steps = [point.step for point in client.get_metric_history(tracker.run_id, "not_private/loss")]
+    assert steps == list(range(1, 11))

@@ -18,15 +18,9 @@ from dpformer.fit.stated import TRAINED_ON
 from dpformer.privacy.accounting import epsilon
 from dpformer.privacy.attack_bounds import attack_bound, percent_up
 from dpformer.privacy.ledger import create_ledger, read_ledger
+from dpformer.privacy.parts import DataPart, TuningPart
 from dpformer.privacy.plan import make_plan
-from dpformer.privacy.statement import (
-    Circumstances,
-    DataPart,
-    TuningPart,
-    build_statement,
-    json_schema,
-    parse_statement,
-)
+from dpformer.privacy.statement import Circumstances, build_statement, json_schema, parse_statement
 from dpformer.privacy.tuning import Tuning, tuned_epsilon
 from dpformer.privacy.wording import round_up
 from tests.asking import charge

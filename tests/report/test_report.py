@@ -14,6 +14,7 @@ import polars as pl
 import pytest
 
 from dpformer import load_model
+from dpformer.artifact.card import commands
 from dpformer.cli.fit import _settings
 from dpformer.data import prepare, save
 from dpformer.errors import DPFormerError
@@ -22,7 +23,6 @@ from dpformer.fit.presets import command, make_recipe
 from dpformer.fit.recipe import Recipe
 from dpformer.fit.run import start
 from dpformer.report import make_report
-from dpformer.report.facts import commands
 from tests.fit.conftest import small_log
 from tests.recipes import plain_recipe
 
@@ -229,7 +229,7 @@ def test_a_run_without_privacy_says_so(make):
 )
 def test_the_commands_make_the_same_recipe(options, tmp_path):
     recipe = recipe_of(**options)
-    words = shlex.split(commands(tmp_path / "a run", {"command": command(recipe)})[1])
+    words = shlex.split(commands({"command": command(recipe)}, "a run")[1])
     assert words[:5] == ["dpformer", "fit", "DATA", "--run", "a run"]
     flags = list(zip(words[5::2], words[6::2], strict=True))
     settings = {k.removeprefix("--"): v for k, v in flags if k != "--set"}

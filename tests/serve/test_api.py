@@ -153,7 +153,6 @@ def test_privacy_health_and_openapi(client, run):
     assert client.get("/healthz").json()["items"] == ITEMS
     schema = client.get("/openapi.json").json()
     assert schema["components"]["schemas"]["RecommendRequest"]["properties"]["k"]["maximum"] == 100
-    assert client.get("/docs").status_code == 404  # it would load scripts from elsewhere
 
 
 def test_metrics_are_prometheus_text_and_name_only_routes(client):
@@ -293,3 +292,47 @@ def test_a_slow_model_is_answered_for_in_time(recommender, monkeypatch):
         answered.set()
     assert answer.status_code == 503
     assert answer.headers["retry-after"] == "1"
+
+
+TOKEN = "a-token-for-tests-0123456789"
+
+
+def test_a_token_is_asked_for_everywhere_but_on_the_page_and_the_probes(recommender):
+    with TestClient(create_app(recommender, token=TOKEN)) as client:
+        bearer = {"authorization": f"Bearer {TOKEN}"}
+        body = {"histories": [["i03"]], "k": 2}
+        for wrong in ({}, {"authorization": TOKEN}, {"authorization": "Bearer " + TOKEN[:-1]}, {"authorization": "é"}):
+            given = {name: value.encode() for name, value in wrong.items()}
+            answer = client.post("/recommend", json=body, headers=given)
+            assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
+            assert {
+                client.get(p, headers=given).status_code for p in ("/items", "/privacy", "/metrics", "/version")
+            } == {401}
+        assert client.post("/recommend", json=body, headers=bearer).status_code == 200
+        assert client.get("/version", headers=bearer).status_code == 200
+        for path in ("/", "/app.js", "/style.css", "/docs", "/docs.js", "/openapi.json", "/healthz", "/readyz"):
+            assert client.get(path).status_code == 200
+
+
+def test_other_sites_get_no_permission(client):
+    """No CORS headers: a browser then keeps the answer from a page of another origin."""
+    answer = client.get("/healthz", headers={"origin": "https://example.org"})
+    assert not [name for name in answer.headers if name.startswith("access-control")]
+
+
+def test_the_version_names_the_run_and_the_hash_of_its_weights(client, run):
+    version = client.get("/version").json()
+    assert version["run"] == run.name
+    assert version["sha256"] == sha256(run / "model.safetensors")
+
+
+def test_a_server_with_a_full_queue_is_not_ready(recommender):
+    with TestClient(create_app(recommender, Limits(waiting=0))) as client:
+        assert client.get("/readyz").status_code == 503
+    with TestClient(create_app(recommender)) as client:
+        assert client.get("/readyz").json() == {"ready": True}
+
+
+def test_the_description_of_the_api_loads_nothing_from_elsewhere(client):
+    texts = [client.get(path).text for path in ("/docs", "/docs.js")]
+    assert not any("http://" in text or "https://" in text for text in texts)

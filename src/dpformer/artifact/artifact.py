@@ -33,6 +33,12 @@ class Artifact:
         """The settings that the model was made with, as they stand in config.json."""
         return dict(self.config.get("recipe", {}))
 
+    @property
+    def log(self) -> dict[str, Any]:
+        """How the log was read that the model was fitted on, as it stands in config.json; for `dpformer.data.like`."""
+        log = self.config.get("log")
+        return log if isinstance(log, dict) else {}
+
     @cached_property
     def _numbers(self) -> dict[str, int]:
         """Item ids and titles, as text, to numbers 1..M; an id goes before a title."""
@@ -50,6 +56,8 @@ class Artifact:
 
     def encode(self, history: Iterable[Any]) -> tuple[list[int], list[str]]:
         """Item numbers of a history of ids or titles, and what is not in the catalogue."""
+        if isinstance(history, str | bytes) or not isinstance(history, Iterable):
+            raise DPFormerError(f"a history is a list of items, not {history!r}; give a list of lists: [[{history!r}]]")
         numbers, unknown = [], []
         for item in history:
             number = self._numbers.get(str(item))

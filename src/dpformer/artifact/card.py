@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 from typing import Any
 
 from dpformer.models import Spec
 from dpformer.privacy import PrivacyStatement
 
+_RANKED = (
+    "all items are ranked for all users, items of the history masked (and unmasked beside it); ties count as missed."
+)
+_EVALUATED = {
+    "validation": "`dpformer evaluate` asks for each user's last item (test) or second to last (validation): "
+    + _RANKED,
+    "test": "`dpformer evaluate` asks for each user's last item: " + _RANKED,
+    "nothing": "Nothing was held out, so `dpformer evaluate` refuses this model on the same data.",
+}
+
 
 def model_card(spec: Spec, statement: PrivacyStatement, config: dict[str, Any]) -> str:
     """Markdown for people who get the model without its history. config: the content of config.json."""
-    command = config.get("command", {})
-    settings = "\n".join(f"- {key}: {value}" for key, value in command.get("set", {}).items()) or "- none"
+    hold_out = str(config.get("recipe", {}).get("hold_out"))
+    made = "\n".join(commands(config, "RUN"))
     return f"""# A next-item recommender
 
 {spec.name} over {spec.items:,} items, made with dpformer. It reads a history of item ids and ranks all items as the next one.
@@ -26,18 +38,49 @@ load_model("this folder").recommend([["item", "another item"]], k=10)
 
 {statement.text()}
 
-## Settings that differ from the preset {command.get("preset", "default")}
+## How it was made
 
-{settings}
+```sh
+{made}
+```
 
-## Protocol
-
-Trained on {statement.data.trained_on}. `dpformer evaluate` holds out the last one (test) or the second to last
-(validation), if training did not see it, ranks all items for all users, without sampling, items of the history masked (and
-unmasked beside it), and counts ties against the model.
+Trained on {statement.data.trained_on}. {_EVALUATED.get(hold_out, "")}
 
 ## Not private
 
 `metrics.json` and `events.jsonl`, where they are here, were computed on people's data without noise: keep them to yourself, or
 delete them before the folder is published.
 """
+
+
+def evaluated(config: dict[str, Any]) -> bool:
+    """Whether training held out events, on which the model can be evaluated."""
+    recipe = config.get("recipe")
+    return isinstance(recipe, dict) and recipe.get("hold_out") != "nothing"
+
+
+def commands(config: dict[str, Any], run: str) -> list[str]:
+    """The commands that make such a run, in the folder `run`. The noise will differ, and so will the figures, a little."""
+    typed, log, run = _table(config, "command"), _table(config, "log"), shlex.quote(run)
+    options = [f"--{name} {_word(typed[name])}" for name in ("preset", "model", "epsilon") if name in typed]
+    options += [f"--set {shlex.quote(f'{key}={_text(value)}')}" for key, value in _table(typed, "set").items()]
+    made = [
+        str(log.get("command", "dpformer prepare LOG -o DATA")),
+        " ".join(["dpformer fit DATA --run", run, *options]),
+    ]
+    return [*made, f"dpformer evaluate {run}"] if evaluated(config) else made
+
+
+def _table(values: dict[str, Any], name: str) -> dict[str, Any]:
+    """config.json is not trusted."""
+    table = values.get(name)
+    return table if isinstance(table, dict) else {}
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _word(value: object) -> str:
+    """A value as one quoted word of a shell."""
+    return shlex.quote(f"{value:g}" if isinstance(value, float) else _text(value))

@@ -6,6 +6,7 @@ model.safetensors   its tensors                                   README.md     
 files.json          SHA-256 of what is released                   ledger.jsonl      what was charged, before it was seen
 ledger.head         number and hash of the ledger's last line
 events.jsonl        progress; losses are not private              metrics.json      evaluation; not private
+answers/            the noisy answers, for verify; may be published
 run.lock            keeps a second process out                    local.json        where the data was; owner only
 private/            state of an unfinished run; owner only, removed at the end
 """
@@ -22,6 +23,10 @@ EVENTS, METRICS = "events.jsonl", "metrics.json"
 # Not part of the model, and without a hash of the data, which would confirm a guess.
 LOCAL = "local.json"
 LOCK = "run.lock"
+# Noisy and charged, so as public as the model; left out of copies, because they are larger than it.
+ANSWERS = "answers"
+# What earlier runs released, as a prior of a refitted one.
+PRIOR = "prior.safetensors"
 # Secret state; the release is written aside in there, before the secrets are removed.
 PRIVATE, CHECKPOINT, RELEASE = "private", "checkpoint-", "release"
 

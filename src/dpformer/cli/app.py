@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from dpformer import __version__
+from dpformer.cli.account import account
 from dpformer.cli.audit import audit
 from dpformer.cli.demo import demo
 from dpformer.cli.evaluate import evaluate
@@ -13,7 +14,9 @@ from dpformer.cli.fit import fit, resume
 from dpformer.cli.plan import plan
 from dpformer.cli.plugins import Commands
 from dpformer.cli.prepare import prepare
+from dpformer.cli.privacy import privacy
 from dpformer.cli.recommend import recommend
+from dpformer.cli.refit import refit
 from dpformer.cli.report import report
 from dpformer.cli.serve import serve
 from dpformer.cli.show import show
@@ -25,11 +28,27 @@ app = typer.Typer(
     help="Private recommendations from people's sequences, with user-level differential privacy.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    add_completion=False,
 )
-COMMANDS = (demo, prepare, plan, fit, resume, evaluate, report, recommend, serve, export, show, verify, audit)
+COMMANDS = (
+    demo,
+    prepare,
+    plan,
+    fit,
+    resume,
+    refit,
+    evaluate,
+    report,
+    recommend,
+    serve,
+    export,
+    show,
+    privacy,
+    verify,
+    audit,
+)
 for command in COMMANDS:
     app.command()(command)
+app.add_typer(account, name="account")
 
 
 def _print_version(asked: bool) -> None:

@@ -6,9 +6,23 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from dpformer.cli.recipe_options import (
+    AccountFolder,
+    Config,
+    Delta,
+    Epsilon,
+    Model,
+    Population,
+    Preset,
+    Seed,
+    Setting,
+    account_of,
+    recipe_of,
+)
 
 if TYPE_CHECKING:
     from dpformer.errors import DPFormerError
@@ -30,34 +44,19 @@ Timeout = Annotated[
 
 def fit(
     data: Annotated[Path, typer.Argument(help="A folder made by `dpformer prepare`.")],
-    run: Annotated[Path, typer.Option("--run", "-o", help="Folder of the run; must be new. Under torchrun: -o.")],
-    epsilon: Annotated[float | None, typer.Option(help="The budget; inf trains without privacy.")] = None,
-    delta: Annotated[float | None, typer.Option(help="Must be below 1 / users.")] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(help="The network: transformer, gru or lstm."),
+    run: Annotated[
+        Path | None, typer.Option("--run", "-o", help="Folder of the run; must be new. Under torchrun: -o.")
     ] = None,
-    preset: Annotated[
-        str,
-        typer.Option(
-            help="default, pure (DP-SGD alone), whole (with statistics), paper; transitions, popularity (no network)."
-        ),
-    ] = "default",
-    config: Annotated[Path | None, typer.Option(help="A TOML file of settings.")] = None,
-    setting: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="Any setting, as name=value; repeat for more. See docs/training.md."),
-    ] = None,
-    population: Annotated[
-        int | None,
-        typer.Option(
-            help="A public number of users for rate and delta, at least the number in the data (the default)."
-        ),
-    ] = None,
-    seed: Annotated[
-        int | None,
-        typer.Option(help="Noise from a given seed, which anyone can subtract: research only, marked insecure."),
-    ] = None,
+    epsilon: Epsilon = None,
+    delta: Delta = None,
+    model: Model = None,
+    preset: Preset = "default",
+    config: Config = None,
+    setting: Setting = None,
+    population: Population = None,
+    seed: Seed = None,
+    account: AccountFolder = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and end; as `dpformer plan`.")] = False,
     noise: Annotated[str | None, typer.Option(hidden=True)] = None,
     split_items: Annotated[bool, typer.Option("--split-items", hidden=True)] = False,
     timeout: Timeout = 1800,
@@ -69,26 +68,32 @@ def fit(
 
     On several processes or machines: torchrun --nproc-per-node 2 -m dpformer fit DATA -o RUN (torchrun takes --run for its own).
     """
+    from dpformer.errors import DPFormerError
     from dpformer.fit.distributed.lead_and_follow import finished
-    from dpformer.fit.presets import make_recipe
     from dpformer.fit.run import start
 
     if split_items:
         raise _no_split_items()
     flags = {"epsilon": epsilon, "delta": delta, "model": model, "population": population, "seed": seed, "noise": noise}
-    options = {key: value for key, value in flags.items() if value is not None} | _settings(setting or [])
+    if dry_run:
+        from dpformer.cli.plan_report import planned, show
+
+        show(planned(recipe_of(preset, config, setting, **flags), data, account_of(account)), as_json)
+        return
+    if run is None:
+        raise DPFormerError("the run needs a folder: give --run FOLDER, or --dry-run to see the plan")
     with _joined(timeout) as ranks:
         if not ranks.first:
             _follow(ranks, data, run)
             return
-        with ranks.leading():
-            recipe, trackers = make_recipe(preset, config, **options), _trackers(tensorboard)
+        recipe, trackers = recipe_of(preset, config, setting, **flags), _trackers(tensorboard)
+        people = account_of(account)
         if finished(run, ranks, resuming=False):
             _show_finished(run, as_json)
             return
         if ranks.size > 1 and not recipe.steps_on_data and not quiet:
             _say_alone(ranks.size)
-        _train(start(run, data, recipe, ranks), trackers, quiet, as_json)
+        train(start(run, data, recipe, ranks, account=people), trackers, quiet, as_json)
 
 
 def resume(
@@ -107,12 +112,11 @@ def resume(
         if not ranks.first:
             _follow(ranks, data, run)
             return
-        with ranks.leading():
-            trackers = _trackers(tensorboard)
+        trackers = _trackers(tensorboard)
         if finished(run, ranks):
             _show_finished(run, as_json)
             return
-        _train(resume_run(run, data, ranks), trackers, quiet, as_json)
+        train(resume_run(run, data, ranks), trackers, quiet, as_json)
 
 
 @contextmanager
@@ -193,24 +197,8 @@ def _trackers(tensorboard: Path | None) -> list[Tracker]:
     return made
 
 
-def _settings(pairs: list[str]) -> dict[str, Any]:
-    import json
-
-    from dpformer.errors import DPFormerError
-
-    settings: dict[str, Any] = {}
-    for pair in pairs:
-        key, equals, text = pair.partition("=")
-        if not equals:
-            raise DPFormerError(f"--set {pair!r} is not name=value")
-        try:
-            settings[key.strip().replace("-", "_")] = json.loads(text)
-        except ValueError:
-            settings[key.strip().replace("-", "_")] = text
-    return settings
-
-
-def _train(run: Run, trackers: list[Tracker], quiet: bool, as_json: bool) -> None:
+def train(run: Run, trackers: list[Tracker], quiet: bool, as_json: bool) -> None:
+    """Train with progress until the model is released or a signal stops it, and print the statement."""
     from dpformer.cli.output import stderr
     from dpformer.cli.progress import show_progress, stoppable
 
@@ -258,4 +246,10 @@ def _show(folder: Path, statement: PrivacyStatement, as_json: bool) -> None:
         print_json({"run": str(folder), "steps": steps, "privacy": json.loads(statement.to_json())})
         return
     stdout.print(statement.text(), markup=False, soft_wrap=True)
-    stderr.print(f"released in {folder}: evaluate it with `dpformer evaluate {folder}`", soft_wrap=True)
+    from dpformer.artifact import read_config
+    from dpformer.artifact.card import evaluated
+
+    way = f"evaluate it with `dpformer evaluate {folder}`"
+    if not evaluated(read_config(folder)):
+        way = "nothing was held out to evaluate it on; use it with `dpformer recommend`"
+    stderr.print(f"released in {folder}: {way}", soft_wrap=True)

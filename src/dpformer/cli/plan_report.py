@@ -1,158 +1,182 @@
-"""All that `dpformer plan` tells, as JSON-ready figures."""
+"""The figures of a plan, and how they are shown; `plan` and `fit --dry-run` print the same."""
 
-import json
+from __future__ import annotations
+
 import math
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from dpformer.errors import PrivacyError
-from dpformer.privacy.accounting import Epsilon, epsilon
-from dpformer.privacy.attack_bounds import attack_bound
-from dpformer.privacy.calibration import coarse_calibrate, gaussian_multiplier, poisson_guess
-from dpformer.privacy.charge import Charge
-from dpformer.privacy.plan import PrivacyPlan, steps_of
-from dpformer.privacy.tuning import Tuning, tuned_epsilon, tuned_factor
+if TYPE_CHECKING:
+    from dpformer.data import Dataset
+    from dpformer.fit.recipe import Recipe
+    from dpformer.privacy import PrivacyPlan
+    from dpformer.privacy.account import PeopleAccount
 
-EPSILONS = (1.0, 3.0, 5.0, 8.0, 10.0)
-# Items, tokens a user, width, blocks.
-Shape = tuple[int, float, int, int]
-
-
-def read_counts(folder: Path) -> dict[str, float]:
-    """users, items, events of a folder made by `dpformer prepare`."""
-    try:
-        manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
-        counts = manifest["counts"]
-        return {name: counts[name] for name in ("users", "items", "events")}
-    except (OSError, ValueError, KeyError, TypeError) as problem:
-        raise PrivacyError(
-            f"{folder}: holds no prepared data (no sound manifest.json); run dpformer prepare, or give --users instead"
-        ) from problem
+ACCOUNTANTS = {"pld": "PLD", "rdp": "RDP", "gaussian": "the closed form for Gaussians"}
+# NDCG@10 in percent of preset default by epsilon, at delta 1e-5: docs/guides/account.md has the command.
+MEASURED: dict[str, dict[float, float]] = {
+    "ml-1m": {0.5: 4.44, 0.85: 6.09, 1: 6.38, 2: 9.1, 3: 9.94, 5: 11.68, 8: 12.98, 10: 13.56},
+    "amazon-games": {0.5: 0.42, 0.85: 1.33, 1: 1.54, 2: 2.28, 3: 2.79, 5: 3.44, 8: 3.89, 10: 4.09},
+}
 
 
-def tenths(plan: PrivacyPlan) -> list[dict[str, Any]]:
-    """Epsilon after each tenth of the training."""
-    rows = []
-    for step in sorted({math.ceil(plan.steps * tenth / 10) for tenth in range(11)}):
-        spent = plan.epsilon_after(step)
-        rows.append({"step": step, "epsilon": spent.epsilon, "rdp": spent.rdp, "accountant": spent.accountant})
-    return rows
+def plan_of(recipe: Recipe, data: Path | None) -> tuple[PrivacyPlan, Dataset | None]:
+    """The plan that `fit` would follow on this data; without data, for the recipe's population."""
+    from dpformer.data import load
+
+    dataset = None if data is None else load(data)
+    users = len(dataset.sequences) if dataset is not None else recipe.population or 0
+    return recipe.plan(users, dataset is not None and dataset.catalogue_mode == "private"), dataset
 
 
-def batch_sizes(plan: PrivacyPlan) -> list[int]:
-    """The plan's batch size, half, twice and four times it, and the full batch."""
-    sizes = {plan.batch_size // 2, plan.batch_size, 2 * plan.batch_size, 4 * plan.batch_size}
-    return sorted(size for size in {*sizes, plan.users} if 1 <= size <= plan.users)
+def planned(recipe: Recipe, data: Path | None, account: PeopleAccount | None = None) -> dict[str, Any]:
+    """All figures, ready for JSON, in the order in which they are shown."""
+    from dpformer.privacy import attack_bound, epsilon
+    from dpformer.privacy.plan import spending
 
-
-def table(plan: PrivacyPlan, epochs: float) -> list[dict[str, Any]]:
-    """Noise and signal for other budgets and batch sizes, in as many epochs, with the whole budget for the steps.
-
-    Calibrated on a coarse grid: never too little noise, about 0.2 % too much.
-    """
-    rows = []
-    for target in EPSILONS:
-        sigma_1 = gaussian_multiplier(target, plan.delta)
-        for size in batch_sizes(plan):
-            steps, rate = steps_of(epochs, plan.users, size), size / plan.users
-            if rate == 1:
-                sigma = sigma_1 * math.sqrt(steps)
-            else:
-                sigma = coarse_calibrate(
-                    lambda s, rate=rate, steps=steps: (Charge("steps", s, rate, steps),),  # type: ignore[misc]
-                    target,
-                    plan.delta,
-                    poisson_guess(sigma_1, rate, steps),
-                )
-            share = math.sqrt(steps) * size / sigma / (plan.users / sigma_1)
-            rows.append(
-                {
-                    "epsilon": target,
-                    "batch_size": size,
-                    "steps": steps,
-                    "noise_multiplier": sigma,
-                    "share_of_cap": share,
-                }
-            )
-    return rows
-
-
-def tuning_offer(plan: PrivacyPlan, trials: float) -> dict[str, Any] | None:
-    """What choosing the best of a random number of trials costs, and the noise within the budget (or None)."""
-    if not plan.private or not plan.steps:
-        return None
-    tuning = Tuning(trials)
-    try:
-        factor = tuned_factor(plan.charges(), tuning, plan.epsilon, plan.delta)
-        within: float | None = plan.noise_multiplier * factor
-    except PrivacyError:
-        within = None
-    return {
-        "mean_trials": trials,
-        "distribution": tuning.distribution,
-        "score_noise_multiplier": tuning.score_noise_multiplier,
-        "epsilon_with_this_noise": tuned_epsilon(plan.charges(), tuning, plan.delta),
-        "noise_multiplier_within_budget": within,
-        "accountant": "rdp",
-    }
-
-
-def estimate(plan: PrivacyPlan, shape: Shape) -> dict[str, Any]:
-    """Time and memory of the steps, from a micro-batch timed on this machine."""
-    from dpformer.fit import estimate
-    from dpformer.fit.recipe import NetworkSettings
-
-    items, mean, dim, blocks = shape
-    length = max(1, round(mean))
-    network = NetworkSettings.model_validate({"d": dim, "blocks": blocks, "max_length": length})
-    cost = estimate.estimate(network, items, plan.batch_size, length)
-    return {
-        "assumes": f"{length:,} tokens a user, d = {dim}, {blocks} blocks, {items:,} items learned",
-        **asdict(cost),
-        "training_seconds": cost.seconds * plan.steps,
-    }
-
-
-def report(
-    plan: PrivacyPlan,
-    epochs: float | None,
-    trials: float,
-    with_table: bool,
-    shape: Shape | None,
-) -> dict[str, Any]:
-    """Everything, in the order in which it is shown; infinities are written as "inf"."""
-    epochs = plan.steps * plan.rate if epochs is None else epochs
-    attack = attack_bound(plan.charges(), plan.delta)
-    figures = {
+    plan, dataset = plan_of(recipe, data)
+    attack = attack_bound(plan.charges(), plan.delta, threshold_delta=plan.threshold_delta)
+    spent = asdict(plan.total)
+    figures: dict[str, Any] = {
         "users": plan.users,
+        "items": None if dataset is None else len(dataset.catalogue),
+        "epsilon": plan.epsilon,
+        "delta": plan.delta,
+        "threshold_delta": plan.threshold_delta,
+        "releases": [asdict(release) for release in plan.releases],
+        "steps": plan.steps,
+        "noise_multiplier": plan.noise_multiplier,
         "batch_size": plan.batch_size,
         "sampler": plan.sampler,
         "sampling_rate": plan.rate,
-        "steps": plan.steps,
-        "epochs": epochs,
-        "epsilon": plan.epsilon,
-        "delta": plan.delta,
-        "noise_multiplier": plan.noise_multiplier,
-        "releases": [asdict(release) for release in plan.releases],
-        "spent": _figures(plan.total),
-        "epsilon_at_delta_1_over_users": epsilon(plan.charges(), 1 / plan.users).epsilon,
-        "tenths": tenths(plan),
-        "signal_to_noise": plan.signal_to_noise,
-        "signal_cap": plan.signal_cap,
+        "spent": spent,
+        "epsilon_at_delta_1_over_users": epsilon(plan.charges(), 1 / plan.users, plan.threshold_delta).epsilon,
+        "epsilon_after": spending(plan) if plan.steps else {},
         "attack": {**asdict(attack), "reading": attack.sentence()},
-        "estimate": estimate(plan, shape) if shape and plan.steps else None,
-        "table": table(plan, epochs) if with_table and plan.steps else None,
-        "tuning": tuning_offer(plan, trials),
+        "estimate": _estimate(recipe, plan, dataset) if plan.steps and dataset is not None else None,
+        "measured": measured(recipe, plan.epsilon),
+        "account": None if account is None else _with_account(plan, account),
     }
-    return _finite(figures)
+    return figures
 
 
-def _figures(spent: Epsilon) -> dict[str, Any]:
-    return {key: value for key, value in asdict(spent).items() if key != "delta"}
+def _with_account(plan: PrivacyPlan, account: PeopleAccount) -> dict[str, Any]:
+    from dpformer.privacy.account import RunCharge, largest_epsilon, now, together
+
+    spending = account.read()
+    counted, run = spending.counted(now()), RunCharge.of("", "", plan)
+    total = together((*counted, run), spending.cap.delta)
+    return {
+        "path": str(account.folder),
+        "cap": asdict(spending.cap),
+        "runs": len(counted),
+        "spent": together(counted, spending.cap.delta),
+        "with_this_run": total,
+        "fits": total <= spending.cap.epsilon * (1 + 1e-9),
+        "largest_epsilon": largest_epsilon(counted, spending.cap, run),
+    }
+
+
+def _estimate(recipe: Recipe, plan: PrivacyPlan, dataset: Dataset) -> dict[str, Any]:
+    """Time and memory of the steps, from a micro-batch timed on this machine."""
+    from dpformer.fit.estimate import estimate
+
+    assert recipe.network is not None
+    network = recipe.network.model_copy(update={"vocabulary": None})
+    items = min(len(dataset.catalogue), recipe.network.vocabulary or math.inf)
+    mean = len(dataset.sequences.items) / len(dataset.sequences)
+    cost = estimate(network, int(items), plan.batch_size, max(1, round(min(mean, network.max_length))))
+    return {**asdict(cost), "training_seconds": cost.seconds * plan.steps}
+
+
+def measured(recipe: Recipe, epsilon: float) -> dict[str, dict[str, float]]:
+    """NDCG@10 in percent at the measured epsilons around this one, by data set; empty for recipes that were not measured."""
+    from dpformer.fit.presets import command
+
+    asked = command(recipe)
+    if asked["preset"] != "default" or set(asked["set"]) - {"seed", "population", "tuning", "tuning.kind"}:
+        return {}
+    near: dict[str, dict[str, float]] = {}
+    for name, figures in MEASURED.items():
+        at = [e for e in figures if e <= epsilon][-1:] + [e for e in figures if e > epsilon][:1]
+        near[name] = {f"{e:g}": figures[e] for e in at}
+    return near
+
+
+def show(figures: dict[str, Any], as_json: bool) -> None:
+    """Print the figures, for people or as JSON."""
+    from dpformer.cli.output import print_json, stdout
+
+    if as_json:
+        print_json(_finite(figures))
+        return
+    if "weekly" in figures:
+        w = figures["weekly"]
+        stdout.print(
+            f"{w['runs']} runs on the same people, together epsilon {w['total']:g} at delta {w['delta']:g}: each may have "
+            f"epsilon [bold]{w['epsilon']:g}[/] (at the same delta)",
+            soft_wrap=True,
+        )
+    if "users" in figures:
+        _show_plan(figures)
+    stdout.print(_accuracy(figures.get("measured", figures.get("weekly", {}).get("measured"))), soft_wrap=True)
+
+
+def _show_plan(f: dict[str, Any]) -> None:
+    from rich.table import Table
+
+    from dpformer.cli.output import stdout
+
+    private = math.isfinite(f["epsilon"])
+    facts = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    facts.add_row("users", f"{f['users']:,}" + (f", {f['items']:,} items" if f["items"] else ""))
+    facts.add_row("budget", f"epsilon {f['epsilon']:g}, delta {f['delta']:g}" if private else "none: NOT PRIVATE")
+    for release in f["releases"]:
+        facts.add_row(f"answer {release['name']}", f"once, noise multiplier {release['noise_multiplier']:.4g}")
+    if f["steps"]:
+        how = "all users" if f["sampler"] == "full" else f"Poisson, each user with {f['sampling_rate']:.5g}"
+        noise = f"noise multiplier {f['noise_multiplier']:.4g}"
+        facts.add_row("steps", f"{f['steps']:,} of {f['batch_size']:,} users expected ({how}), {noise}")
+    spent = f["spent"]
+    facts.add_row(
+        "spent in the end",
+        f"epsilon {spent['epsilon']:.4g} by {ACCOUNTANTS[spent['accountant']]}; cross-check by RDP {spent['rdp']:.4g}; "
+        f"at delta 1/users {f['epsilon_at_delta_1_over_users']:.4g} {spent['note']}".rstrip(),
+    )
+    if f["epsilon_after"]:
+        points = ", ".join(f"{step:,}: {value:.3g}" for step, value in f["epsilon_after"].items())
+        facts.add_row("epsilon after step", points)
+    if e := f["estimate"]:
+        facts.add_row(
+            "time and memory",
+            f"{e['seconds']:.3g} s per step, {e['training_seconds'] / 60:,.1f} min in all, "
+            f"{'' if e['whole'] else 'at least '}{e['memory_bytes'] / 2**20:,.0f} MB; timed here on {e['timed_tokens']:,} of "
+            f"{e['tokens_per_step']:,} tokens of a step, without noise and update",
+        )
+    if a := f["account"]:
+        cap = f"{a['cap']['epsilon']:g} at delta {a['cap']['delta']:g}{' per year' if a['cap']['per'] else ''}"
+        fits = "fits" if a["fits"] else f"[bold]does not fit[/]: epsilon {a['largest_epsilon']:g} would"
+        facts.add_row(
+            "account",
+            f"cap {cap}; {a['runs']} runs spent {a['spent']:.4g}; with this one {a['with_this_run']:.4g}, which {fits}",
+        )
+    stdout.print(facts)
+    stdout.print(f"\n{f['attack']['reading']}\n", soft_wrap=True)
+
+
+def _accuracy(near: dict[str, dict[str, float]] | None) -> str:
+    if not near:
+        return "accuracy to expect: not measured for these settings"
+    sets = (
+        f"{name} " + ", ".join(f"{value:g} at epsilon {e}" for e, value in figures.items())
+        for name, figures in near.items()
+    )
+    return f"accuracy measured with the default (NDCG@10 in percent, test item): {'; '.join(sets)}. Yours depends on the data"
 
 
 def _finite(value: Any) -> Any:
+    """For JSON, which has no number for infinity."""
     if isinstance(value, dict):
         return {key: _finite(inner) for key, inner in value.items()}
     if isinstance(value, list):

@@ -5,10 +5,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dpformer.cli.reading import reads_log
+
 if TYPE_CHECKING:
     from rich.table import Table
 
 
+@reads_log()
 def prepare(
     log: Annotated[
         str,
@@ -23,9 +26,6 @@ def prepare(
             metavar="FILE|private|log",
         ),
     ] = None,
-    user: Annotated[str | None, typer.Option(help="Column of the user.")] = None,
-    item: Annotated[str | None, typer.Option(help="Column of the item.")] = None,
-    time: Annotated[str | None, typer.Option(help="Column of the time.")] = None,
     title: Annotated[
         str | None,
         typer.Option(
@@ -43,9 +43,6 @@ def prepare(
         int | None,
         typer.Option("--min-user-events", help="Smallest number of events per user; other users stay, without events."),
     ] = None,
-    dedupe: Annotated[
-        bool, typer.Option("--dedupe", help="Keep one of several events equal in user, item and time.")
-    ] = False,
     source: Annotated[
         str | None, typer.Option("--from", help="The file of a named data set, instead of a download.")
     ] = None,
@@ -55,6 +52,8 @@ def prepare(
     ] = "polars",
     force: Annotated[bool, typer.Option("--force", help="Replace a folder that prepare wrote.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Figures as JSON on stdout.")] = False,
+    *,
+    reading: dict[str, Any],
 ) -> None:
     """Turn a log (who, what, when) into sequences, with statistics and a plot of the long tail."""
     from dpformer.cli.output import print_json, stderr, stdout
@@ -69,16 +68,12 @@ def prepare(
     check_target(output, force)
     given: dict[str, Any] = {
         "catalogue": catalogue,
-        "user": user,
-        "item": item,
-        "time": time,
         "title": title,
         "min_events": min_events,
         "filter": rule,
         "min_user_events": min_user_events,
-        "dedupe": dedupe or None,
     }
-    options = {name: value for name, value in given.items() if value is not None}
+    options = reading | {name: value for name, value in given.items() if value is not None}
     named = log in NAMED or log == DEMO
     if named and options:
         raise DataError(
@@ -118,14 +113,13 @@ def print_summary(manifest: dict[str, Any]) -> None:
     """Print to stderr how the log was read and what was removed."""
     from dpformer.cli.output import stderr
 
-    source, counts, options = manifest["input"], manifest["counts"], manifest["options"]
-    columns = ", ".join(f"{role.removesuffix('_id')} = {name}" for role, name in source["columns"].items())
-    when = (
-        f"times as {source['time']}, {source['from']} to {source['to']}" if source["time"] else "no times: file order"
-    )
-    lines = [f"read {source['format']}: {columns}; {when}"]
+    counts, options = manifest["counts"], manifest["options"]
+    lines = [how_read(manifest)]
     if "dataset" in manifest:
         lines.insert(0, f"licence: {manifest['dataset']['licence']}")
+    for step, why in (("where", "that --where does not keep"), ("missing", "without user, item or time")):
+        if counts.get(step):
+            lines.append(f"dropped {counts[step]:,} events {why}")
     lines.append(f"found {_amounts(counts['read'])}")
     if "duplicates" in counts:
         lines.append(f"dropped {counts['duplicates']:,} duplicate events")
@@ -146,6 +140,16 @@ def print_summary(manifest: dict[str, Any]) -> None:
     outside = [f"outside of the guarantee: {sentence}" for sentence in manifest["outside_guarantee"]]
     for line in [*lines, *manifest["notes"], *outside]:
         stderr.print(line, markup=False, soft_wrap=True)
+
+
+def how_read(manifest: dict[str, Any]) -> str:
+    """How the log was understood: format, columns, times."""
+    source = manifest["input"]
+    columns = ", ".join(f"{role.removesuffix('_id')} = {name}" for role, name in source["columns"].items())
+    when = (
+        f"times as {source['time']}, {source['from']} to {source['to']}" if source["time"] else "no times: file order"
+    )
+    return f"read {source['format']}: {columns}; {when}"
 
 
 def _amounts(sizes: dict[str, int]) -> str:

@@ -8,14 +8,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dpformer.cli.reading import reads_log
+
 if TYPE_CHECKING:
     import polars as pl
 
     from dpformer.artifact import Artifact
+    from dpformer.data import Dataset
 
 _ROWS = 4096
 
 
+@reads_log(where="--log-where")
 def recommend(
     run: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
     history: Annotated[
@@ -24,7 +28,9 @@ def recommend(
     ] = None,
     file: Annotated[
         Path | None,
-        typer.Option("--file", help="A log (user_id, item_id, timestamp) or a prepared folder: one list per user."),
+        typer.Option(
+            "--file", help="A log, read like the one the model was fitted on, or a prepared folder: one list per user."
+        ),
     ] = None,
     users: Annotated[str | None, typer.Option(help="With --file: only these users, separated by commas.")] = None,
     k: Annotated[int, typer.Option("-k", help="How many items.")] = 10,
@@ -33,6 +39,8 @@ def recommend(
         Path | None, typer.Option("-o", "--output", help="Write to a .csv, .parquet or .jsonl file instead.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="The result as JSON on stdout.")] = False,
+    *,
+    reading: dict[str, Any],
 ) -> None:
     """Rank all items as the next one after a history. Works for people whom the model has never seen."""
     import polars as pl
@@ -58,7 +66,7 @@ def recommend(
         parts = iter([model.recommend([items], k, seen).drop("history")])
     else:
         assert file is not None
-        parts = _for_users(model, file, users, k, seen)
+        parts = _for_users(model, _dataset(model, file, reading), users, k, seen)
     if output is not None:
         stderr.print(f"{_write(parts, output):,} rows written to {output}", markup=False)
         return
@@ -69,33 +77,44 @@ def recommend(
         stdout.print(_table(frame))
 
 
-def _for_users(model: Artifact, file: Path, wanted: str | None, k: int, seen: bool) -> Iterator[pl.DataFrame]:
+def _dataset(model: Artifact, file: Path, reading: dict[str, Any]) -> Dataset:
+    """The histories of a log or of a prepared folder."""
+    from dpformer.cli.output import stderr
+    from dpformer.cli.prepare import how_read
+    from dpformer.data import like, load, prepare
+    from dpformer.errors import DPFormerError
+
+    if file.is_dir() and (file / "manifest.json").exists():
+        if reading:
+            raise DPFormerError(f"{file}: is prepared already; leave out the options that say how a log is read")
+        return load(file)
+    dataset = prepare(str(file), **like(model.log, single_events=True, **reading))
+    stderr.print(how_read(dataset.manifest), markup=False, soft_wrap=True)
+    return dataset
+
+
+def _for_users(model: Artifact, dataset: Dataset, wanted: str | None, k: int, seen: bool) -> Iterator[pl.DataFrame]:
     """The recommendations, some thousand users at a time, so that a file of any size can be written."""
     import polars as pl
 
     from dpformer.cli.output import stderr
-    from dpformer.data import load, prepare
     from dpformer.errors import DPFormerError
 
-    dataset = load(file) if file.is_dir() and (file / "manifest.json").exists() else prepare(str(file))
-    ids = dataset.catalogue["item_id"].cast(pl.String).to_list()
-    names = dataset.sequences.users.cast(pl.String)
-    places = list(range(len(names)))
-    if wanted is not None:
-        asked = [user.strip() for user in wanted.split(",")]
-        where = {user: n for n, user in enumerate(names)}
-        for user in asked:
-            if user not in where:
-                raise DPFormerError(f"{file}: has no user {user!r}")
-        places = [where[user] for user in asked]
-    if unknown := model.encode(ids)[1]:
-        shown = ", ".join(unknown[:5]) + (", ..." if len(unknown) > 5 else "")
-        stderr.print(f"not in the catalogue, skipped: {len(unknown):,} items ({shown})", markup=False, soft_wrap=True)
+    asked = None if wanted is None else [user.strip() for user in wanted.split(",")]
+    places, missing = dataset.sequences.places(asked)
+    if missing and not len(places):
+        raise DPFormerError(f"the log has no user {missing[0]!r}; check --users")
+    numbers = dataset.numbers_in(model.catalogue)
+    unknown = dataset.catalogue["item_id"].filter(pl.Series(numbers[1:] == 0))
+    for what, left_out in (("not in the log, left out", missing), ("not in the catalogue, skipped", unknown.to_list())):
+        if left_out:
+            shown = ", ".join(map(str, left_out[:5])) + (", ..." if len(left_out) > 5 else "")
+            stderr.print(f"{what}: {len(left_out):,} ({shown})", markup=False, soft_wrap=True)
+    sequences = dataset.sequences.renumbered(numbers)
     for start in range(0, len(places), _ROWS):
         chosen = places[start : start + _ROWS]
-        histories = [[ids[i - 1] for i in dataset.sequences[n]] for n in chosen]
-        part = model.recommend(histories, k, seen)
-        who = pl.Series("user_id", [names[chosen[h]] for h in part["history"]], dtype=pl.String)
+        part = model.frame(*model.rank([sequences[n].tolist() for n in chosen], k, seen))
+        who = sequences.users[chosen][part["history"]].alias("user_id")
         yield part.drop("history").insert_column(0, who)
 
 

@@ -14,12 +14,27 @@ def serve(
     max_history: Annotated[int, typer.Option(min=1, help="Most items of a history.")] = 1000,
     max_body: Annotated[int, typer.Option(min=1, help="Largest body of a request, in bytes.")] = 1_000_000,
     timeout: Annotated[float, typer.Option(min=0.01, help="Seconds that a request may take.")] = 5.0,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Load the model again when the folder, or a link to it, changes.")
+    ] = False,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(
+            help="File with a token that clients must send as 'authorization: Bearer TOKEN'; or set DPFORMER_TOKEN."
+        ),
+    ] = None,
+    no_auth: Annotated[
+        bool, typer.Option("--no-auth", help="Serve without a token on an address that other machines reach.")
+    ] = False,
     not_private: Annotated[
         bool, typer.Option("--not-private", help="Serve even a model without a guarantee; the page says so.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="The address as JSON on stdout, once it is served.")] = False,
 ) -> None:
-    """Serve recommendations: an API, and a page at /. The log goes to stderr as JSON lines, without histories."""
+    """Serve recommendations: an API, and a page at /. The log goes to stderr as JSON lines, without histories.
+
+    SIGHUP loads the folder again, without dropping a request.
+    """
     import sys
 
     from dpformer.cli.output import print_json, stderr
@@ -33,19 +48,29 @@ def serve(
         raise DPFormerError(f"serving needs {error.name}: pip install 'dpformer[serve]'") from None
     from dpformer.serve.app import create_app
     from dpformer.serve.limits import Limits
+    from dpformer.serve.metrics import Metrics
     from dpformer.serve.ranker import load_for_serving
-    from dpformer.serve.server import address_of, open_socket, serve_until_stopped
+    from dpformer.serve.reload import Reloading
+    from dpformer.serve.server import address_of, open_socket, reaches_others, read_token, serve_until_stopped
 
-    limits = Limits(body=max_body, history=max_history, k=max_k, timeout=timeout)
-    ranker = load_for_serving(run, not_private)
+    limits, metrics = Limits(body=max_body, history=max_history, k=max_k, timeout=timeout), Metrics()
     opened = open_socket(host, port)
     url = address_of(opened)
+    token = read_token(token_file)
+    if token is None and reaches_others(opened) and not no_auth:
+        raise DPFormerError(
+            f"{host} can be reached by other machines: set a token (--token-file, or DPFORMER_TOKEN), or pass --no-auth if a "
+            "proxy in front of the server checks who asks"
+        )
+    app = Reloading(
+        run, lambda folder: create_app(load_for_serving(folder, not_private), limits, token, metrics), watch
+    )
 
     def say() -> None:
         if as_json:
-            print_json({"url": url, "run": str(run), "items": len(ranker.ids)})
+            print_json({"url": url, "run": str(run), "token": token is not None})
             sys.stdout.flush()
         else:
             stderr.print(f"serving {run} at {url} (Ctrl-C stops it)", markup=False, soft_wrap=True)
 
-    serve_until_stopped(create_app(ranker, limits), opened, limits, say)
+    serve_until_stopped(app, opened, limits, say)

@@ -1,92 +1,58 @@
 """Check that samples do not mix, and that no gradient passes by the recorder.
 
-The first dimension of every use of a parameter must hold the samples, in order:
-per-sample gradients are read off it. Most functions keep it. `check_apart` checks it on the gradients
-themselves, by a second backward pass: the first time a structure of uses is seen, every time a function of the forward pass may
-have reordered samples (`Samples` notes these), and at random.
+Per-sample gradients are read off the gradient at the output of a use: which part of it belongs to which sample?
+`locate` proves it on the graph of the losses (`walk.py`). Where a function is not known to keep samples apart, `check_apart`
+checks the batch on the gradients themselves, by a second backward pass. The first batch is checked in any case.
 """
 
 from __future__ import annotations
 
-import secrets
+from collections import Counter
 from collections.abc import Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
+from dpformer.clipping.kinds import place
+from dpformer.clipping.walk import Doubt, Layout, walk
 from dpformer.errors import ClippingError
 
 if TYPE_CHECKING:
     from dpformer.clipping.recorder import Recorder, Use
 
-# A batch of a structure that has passed is checked again with probability 1 / CHECK_EVERY.
-CHECK_EVERY = 100
 # Different weights in `check_apart`; two samples with the same weight are not distinguished.
 POWERS = 24
-_RESHAPES = {torch.Tensor.view, torch.Tensor.reshape, torch.reshape, torch.Tensor.flatten, torch.flatten}
-_ITEMS = {torch.Tensor.__getitem__, torch.Tensor.__setitem__}
-_REORDERING = (
-    *("index_select", "gather", "take_along_dim", "take", "masked_select", "nonzero", "argwhere", "where", "flip"),
-    *("roll", "sort", "argsort", "topk", "unique", "repeat_interleave", "index_add", "index_copy", "index_put"),
-    *("scatter", "scatter_add", "masked_scatter", "index_add_", "index_copy_", "index_put_", "scatter_"),
-    "scatter_add_",
-)
-_REORDERS = {getattr(place, n) for place in (torch, torch.Tensor) for n in _REORDERING if hasattr(place, n)}
 
 
-class Samples:
-    """Notes on the tensors of one forward pass. They are kept alive, so that their identities stay theirs."""
+class Shared:
+    """The tensors of one forward pass that are sure to be the same for all samples. They are kept alive: identities stay theirs.
 
-    def __init__(self, shared: Iterable[Tensor]) -> None:
-        # Whether some function may have put samples in another order.
-        self.reordered = False
-        # The same for all samples: buffers, frozen parameters, whatever is made from sizes alone, and of these.
-        self._shared: dict[int, Tensor] = {id(tensor): tensor for tensor in shared}
-        # Tensors that are others with their first dimensions merged, and the first dimension those had.
-        self._merged: dict[int, tuple[int, Tensor]] = {}
+    These are buffers, frozen parameters, whatever is made from sizes alone, and what is made of these.
+    """
 
-    def is_shared(self, tensor: Tensor) -> bool:
-        """Whether a tensor is sure to be the same for all samples."""
-        return id(tensor) in self._shared
+    def __init__(self, tensors: Iterable[Tensor]) -> None:
+        self._tensors: dict[int, Tensor] = {id(tensor): tensor for tensor in tensors}
 
-    def merged(self, tensor: Tensor) -> int | None:
-        """The first dimension of the tensor that this one is a flattening of, if it was seen to be one."""
-        return self._merged.get(id(tensor), (None,))[0]
+    def __contains__(self, tensor: Tensor) -> bool:
+        return id(tensor) in self._tensors
 
-    def note(
-        self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Tensor], out: Any
-    ) -> None:
+    def note(self, function: Any, args: Any, kwargs: dict[str, Any], tensors: list[Tensor], out: Any) -> None:
         """Take note of a call that has no parameter in it; tensors are all tensors among its arguments."""
         for t in tensors:
-            if id(t) not in self._shared:
+            if id(t) not in self._tensors:
                 break
         else:
             for t in out if isinstance(out, (tuple, list)) else (out,):
                 if isinstance(t, Tensor):
-                    self._shared[id(t)] = t
+                    self._tensors[id(t)] = t
             return
-        if function in _RESHAPES:
-            before, joined = tensors[0], tensors[0].dim() - out.dim() + 1
-            if joined > 1 and out.shape[1:] == before.shape[joined:]:
-                self._merged[id(out)] = before.shape[0], out
-        elif function is F.batch_norm:
-            if args[5] if len(args) > 5 else kwargs.get("training", False):
-                raise ClippingError(
-                    "batch_norm in training mode mixes samples: use layer norm, or evaluation mode with fixed statistics"
-                )
-        elif function in _ITEMS:
-            # A table that is the same for all may be read by anything.
-            self.reordered |= not self.is_shared(tensors[0]) and _touches_first(args[1])
-        elif function in _REORDERS:
-            self.reordered |= not (function is torch.where and len(args) + len(kwargs) > 1)
-
-
-def _touches_first(key: Any) -> bool:
-    first = (key[0] if key else slice(None)) if isinstance(key, tuple) else key
-    return not (first is None or first is Ellipsis or first == slice(None)) if not isinstance(first, Tensor) else True
+        if function is F.batch_norm and (args[5] if len(args) > 5 else kwargs.get("training", False)):
+            raise ClippingError(
+                "batch_norm in training mode mixes samples: use layer norm, or evaluation mode with fixed statistics"
+            )
 
 
 def check_used(recorder: Recorder) -> None:
@@ -100,51 +66,86 @@ def check_used(recorder: Recorder) -> None:
         )
 
 
-def check_graph(recorder: Recorder, losses: Tensor) -> None:
-    """Raise if any leaf other than the recorder's anchor can receive a gradient from `losses`."""
-    seen: set[Any] = set()
-    stack = [(losses.grad_fn, "the loss")]
+def check_graph(recorder: Recorder, losses: Tensor) -> dict[Any, int]:
+    """Raise if any leaf other than the recorder's anchor can receive a gradient from `losses`.
+
+    Returns the nodes of the graph and the number of edges that lead to each.
+    """
+    if losses.grad_fn is None:
+        raise ClippingError(
+            "the losses are a parameter or a tensor that was made outside: compute them from the model's output"
+        )
+    users: Counter[Any] = Counter([losses.grad_fn])
+    stack = [losses.grad_fn]
     while stack:
-        node, user = stack.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        leaf = getattr(node, "variable", None)
-        if leaf is not None and leaf is not recorder.anchor:
-            if (view := recorder.view(leaf)) is not None:
-                raise recorder.refuse(user, view, "was not seen by the recorder")
+        node = stack.pop()
+        assert node is not None
+        for following, _ in node.next_functions:
+            if following is None:
+                continue
+            users[following] += 1
+            if users[following] > 1:
+                continue
+            leaf = getattr(following, "variable", None)
+            if leaf is None:
+                stack.append(following)
+            elif leaf is not recorder.anchor:
+                raise _passed_by(recorder, leaf, node)
+    return users
+
+
+def _passed_by(recorder: Recorder, leaf: Tensor, node: Any) -> ClippingError:
+    """The error for a leaf that would get a gradient by another way than a use."""
+    user, view = node.name(), recorder.view(leaf)
+    if view is None:
+        return ClippingError(
+            f"a tensor of shape {tuple(leaf.shape)} that requires a gradient reaches the loss through {user} and is "
+            "no parameter of the module: give PhantomClipping the module that holds it, or detach it"
+        )
+    if hasattr(node, "_forward_cls"):
+        why = "a custom autograd.Function: write it with torch functions, or give it a rule (register_rule)"
+    else:
+        why = "which the recorder does not see (scripted or traced code, an extension): use the layer's Python code"
+    return ClippingError(f"parameter {view.name!r} reaches the loss through {user}, {why}")
+
+
+def locate(recorder: Recorder, losses: Tensor, users: dict[Any, int]) -> Doubt | None:
+    """Find where the samples lie in the output of every use; the doubt, if samples are not sure to be apart.
+
+    Raises if they are sure not to be.
+    """
+    batch, found = len(losses), None
+    if batch == 1:
+        for use in recorder.uses:
+            use.layout = Layout(1)
+        return None
+    for node, (inner, doubt) in walk(losses, users).items():
+        use = node.use
+        if doubt is not None and doubt.mixes:
+            raise _mixture(use, f" through {doubt.function}")
+        found = found or doubt
+        dim = None if inner is None else place(use.shape, inner, batch)
+        if dim is not None and inner is not None:
+            use.layout = Layout(batch, dim, use.shape[dim:].numel() // (batch * inner))
+        elif use.shape and use.shape[0] % batch == 0:
+            use.layout = Layout(batch)
+        else:
             raise ClippingError(
-                f"a tensor of shape {tuple(leaf.shape)} that requires a gradient reaches the loss through {user} and is "
-                "no parameter of the module: give PhantomClipping the module that holds it, or detach it"
-            )
-        stack.extend((following, node.name()) for following, _ in node.next_functions)
-
-
-def structure_of(module: nn.Module, uses: list[Use]) -> tuple[Any, ...]:
-    """What two forward passes have in common if checking one of them is enough."""
-    modes = tuple(part.training for part in module.modules())
-    return (modes, *((use.called, use.names, len(use.shape)) for use in uses))
-
-
-def is_unclear(recorder: Recorder, batch: int) -> bool:
-    """Whether a batch has to be checked though its structure has passed before."""
-    evident = all(use.superseded or batch in (*use.shape[:1], use.merged) for use in recorder.uses)
-    # At random too: to find what the notes on the forward pass do not show.
-    return not evident or recorder.samples.reordered or secrets.randbelow(CHECK_EVERY) == 0
-
-
-def check_first(uses: list[Use], batch: int) -> None:
-    """Raise if the first dimension of a use cannot hold the samples."""
-    for use in uses:
-        if not use.shape or use.shape[0] % batch:
-            raise ClippingError(
-                f"{use.called} uses {use.names} in a result of shape {tuple(use.shape)} whose first dimension does not "
+                f"{use.called} uses {use.names} in a result of shape {tuple(use.shape)} that does not "
                 f"hold the {batch} samples: keep samples first, and padded rather than packed by a mask"
             )
+    return found
 
 
-def check_apart(recorder: Recorder, losses: Tensor) -> bool:
-    """Raise if the gradient at sample i's part of a use comes from another sample's loss; True if that is now sure.
+def _mixture(use: Use, how: str) -> ClippingError:
+    return ClippingError(
+        f"the loss of one sample depends on another at {use.called} with {use.names}{how}: samples must be the same "
+        "dimension everywhere, and nothing (batch norm, in-batch negatives, a mean over the batch) may mix them"
+    )
+
+
+def check_apart(recorder: Recorder, losses: Tensor) -> None:
+    """Raise if the gradient at sample i's part of a use comes from another sample's loss.
 
     Backward is linear, so with random weights w on the losses the gradient at sample i's part must be w_i times the one without.
     A batch norm, in-batch negatives or a batch dimension in another place make it a mixture. The weights are powers of two:
@@ -154,39 +155,31 @@ def check_apart(recorder: Recorder, losses: Tensor) -> bool:
     generator.seed()
     powers = torch.randperm(len(losses), generator=generator) % POWERS  # all different in a small batch
     weights = torch.pow(2.0, powers).to(losses)
-    sure: list[bool] = []
+    compared: list[Use] = []
     for use in recorder.uses:
         # Compared where it comes up, so that no second gradient of all uses is in memory.
-        use.take = partial(_compare, use, weights, sure)
+        use.take = partial(_compare, use, weights, compared)
     try:
         torch.autograd.grad((losses * weights).sum(), recorder.anchor, allow_unused=True)
     finally:
         for use in recorder.uses:
             use.take = None
-    if len(sure) != len(recorder.uses):
+    if len(compared) != len(recorder.uses):
         raise ClippingError("a weighted backward pass reached other uses of parameters than the one before it")
-    return all(sure)
 
 
-def _compare(use: Use, weights: Tensor, sure: list[bool], mixed: Tensor) -> None:
-    """Note whether a use shows that its samples are apart; raise if they are not.
-
-    A use that had no gradient in two samples of different weight (a gate that starts at zero, say) shows nothing, and is looked
-    at again next time.
-    """
+def _compare(use: Use, weights: Tensor, compared: list[Use], mixed: Tensor) -> None:
+    """Raise if the samples of a use are not apart."""
     assert use.gradient is not None
+    assert use.layout is not None
+    compared.append(use)
     if not mixed.numel():
-        sure.append(True)
         return
-    plain, mixed = use.gradient.reshape(len(weights), -1), mixed.reshape(len(weights), -1)
+    plain, mixed = (use.layout.first(g).reshape(len(weights), -1) for g in (use.gradient, mixed))
     w = weights[:, None].to(plain)
     off = torch.nan_to_num(mixed - plain * w, 0.0, 0.0, 0.0).abs().amax(1)
     size = torch.nan_to_num(plain * w, 0.0, 0.0, 0.0).abs().amax(1)
     # Below `tiny` numbers have fewer bits, and multiplying by a power of two does round: saturated attention gets there.
     limits = torch.finfo(plain.dtype)
     if bool((off > 100 * limits.eps * size + limits.tiny * w[:, 0]).any()):
-        raise ClippingError(
-            f"the loss of one sample depends on another at {use.called} with {use.names}: samples must be the first "
-            "dimension everywhere, and nothing (batch norm, in-batch negatives) may mix them"
-        )
-    sure.append(len(weights[size > 0].unique()) > 1)
+        raise _mixture(use, "")

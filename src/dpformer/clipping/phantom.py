@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +12,7 @@ from dpformer.clipping import rules  # noqa: F401  (fills the registry)
 from dpformer.clipping.algebra import Dense, Form, merge
 from dpformer.clipping.clip import Clip, Rule
 from dpformer.clipping.gradient import Formed, Gradient, Route, gradient_of, shorten
-from dpformer.clipping.guard import check_apart, check_first, check_graph, check_used, is_unclear, structure_of
+from dpformer.clipping.guard import check_apart, check_graph, check_used, locate
 from dpformer.clipping.recorder import Recorder, Use
 from dpformer.clipping.tied import Head, TiedGradient, Weigh
 from dpformer.clipping.workspace import Workspace
@@ -32,9 +31,9 @@ class PhantomClipping:
     =============================================  =================================================================
     a parameter in a function without a rule       ClippingError that names both
     a trainable parameter without any use          ClippingError; freeze it
-    gradients that flow between samples            ClippingError: checked by a second backward pass when a structure of
-    (in-batch negatives), or samples that are      uses is first seen, whenever a function may have reordered samples,
-    not the first dimension                        and at random
+    gradients that flow between samples            ClippingError: excluded on the graph of every batch; a batch with a
+    (in-batch negatives)                           function that is not known to keep samples apart, and the first
+                                                   one, is checked by a second backward pass
     batch norm in training mode, checkpointing,    ClippingError
     second derivatives, gradient hooks
     a sample with a NaN or infinite gradient       adds nothing; its norm is returned as it is; see `nonfinite`
@@ -61,7 +60,7 @@ class PhantomClipping:
         self.clip = Clip(max_norm, rule)
         self.route = route
         self.nonfinite = 0  # samples whose gradient was not finite, since this object was made
-        self._seen: set[tuple[Any, ...]] = set()
+        self._checked = False
         self._workspace = Workspace()
         self._eps = _check_parameters((name, p) for name, p in module.named_parameters() if p.requires_grad)
 
@@ -108,7 +107,6 @@ class PhantomClipping:
         _check_losses(losses)
         batch = len(losses)
         if batch:
-            check_used(recorder)
             with _precise(losses):
                 self._differentiate(recorder, losses)
         for name, p in trainable:
@@ -127,28 +125,29 @@ class PhantomClipping:
 
     def _differentiate(self, recorder: Recorder, losses: Tensor) -> None:
         """Fill in the gradient at the output of every use, and keep the uses that have one."""
-        check_graph(recorder, losses)
+        users = check_graph(recorder, losses)
+        check_used(recorder)
         batch = len(losses)
-        structure = structure_of(self.module, recorder.uses)
-        suspect = batch > 1 and (structure not in self._seen or is_unclear(recorder, batch))
         for use in recorder.uses:
             use.gradient = None  # a backward pass inside the model may have left one
+        doubt = locate(recorder, losses, users)
+        suspect = batch > 1 and (doubt is not None or not self._checked)
         # What is sure to be a parameter's only use is derived where its gradient comes up: in the processor's cache, and in
         # memory that is free again for the next.
         times = Counter(id(view.parameter) for use in recorder.uses for view in use.views)
         once = {key for key, count in times.items() if count == 1}
         early = [] if suspect else [u for u in recorder.uses if all(id(view.parameter) in once for view in u.views)]
         for use in early:
-            use.take = partial(use.settle, batch, self.route)
+            use.take = partial(use.settle, self.route)
         try:
             torch.autograd.grad(losses.sum(), recorder.anchor, allow_unused=True, retain_graph=suspect)
         finally:
             for use in early:
                 use.take = None  # it knows the use: a circle would keep the memory of a pass until the collector comes
         recorder.uses = [u for u in recorder.uses if u.gradient is not None or u.derived is not None]
-        check_first(recorder.uses, batch)
-        if suspect and check_apart(recorder, losses):
-            self._seen.add(structure)
+        if suspect:
+            check_apart(recorder, losses)
+            self._checked = True
 
     def _sum(self, recorder: Recorder, losses: Tensor, weigh: Weigh | None) -> Tensor:
         batch = len(losses)
@@ -179,7 +178,7 @@ class PhantomClipping:
         """One for each parameter used; small parameters share one."""
         by_parameter: dict[int, tuple[nn.Parameter, list[Form], list[Head]]] = {}
         for use in uses:
-            for view, form in use.forms(batch):
+            for view, form in use.forms():
                 _, forms, heads = by_parameter.setdefault(id(view.parameter), (view.parameter, [], []))
                 heads.append(form) if isinstance(form, Head) else forms.append(form)
                 if len(heads) > 1:

@@ -24,21 +24,22 @@ from torch.overrides import TorchFunctionMode, resolve_name
 
 from dpformer.clipping.algebra import Dense, Form, sizes
 from dpformer.clipping.gradient import Route, shorten
-from dpformer.clipping.guard import Samples
+from dpformer.clipping.guard import Shared
 from dpformer.clipping.views import View
+from dpformer.clipping.walk import Layout
 from dpformer.errors import ClippingError
 
 # What a use adds: one or more forms for each view used (`Any`: a `tied.Head` too).
 Forms = Iterable[tuple[View, Form | Any]]
-# From the gradient at a use's output and the batch size to its forms. It runs under `torch.no_grad`: nothing is recorded.
-Derive = Callable[[Tensor, int], Forms]
+# From the gradient at a use's output, where samples lie, and the tensors saved to its forms. It runs under `torch.no_grad`.
+Derive = Callable[..., Forms]
 
 
 @dataclass
 class Use:
     """One call of `function` with one or more parameters; `gradient` is the one at its output, after the backward pass.
 
-    merged: see `Samples`; saved: the tensors that `derive` reads, with their versions; superseded: see `Recorder.note_broadcast`;
+    saved: the tensors that `derive` reads, with their versions; layout: where the samples lie in `shape` (`guard.locate`);
     take: while set, it receives the gradient, which is then not kept; derived: the forms, once `settle` has derived them.
     """
 
@@ -46,17 +47,16 @@ class Use:
     views: tuple[View, ...]
     derive: Derive
     shape: torch.Size
-    merged: int | None
     saved: tuple[tuple[Tensor, int], ...]
-    superseded: bool = False
+    layout: Layout | None = None
     gradient: Tensor | None = field(default=None, repr=False)
     take: Callable[[Tensor], None] | None = field(default=None, repr=False)
     derived: list[tuple[View, Any]] | None = field(default=None, repr=False)
 
-    def settle(self, batch: int, route: Route | None, gradient: Tensor) -> None:
+    def settle(self, route: Route | None, gradient: Tensor) -> None:
         """Derive and shorten the forms while the gradient is in the cache, and free it and what else they were made from."""
         self.gradient = gradient
-        forms = list(self.forms(batch))
+        forms = list(self.forms())
         # Several forms of one parameter have terms with one another too.
         times = Counter(id(view.parameter) for view, _ in forms)
         self.derived = [(v, shorten(v.parameter, f, route) if times[id(v.parameter)] == 1 else f) for v, f in forms]
@@ -65,7 +65,7 @@ class Use:
         if all(isinstance(form, Dense) for _, form in self.derived):
             self.saved = ()  # else they are read once more
 
-    def forms(self, batch: int) -> Forms:
+    def forms(self) -> Forms:
         """What this use adds to each view's parameter."""
         if 0 in self.shape:
             return []  # an output without elements
@@ -76,7 +76,20 @@ class Use:
         if self.derived is not None:
             return self.derived
         assert self.gradient is not None
-        return self.derive(self.gradient, batch)
+        assert self.layout is not None
+        return self.derive(self.layout.first(self.gradient), self.layout, *self._first_saved())
+
+    def _first_saved(self) -> Iterable[Tensor]:
+        """The saved tensors, samples first."""
+        assert self.layout is not None
+        for tensor, _ in self.saved:
+            upto = self.layout.dim + 1
+            if not self.layout.is_first and tensor.shape[:upto] != self.shape[:upto]:
+                raise ClippingError(
+                    f"{self.called} uses {self.names} with samples in dimension {self.layout.dim} of its result, which its "
+                    "input does not have: keep samples first"
+                )
+            yield self.layout.first(tensor)
 
     @property
     def called(self) -> str:
@@ -98,12 +111,12 @@ class Recorder(TorchFunctionMode):
         self.uses: list[Use] = []
         parameters = list(module.named_parameters())
         self.trainable = [(name, p) for name, p in parameters if p.requires_grad]
-        self.samples = Samples([*module.buffers(), *(p for _, p in parameters if not p.requires_grad)])
+        self.shared = Shared([*module.buffers(), *(p for _, p in parameters if not p.requires_grad)])
         self._views = {id(p): View(p, name, p) for name, p in self.trainable}
-        self._broadcasts: dict[int, tuple[Tensor, View, Use]] = {}
+        self._broadcasts: dict[int, tuple[Tensor, View]] = {}
         # Norms of inputs by identity, computed once for an input of several uses. It refers to no input and not to the recorder:
         # a circle of references would keep the memory of a pass until the garbage collector runs.
-        self.sizes: dict[int, Tensor] = {}
+        self.sizes: dict[tuple[int, Layout], Tensor] = {}
         # Every recorded output depends on this, so one backward pass to it reaches all of them and nothing else.
         self.anchor = torch.zeros((), requires_grad=True)
 
@@ -114,6 +127,12 @@ class Recorder(TorchFunctionMode):
     def value(self, value: Any) -> Any:
         """`value` detached, if it is a parameter or comes from one; everything else as it is."""
         return value.detach() if self.view(value) is not None else value
+
+    def data(self, function: Any, value: Tensor) -> Tensor:
+        """An input that may not be a parameter."""
+        if (view := self.view(value)) is not None:
+            raise self.refuse(function, view, "takes it as its input rather than its weight")
+        return value
 
     def add_view(self, view: View) -> Tensor:
         """Remember a view and give its value, to be returned to the model."""
@@ -126,15 +145,17 @@ class Recorder(TorchFunctionMode):
         output: Tensor,
         views: Iterable[View | None],
         derive: Derive,
-        like: Tensor,
         saved: Iterable[Tensor] = (),
-        shape: torch.Size | None = None,
     ) -> Tensor:
         """Remember a use; returns `output`, to be returned to the model in its place.
 
-        `like` is the tensor whose first dimension says how samples lie in the output; `saved` are the tensors that `derive` will
-        read, which must not change until then. `shape` is the output's own, or one that the model will see it in.
+        `saved` are the tensors that `derive` will get, which must not change until then. Samples lie in them as in the output.
         """
+        if output.dtype is torch.float16:
+            raise ClippingError(
+                f"{_name(function)} computes in float16, where small gradients become 0 and large ones infinite: use "
+                "torch.autocast with bfloat16, or float32"
+            )
         if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
             raise ClippingError(
                 f"{_name(function)} runs inside torch.utils.checkpoint or other hooks on saved tensors, which would run it again "
@@ -142,7 +163,7 @@ class Recorder(TorchFunctionMode):
             )
         used = tuple(view for view in views if view is not None)
         kept = tuple((tensor, tensor._version) for tensor in saved)
-        use = Use(function, used, derive, shape or output.shape, self.samples.merged(like), kept)
+        use = Use(function, used, derive, output.shape, kept)
         self.uses.append(use)
         # In place, so that it stays the same tensor for a function that wrote in place; that cannot be done to a view.
         return _Record.apply(output.clone() if output._is_view() else output, self.anchor, use)
@@ -151,15 +172,16 @@ class Recorder(TorchFunctionMode):
         """Make a use of a view that has the batch in it; returns its value."""
         output = view.value.detach().clone()
 
-        def derive(gradient: Tensor, batch: int) -> Forms:
-            bound = sizes(gradient.reshape(batch, -1))
-            return [(view, view.from_gradient(gradient, batch, bound, own_rows=True))]
+        def derive(gradient: Tensor, samples: Layout) -> Forms:
+            samples.demand_first(view.name)
+            bound = sizes(gradient.reshape(samples.batch, -1))
+            return [(view, view.from_gradient(gradient, samples.batch, bound, own_rows=True))]
 
-        return self.record(function, output, [view], derive, like=output)
+        return self.record(function, output, [view], derive)
 
     def note_broadcast(self, output: Tensor, view: View) -> None:
         """Remember that the look-up just recorded, of ids `[1, ...]`, may be meant to be broadcast over samples."""
-        self._broadcasts[id(output)] = output, view, self.uses[-1]
+        self._broadcasts[id(output)] = output, view
 
     def refuse(self, function: Any, view: View, why: str = "has no clipping rule") -> ClippingError:
         """The error for a parameter in a place where its per-sample gradient cannot be computed."""
@@ -181,7 +203,7 @@ class Recorder(TorchFunctionMode):
         views = [self._views[id(t)] for t in tensors if id(t) in self._views]
         if not views:
             out = func(*args, **kwargs)
-            self.samples.note(func, args, kwargs, tensors, out)
+            self.shared.note(func, args, kwargs, tensors, out)
             return out
         if not torch.is_grad_enabled() or (rule is None and getattr(func, "__name__", "") == "__get__"):
             return func(*args, **kwargs)
@@ -209,8 +231,6 @@ class Recorder(TorchFunctionMode):
         others = [a for a in tensors if id(a) not in self._broadcasts and a.dim() and a.shape[0] > 1]
         if not any(a.dim() >= one.dim() for a in others for one in looked_up):
             return args
-        for one in looked_up:
-            self._broadcasts[id(one)][2].superseded = True
         return _swap(args, {id(one): self.add_view(self._broadcasts[id(one)][1]) for one in looked_up})
 
 
@@ -230,8 +250,9 @@ def register_rule(*functions: Any, lazy: bool = False) -> Callable[[Rule], Rule]
     """Decorator: `rule(recorder, function, *args, **kwargs)` takes the place of `functions` while a recorder is active.
 
     The rule computes the output from `recorder.value(...)` of its arguments, never from a parameter itself. It returns
-    `recorder.record(function, output, views, derive, like=input, saved=[input])`. `derive(gradient, batch)` turns the gradient at
-    the output into one form (`Outer`, `Sparse` or `Dense`) for each view; `saved` are the tensors that `derive` reads.
+    `recorder.record(function, output, views, derive, saved=[input])`. `derive(gradient, samples, input)` turns the gradient at
+    the output, and the tensors saved, into one form (`Outer`, `Sparse` or `Dense`) for each view. Samples are first in all of
+    them, and `samples.batch` is how many they are.
     """
 
     def add(rule: Rule) -> Rule:

@@ -183,6 +183,8 @@ def _split(bias: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
 class Plain(torch.autograd.Function):
     """The losses of a head as a function of its hidden states and, under plain autograd, of its table."""
 
+    samples_first = True  # see `kinds.kind_of`
+
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, table: Tensor, head: HeadPass, targets: Tensor, weights: Tensor) -> Tensor:
         ctx.head = head

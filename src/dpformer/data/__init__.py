@@ -3,7 +3,7 @@
 from dpformer.data.batches import MicroBatch, collate, micro_batches
 from dpformer.data.demo import demo_frame
 from dpformer.data.named import prepare_named
-from dpformer.data.options import Options
+from dpformer.data.options import Options, like
 from dpformer.data.prepare import prepare
 from dpformer.data.sequences import Dataset, Sequences
 from dpformer.data.split import HeldOut, held_out
@@ -19,6 +19,7 @@ __all__ = [
     "collate",
     "demo_frame",
     "held_out",
+    "like",
     "load",
     "micro_batches",
     "prepare",

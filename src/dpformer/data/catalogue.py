@@ -14,7 +14,7 @@ import polars as pl
 from dpformer.data.options import Options
 from dpformer.data.read import read_items
 from dpformer.data.read.columns import ITEM, TITLE, USER
-from dpformer.data.read.ids import check_ids, id_expression, sorted_ids
+from dpformer.data.read.ids import check_item_ids, id_expression, sorted_ids
 from dpformer.data.read.log import Log
 from dpformer.errors import DataError
 from dpformer.files import sha256_of
@@ -69,7 +69,7 @@ def _public_items(log: Log) -> pl.DataFrame:
     if frame.schema[ITEM] == pl.Categorical:
         frame = frame.with_columns(pl.col(ITEM).cast(pl.String))
     ids = frame[ITEM]
-    check_ids(log, ITEM, ids, "item")
+    check_item_ids(log, ids)
     again = ~ids.is_first_distinct()
     if again.any():
         row = int(again.arg_max() or 0)

@@ -1,16 +1,18 @@
 """Record what is done to a log: counts, notes for the user, and the manifest. Both engines use it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import polars as pl
 
 from dpformer import __version__
 from dpformer.data.catalogue import PRIVATE, PUBLIC, Catalogue, open_catalogue, title_notes
 from dpformer.data.options import Options
 from dpformer.data.read import read_log
 from dpformer.data.read.columns import ITEM, TIME, TITLE, USER
+from dpformer.data.read.ids import suspicious_users
 from dpformer.data.read.log import Log
 from dpformer.data.read.times import Unit
 from dpformer.data.sequences import SHORTEST_SPLIT
@@ -40,7 +42,18 @@ class Record:
 
     def no_rows(self) -> DataError:
         """Return the error for a log without events."""
+        if self.counts.get("where"):
+            return self.nothing_left(self.counts["where"], f"--where {self.options.where!r}")
         return DataError(f"{self.log.name}: has no rows; give a log with at least one event")
+
+    def count_dropped(self, missing: int, kept: int) -> None:
+        """Count events that `where` and `drop_missing` dropped; to drop all of them is an error."""
+        if where := self.log.dropped():
+            self.counts["where"] = where
+        if missing:
+            self.counts["missing"] = missing
+        if not kept:
+            raise self.nothing_left(missing, "--drop-missing") if missing else self.no_rows()
 
     def nothing_left(self, before: int, option: str) -> DataError:
         """Return the error for a filter that removes all `before` events."""
@@ -60,9 +73,12 @@ class Record:
                 f"{self.catalogue.source} and are dropped; check that both write ids in the same way"
             )
 
-    def count_lengths(self, lengths: np.ndarray) -> None:
-        """Count users to evaluate. Fails if no user has two events. lengths: int [N]."""
+    def count_lengths(self, ids: pl.Series, lengths: np.ndarray) -> None:
+        """Count users to evaluate, and name suspicious ones. Fails if no user has two events. ids: [N]; lengths: int [N]."""
+        self.notes += suspicious_users(ids, lengths)
         users, longest = len(lengths), int(lengths.max())
+        if self.options.single_events:
+            return
         if longest < 2 and any(self.counts.get(step) for step in ("removed", "emptied", "outside_catalogue")):
             raise DataError(
                 f"{self.log.name}: no user has two events left after the filter; lower --min-events or --min-user-events, or "
@@ -107,6 +123,7 @@ class Record:
             "input": source | self.times,
             "catalogue": self.catalogue.entry(sizes["items"], self.counts.get("outside_catalogue", 0)),
             "options": self.options.entry(),
+            "reading": self.options.reading(log.columns),
             "outside_guarantee": self.outside_guarantee(),
             "counts": {**sizes, **self.counts},
             "notes": self.notes,
@@ -121,9 +138,8 @@ def open_log(source: Any, options: Options) -> Record:
             f"--min-events {options.min_events} cannot be used with --catalogue private, because it counts over people; "
             "leave it out (fit drops rare items by noisy counts), or use --min-user-events N"
         )
-    asked = options.columns()
-    if catalogue.mode == PUBLIC:
-        asked.pop(TITLE, None)  # it names a column of the catalogue
-    log = read_log(source, asked)
+    # With a public catalogue, `title` names a column of it.
+    log = read_log(source, options.wanted(titles=catalogue.mode != PUBLIC))
+    log = replace(log, nulls=options.nulls, time_format=options.time_format)
     notes = [] if catalogue.note is None else [catalogue.note]
     return Record(log, options, catalogue, notes=notes + title_notes(log, catalogue.mode))

@@ -1,12 +1,20 @@
-"""The options of `prepare`."""
+"""The options of `prepare`, and those with which a further log is read in the same way."""
 
-from dataclasses import dataclass
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from typing import Any
 
-from dpformer.data.read.columns import ITEM, TIME, TITLE, USER
+from dpformer.data.read.columns import ITEM, TIME, TITLE, USER, Wanted
+from dpformer.data.read.missing import NULLS
 from dpformer.errors import DataError
 
 SINGLE_PASS, ITERATIVE = "single-pass", "iterative"
+# The options that say how a log is read, and their types; a further log is read with the same ones.
+READING = {
+    **{"user": str, "item": str, "time": str, "no_time": bool, "time_format": str},
+    **{"null_values": list, "drop_missing": bool, "where": str, "dedupe": bool},
+}
 
 
 @dataclass(frozen=True)
@@ -19,6 +27,12 @@ class Options:
         user: name of the column, if automatic detection does not find it.
         item: the same.
         time: the same.
+        no_time: use no times; the order of the file is the order of time.
+        time_format: how times are written, as a strftime pattern such as "%d/%m/%Y %H:%M".
+        null_values: spellings of missing values, compared without case, instead of NULL, nan, None, N/A, NA, nil, undefined.
+            Blank values are always missing.
+        drop_missing: drop events without user, item or time; else they are an error.
+        where: a condition on events in SQL, such as "qty > 0 and shop = 'north'"; it looks at each row alone.
         title: the column of titles, in the catalogue if it is a file, else in the log. In a log the title that most of an
             item's users have is used, which is outside the guarantee. Titles are published with a model.
         min_events: smallest number of events per user and per item. This filter counts over users, so it is outside the
@@ -27,32 +41,61 @@ class Options:
             fewer. "iterative" repeats until all users and items have the minimum (the k-core).
         min_user_events: users with fewer events stay as users without events.
         dedupe: keep only the first of the events that agree in user, item and time.
+        hints: role to the name of a column in an earlier log, which is used where this log has it.
+        single_events: each user may have one event only, as in a log of histories to recommend for.
 
     Raises:
-        DataError: a number is negative, or the filter is unknown.
+        DataError: a number is negative, the filter is unknown, or options contradict each other.
     """
 
     catalogue: Any = "log"
     user: str | None = None
     item: str | None = None
     time: str | None = None
+    no_time: bool = False
+    time_format: str | None = None
+    null_values: tuple[str, ...] | None = None
+    drop_missing: bool = False
+    where: str | None = None
     title: str | None = None
     min_events: int = 0
     filter: str = SINGLE_PASS
     min_user_events: int = 0
     dedupe: bool = False
+    hints: Mapping[str, str] = field(default_factory=dict)
+    single_events: bool = False
 
     def __post_init__(self) -> None:
+        if self.no_time and self.time is not None:
+            raise DataError(f"--time {self.time} and --no-time contradict each other; give one of them")
+        if isinstance(self.null_values, str):
+            raise DataError("null_values must be a list of texts, such as ['NULL', '-1']")
         for option, value in (("--min-events", self.min_events), ("--min-user-events", self.min_user_events)):
             if value < 0:
                 raise DataError(f"{option} {value} is negative; give 0 (keep all) or more")
         if self.filter not in (SINGLE_PASS, ITERATIVE):
             raise DataError(f"--filter {self.filter!r} is unknown; give {SINGLE_PASS} or {ITERATIVE}")
 
-    def columns(self) -> dict[str, str]:
-        """Map roles to names, for the log's columns that are requested by name."""
-        names = {USER: self.user, ITEM: self.item, TIME: self.time, TITLE: self.title}
-        return {role: name for role, name in names.items() if name is not None}
+    @property
+    def nulls(self) -> tuple[str, ...]:
+        """Spellings of missing values, in lower case."""
+        return NULLS if self.null_values is None else tuple(text.strip().lower() for text in self.null_values)
+
+    def wanted(self, titles: bool) -> Wanted:
+        """The columns to find in the log. titles: whether `title` names a column of the log."""
+        names = {USER: self.user, ITEM: self.item, TIME: self.time, TITLE: self.title if titles else None}
+        asked = {role: name for role, name in names.items() if name is not None}
+        hints = {role: name for role, name in self.hints.items() if not (self.no_time and role == TIME)}
+        return Wanted(asked, hints=hints, where=self.where, no_time=self.no_time)
+
+    def reading(self, columns: Mapping[str, str]) -> dict[str, Any]:
+        """How the log was read, for `like`. columns: role to name of the columns in use."""
+        given = {name: getattr(self, name) for name in READING}
+        default = {one.name: one.default for one in fields(self)}
+        options = {name: value for name, value in given.items() if value != default[name]}
+        if self.null_values is not None:
+            options["null_values"] = list(self.null_values)
+        return {"columns": {role: columns[role] for role in (USER, ITEM, TIME) if role in columns}, "options": options}
 
     def entry(self) -> dict[str, Any]:
         """Return the manifest's entry."""
@@ -69,3 +112,38 @@ class Options:
             return []
         filtered = f"items and users were filtered by --min-events {self.min_events}, which counts over people"
         return [f"{filtered}: one person's events decide whether events of other people stay"]
+
+
+def like(reading: Mapping[str, Any], **given: Any) -> dict[str, Any]:
+    """Options to read a further log as an earlier one was read. reading: of its manifest; `given` options replace those.
+
+    Raises:
+        DataError: `reading` is not what a manifest has.
+    """
+    columns, options = reading.get("columns", {}), reading.get("options", {})
+    sound = isinstance(columns, dict) and isinstance(options, dict) and set(options) <= set(READING)
+    if not sound or not all(isinstance(value, READING[name]) for name, value in options.items()):
+        raise DataError("how the log was read is recorded in a damaged form; copy the folder again, or prepare again")
+    if not all(isinstance(name, str) for name in (*columns, *columns.values(), *options.get("null_values", ()))):
+        raise DataError("how the log was read is recorded in a damaged form; copy the folder again, or prepare again")
+    drop = {"time"} if given.get("no_time") else {"no_time"} if given.get("time") else set()
+    return {"hints": columns} | {name: value for name, value in options.items() if name not in drop} | given
+
+
+def prepare_command(manifest: Mapping[str, Any]) -> str:
+    """What to type to prepare such data. Names of files are not in it."""
+    if "dataset" in manifest:
+        return f"dpformer prepare {shlex.quote(manifest['dataset']['name'])} -o DATA"
+    options = dict(manifest.get("reading", {}).get("options", {}))
+    if "null_values" in options:
+        options["null_values"] = ",".join(options["null_values"])
+    mode = manifest.get("catalogue", {}).get("mode", "log")
+    options |= {"catalogue": "FILE"} if mode == "public" else {"catalogue": mode} if mode == "private" else {}
+    columns = manifest.get("input", {}).get("columns", {})
+    options |= {"title": columns[TITLE]} if TITLE in columns else {}
+    options |= {name: value for name, value in manifest.get("options", {}).items() if value and name != "dedupe"}
+    typed = [
+        f"--{name.replace('_', '-')}" + ("" if value is True else f" {shlex.quote(str(value))}")
+        for name, value in options.items()
+    ]
+    return " ".join(["dpformer prepare LOG", *typed, "-o DATA"])

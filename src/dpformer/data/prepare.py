@@ -1,5 +1,7 @@
 """Prepare a log: read, check, number, filter, and sort by time within each user."""
 
+import functools
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +12,8 @@ from dpformer.data.events import Events, reduce
 from dpformer.data.manifest import Record, open_log
 from dpformer.data.options import Options
 from dpformer.data.read.columns import ITEM, TIME, TITLE, USER
-from dpformer.data.read.ids import check_ids, encode_items, encode_users, id_expression
+from dpformer.data.read.ids import encode_items, encode_users, id_expression
+from dpformer.data.read.missing import NO_TIME, missing_rows, missing_values, no_time
 from dpformer.data.read.times import check_times, time_expression
 from dpformer.data.sequences import Dataset
 from dpformer.files import sha256_of
@@ -34,7 +37,7 @@ def prepare(log: Any, *, on_stage: Callable[[str], None] = lambda stage: None, *
     kept = reduce(_numbered(columns, record.log.untyped_ids), record, on_stage)
     on_stage("sorting by time")
     sequences = kept.sequences()
-    record.count_lengths(sequences.lengths)
+    record.count_lengths(sequences.users, sequences.lengths)
     on_stage("naming items")
     catalogue = record.catalogue.items
     if catalogue is None:
@@ -48,17 +51,22 @@ def _read(record: Record) -> pl.DataFrame:
     """Read and check the ids, and the times as numbers."""
     log = record.log
     wanted = [id_expression(log, role).alias(role) for role in (USER, ITEM)]
-    nanoseconds = False
     if TIME in log.columns:
         expression, nanoseconds = time_expression(log)
-        wanted.append(expression.alias(TIME))
+        wanted += [expression.alias(TIME), no_time(log).alias(NO_TIME)]
     frame = log.collect(log.frame.select(wanted))
-    if not len(frame):
-        raise record.no_rows()
-    for role in (USER, ITEM):
-        check_ids(log, role, frame[role])
-    if TIME in log.columns:
-        unit = check_times(log, frame[TIME], nanoseconds)
+    missing = missing_rows(frame, log.nulls)
+    counts = {role: int(rows.sum()) for role, rows in missing.items()}
+    if any(counts.values()) and not record.options.drop_missing:
+        raise missing_values(
+            log, counts, {role: rows.arg_max() if counts[role] else None for role, rows in missing.items()}
+        )
+    unit = check_times(log, frame[TIME], missing[TIME], nanoseconds) if TIME in log.columns else None
+    before = len(frame)
+    if any(counts.values()):
+        frame = frame.filter(~functools.reduce(operator.or_, missing.values()))
+    record.count_dropped(before - len(frame), len(frame))
+    if unit is not None:
         record.set_times(unit, frame[TIME].min(), frame[TIME].max())  # type: ignore[arg-type]
     return frame
 

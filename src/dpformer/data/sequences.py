@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from dpformer.data.options import prepare_command
+
 # Smallest length to evaluate: one item for testing, one for validation, and one to predict from.
 SHORTEST_SPLIT = 3
 # What can be held out of training, and the number of items that are then missing at the end of a sequence.
@@ -41,6 +43,14 @@ class Sequences:
     def lengths(self) -> np.ndarray:
         """int64 [N]."""
         return np.diff(self.offsets)
+
+    def places(self, users: Iterable[Any] | None) -> tuple[np.ndarray, list[Any]]:
+        """Indices of users by their ids, compared as text, int64; and the ids that are not there. None: all users."""
+        if users is None:
+            return np.arange(len(self)), []
+        asked = list(users)
+        numbers = numbers_of(pl.Series([str(user) for user in asked], dtype=pl.String), self.users)
+        return numbers[numbers > 0] - 1, [user for user, number in zip(asked, numbers, strict=True) if not number]
 
     def renumbered(self, numbers: np.ndarray) -> "Sequences":
         """Replace item i by `numbers[i]`, int [M + 1]; items with number 0 are dropped. All users stay."""
@@ -110,6 +120,11 @@ class Dataset:
     def catalogue_mode(self) -> str:
         """How the set of items was decided: "public", "log" or "private"; see `Options.catalogue`."""
         return str(self.manifest.get("catalogue", {}).get("mode", "log"))
+
+    @property
+    def log(self) -> dict[str, Any]:
+        """How the log was read, for `like`, and what to type to prepare it; published with a model."""
+        return {**self.manifest.get("reading", {}), "command": prepare_command(self.manifest)}
 
     @property
     def outside_guarantee(self) -> list[str]:

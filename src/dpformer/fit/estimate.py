@@ -56,7 +56,7 @@ def estimate(settings: NetworkSettings, items: int, users: int, length: int) -> 
     missing = (items - timed_items) * settings.d * (1 if settings.tied else 2)
     if parameters - missing > PARAMETERS:
         raise DPFormerError(
-            f"a network of {parameters:,} parameters is too large to time here; lower --dim or --blocks"
+            f"a network of {parameters:,} parameters is too large to time here; lower network.d or network.blocks"
         )
     with torch.random.fork_rng([]):
         model = cast(Network, build(settings.spec(timed_items)))

@@ -18,17 +18,19 @@ from pydantic import ValidationError
 
 from dpformer import __version__
 from dpformer.artifact import check_version, complete, is_written, read_config
-from dpformer.artifact.layout import CONFIG, FORMAT, LOCAL, LOCK, MODEL, PRIVATE, VERSION
+from dpformer.artifact.layout import CONFIG, EVENTS, FORMAT, LOCAL, LOCK, MODEL, PRIVATE, VERSION
 from dpformer.data import Dataset, load
 from dpformer.data.store import sequence_files
 from dpformer.errors import DPFormerError
 from dpformer.files import Lock, read_json, sha256, sha256_of, to_json, write_file, write_json
-from dpformer.fit.checkpoint import Checkpoints
 from dpformer.fit.presets import command
 from dpformer.fit.recipe import Recipe
 from dpformer.privacy import Keys, PrivacyPlan, create_ledger
+from dpformer.privacy.account import PeopleAccount, RunCharge, receipts_beside
 from dpformer.privacy.chain import Position
 from dpformer.privacy.ledger import Ledger, open_ledger
+from dpformer.privacy.parts import AccountPart
+from dpformer.training.checkpoint import Checkpoints
 
 
 class RunLock(Lock):
@@ -85,19 +87,30 @@ def finish_written(folder: Path) -> bool:
     return True
 
 
-def make_folder(folder: Path, data: Path, recipe: Recipe, plan: PrivacyPlan, job: str | None = None) -> Ledger | None:
-    """What every run folder has from the start: config, ledger, and a private place. `job`: see `jobs`."""
-    write_file(folder / CONFIG, config_file(recipe))
-    ledger = create_ledger(folder, plan) if plan.private else None
+def make_folder(
+    folder: Path,
+    data: Path,
+    recipe: Recipe,
+    plan: PrivacyPlan,
+    log: dict[str, Any],
+    account: PeopleAccount | None = None,
+) -> Ledger | None:
+    """Charge the account of people, then make what every run folder has: config, ledger, a private place. log: of `Dataset`."""
+    run_id, receipt = secrets.token_hex(16), None
+    if account is not None:
+        receipt = account.charge(RunCharge.of(run_id, folder.name, plan), receipts_beside(folder))
+    write_file(folder / CONFIG, config_file(recipe, log))
+    ledger = create_ledger(folder, plan, run_id, receipt) if plan.private else None
     with closed_on_error(ledger), explained(folder):
         Checkpoints(folder).make_folder()
-        local = {"data": str(data.resolve())} | ({} if job is None else {"job": job})
+        local = {"data": str(data.resolve())}
+        local |= {} if account is None else {"account": str(account.folder.resolve())}
         write_json(folder / LOCAL, local, mode=0o600)
     return ledger
 
 
-def config_file(recipe: Recipe) -> bytes:
-    """config.json: the recipe for people, and what to type for such a run."""
+def config_file(recipe: Recipe, log: dict[str, Any]) -> bytes:
+    """config.json: the recipe for people, what to type for such a run, and how the log was read."""
     config: dict[str, Any] = {
         "format": FORMAT,
         "version": VERSION,
@@ -106,6 +119,7 @@ def config_file(recipe: Recipe) -> bytes:
         "python": platform.python_version(),
         "recipe": recipe.settings(),
         "command": command(recipe),
+        "log": log,
     }
     return to_json(config)
 
@@ -176,6 +190,23 @@ def reopen(
 def data_of(folder: Path) -> Path:
     """Where the data of a run was."""
     return Path(read_json(folder / LOCAL)["data"])
+
+
+def drop_events(folder: Path, step: int, any_steps: bool) -> None:
+    """Drop events of steps after `step`, which will be made again, and a torn last line."""
+    path = folder / EVENTS
+    with explained(folder):
+        lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    if lines or any_steps:
+        write_file(path, b"".join(line for line in lines[:step] if line.endswith(b"\n")), 0o600)
+
+
+def account_part(folder: Path, ledger: Ledger | None) -> AccountPart | None:
+    """What a statement says of the account that a run was charged to; refuses an account that lacks the charge."""
+    if ledger is None or ledger.receipt is None:
+        return None
+    account = PeopleAccount(read_json(folder / LOCAL)["account"])
+    return AccountPart.of(account.read(ledger.receipt, str(folder)), ledger.receipt)
 
 
 def _hash(data: Path, salt: bytes) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import difflib
-import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +17,11 @@ from pydantic import ValidationError
 from dpformer.errors import DPFormerError
 from dpformer.fit.recipe import STAGES, TRANSFORMER_ONLY, NetworkSettings, Recipe
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
 Values = dict[str, Any]
 _HISTOGRAM = {"stage": "histogram", "share": 0.03}
 # DP-SGD alone. docs/pure.md has what each setting is worth.
-_PURE = {"vocabulary": 1000, "recency": 1.2}
-_PURE_STEPS = {"stage": "dpsgd", "epochs": 20.0, "learning_rate": 3.5e-2}
+_PURE = {"max_length": 200, "vocabulary": 1000, "recency": 1.2}
+_PURE_STEPS = {"stage": "dpsgd", "epochs": 20.0}
 
 PRESETS: dict[str, Values] = {
     # The statistics with the whole budget, and a Transformer that learns from them: no steps on people's data. The best on the

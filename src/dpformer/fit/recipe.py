@@ -12,16 +12,17 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from dpformer.errors import PrivacyError
 from dpformer.models import ReAttention, RecurrentSpec, TransformerSpec
 from dpformer.models.network import NetworkSpec
 from dpformer.privacy import PrivacyPlan, make_plan
+from dpformer.privacy.plan import declared_users
 from dpformer.statistics.histogram import HISTOGRAM
 from dpformer.statistics.item_selection import ITEMS
 from dpformer.statistics.settings import TransitionSettings
 
 # A private catalogue's part of the budget, and of delta for its threshold.
 ITEMS_SHARE, THRESHOLD_SHARE = 0.05, 0.1
+FEW_USERS = 15_000
 
 
 class Settings(BaseModel):
@@ -66,7 +67,9 @@ class NetworkSettings(Settings):
         description="Learn only so many items, the most frequent of the histogram, with log popularity as output bias.",
     )
     tied: bool = Field(True, description="Share the embedding between input and output.")
-    reattention: Literal["logits", "literal", "none", "off"] = Field("off", description="Re-Attention's correction.")
+    reattention: Literal["logits", "literal", "none", "accumulated", "off"] = Field(
+        "off", description="Re-Attention's correction; accumulated: by the noise that the steps have added up to."
+    )
 
     @field_validator("recency", "vocabulary", mode="before")
     @classmethod
@@ -86,7 +89,11 @@ class NetworkSettings(Settings):
         shared |= {"items": items, "frequencies": frequencies}
         if self.model != "transformer":
             return RecurrentSpec(kind=self.model, **shared)
-        correction = None if self.reattention == "off" else ReAttention(self.reattention)
+        correction = None
+        if self.reattention == "accumulated":
+            correction = ReAttention(error="accumulated")
+        elif self.reattention != "off":
+            correction = ReAttention(self.reattention)
         own: dict[str, Any] = self.model_dump(include={"blocks", "norm", "recency"})
         return TransformerSpec(**shared, **own, identity=self.recency is not None, reattention=correction)
 
@@ -131,12 +138,23 @@ class DPSGDSettings(Settings):
     """Steps of DP-SGD on the network, with what is left of the budget."""
 
     stage: Literal["dpsgd"] = "dpsgd"
-    batch_size: int | None = Field(None, ge=1, description="Expected users in a batch; half of all by default.")
+    batch_size: int | None = Field(
+        None, ge=1, description="Expected users in a batch; by default half of all, or a quarter below 15,000 users."
+    )
     epochs: float = Field(20.0, gt=0, description="How often each user is seen, on average.")
-    learning_rate: float = Field(2e-2, gt=0, description="Peak learning rate of Adam.")
+    learning_rate: float | None = Field(
+        None, gt=0, description="Peak learning rate of Adam; 0.19 / sqrt(steps) by default."
+    )
     max_norm: float | None = Field(
         None, gt=0, description="Clip gradients to this norm (flat clipping); by default they are normalised to norm 1."
     )
+
+    def batch_of(self, users: int) -> int:
+        """The expected batch size for so many users, which is public.
+
+        Few users: more steps of smaller batches (MovieLens-1M); many: fewer of larger ones (Amazon Games). docs/pure.md.
+        """
+        return min(self.batch_size or max(1, users // (4 if users < FEW_USERS else 2)), users)
 
     def shares(self) -> dict[str, float]:
         """The steps take what the shares of the other stages leave."""
@@ -250,16 +268,11 @@ class Recipe(Settings):
 
     def plan(self, users: int, private_catalogue: bool = False) -> PrivacyPlan:
         """The privacy plan for so many users in the data; the first answer chooses the items of a private catalogue."""
-        if self.population is not None and self.population < users:
-            raise PrivacyError(
-                f"population {self.population:,} is below the number of users in the data, {users:,}: delta and the statement "
-                f"would be for fewer users than there are; give --population {users} or more, or leave it out"
-            )
-        users = self.population or users
+        users = declared_users(users, self.population)
         choose = private_catalogue and math.isfinite(self.epsilon)
         shares, batch, epochs = self.shares(), users, None
         if (steps := self.stage(DPSGDSettings)) is not None:
-            batch, epochs = min(steps.batch_size or max(1, users // 2), users), steps.epochs
+            batch, epochs = steps.batch_of(users), steps.epochs
         if choose:
             shares = {ITEMS: ITEMS_SHARE, **{name: (1 - ITEMS_SHARE) * share for name, share in shares.items()}}
         threshold_delta = THRESHOLD_SHARE * self.delta if choose else 0.0

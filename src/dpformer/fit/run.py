@@ -7,6 +7,7 @@ keys gets the same answers, which cost nothing more. During the steps there is a
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -17,28 +18,21 @@ from typing import Any, cast
 import torch
 
 from dpformer.artifact import publish
-from dpformer.artifact.layout import EVENTS
+from dpformer.artifact.layout import ANSWERS, EVENTS, PRIOR
 from dpformer.data import Dataset, Sequences, load
 from dpformer.errors import DPFormerError
-from dpformer.files import write_file
-from dpformer.fit.checkpoint import Checkpoints
-from dpformer.fit.distributed.lead_and_follow import (
-    about_run,
-    compare_data,
-    explained_rank_error,
-    lead,
-    release_followers,
-)
+from dpformer.fit.distributed.lead_and_follow import compare_data, explained_rank_error, lead
 from dpformer.fit.distributed.ranks import SINGLE, Ranks
-from dpformer.fit.distributed.restart import began_in, refuse_second, take_over
 from dpformer.fit.dpsgd import Optimisation, Trainer, network_for_steps
 from dpformer.fit.events import Tracker, Trackers, ended, started, stepped
 from dpformer.fit.folder import (
     Begun,
     RunLock,
+    account_part,
     begun_values,
     closed_on_error,
     data_of,
+    drop_events,
     explained,
     finish_written,
     hold,
@@ -51,12 +45,17 @@ from dpformer.fit.folder import (
     save_begun,
 )
 from dpformer.fit.memory import enough_memory
+from dpformer.fit.prior import read_prior, write_prior
 from dpformer.fit.recipe import Recipe
 from dpformer.fit.stage import Outputs, Progress, Setup, run_stages
 from dpformer.fit.stated import state_privacy
 from dpformer.fit.statistics_stages import choose_items, restrict, stages_before_steps
 from dpformer.models import Network, build, parse_spec
 from dpformer.privacy import Curator, Keys, PrivacyPlan, PrivacyStatement
+from dpformer.privacy.account import PeopleAccount
+from dpformer.privacy.replay import AnswerFiles
+from dpformer.statistics.prior import Prior
+from dpformer.training.checkpoint import Checkpoints
 
 CHECKPOINT_SECONDS = 60.0
 OnProgress = Callable[[Progress], None]
@@ -73,6 +72,8 @@ class Run:
         self.outputs = Outputs()
         self.checkpoints = Checkpoints(folder)
         self._begun, self._lock = begun, lock
+        curator.keep = AnswerFiles(folder / ANSWERS, begun.seed, begun.threads).keep
+        self._account = account_part(folder, curator.ledger)
         self._trainer: Trainer | None = None
         self._asked = False
 
@@ -104,43 +105,35 @@ class Run:
 
         A run that was stopped before its steps is closed and resumed, not trained again.
         """
-        self._drop_events()
+        drop_events(self.folder, self.step, self.recipe.steps_on_data)
         listeners = Trackers(trackers)
         listeners.on_event(started(self.step, self.plan.steps, self.recipe.settings()))
         with enough_memory(self.folder), explained_rank_error(self.folder):
             done = self._train(on_progress, should_stop, checkpoint_seconds, listeners)
-            self.ranks.broadcast(done)
-            return done
+            self.ranks.broadcast({"released": done})
+        listeners.on_event(ended(self.step, released=done))
+        return done
 
     def _train(
         self, on_progress: OnProgress, should_stop: Callable[[], bool], checkpoint_seconds: float, listeners: Trackers
     ) -> bool:
-        with self.ranks.leading():
-            for progress in self._before_steps():
-                on_progress(progress)
-                if should_stop():
-                    self.ranks = release_followers(self.ranks)
-                    listeners.on_event(ended(self.step, released=False))
-                    return False
         saved = time.monotonic()
-        for progress in self._steps(listeners):
+        for progress in itertools.chain(self._before_steps(), self._steps(listeners)):
             on_progress(progress)
-            if self.ranks.agree(should_stop()):
-                self.save()
-                listeners.on_event(ended(self.step, released=False))
-                return False
-            if time.monotonic() - saved > checkpoint_seconds:
+            stop = should_stop() or (progress.report is not None and progress.report.stop)
+            # Before the first step there is nothing to save but what `start` saved.
+            if progress.report is not None and (stop or time.monotonic() - saved > checkpoint_seconds):
                 self.save()
                 saved = time.monotonic()
+            if stop:
+                return False
         self.release()
-        listeners.on_event(ended(self.step, released=True))
         return True
 
     def begin_steps(self) -> Trainer:
         """Run the stages before the steps, and make the trainer; `train` continues from there."""
-        with self.ranks.leading():
-            for _ in self._before_steps():
-                pass
+        for _ in self._before_steps():
+            pass
         return self.trainer
 
     def _before_steps(self) -> Iterator[Progress]:
@@ -159,17 +152,17 @@ class Run:
             self._lead()
 
     def _setup(self) -> Setup:
-        return Setup(self.recipe, self.plan, len(self.dataset.catalogue), self._begun.seed)
+        items, prior = len(self.dataset.catalogue), read_prior(self.folder)
+        return Setup(self.recipe, self.plan, items, self._begun.seed, prior)
 
     def _make_trainer(self, network: Network) -> Trainer:
-        about = about_run(self.recipe, len(self.dataset.catalogue))
-        self._trainer = Trainer(network, self.plan, Optimisation.of(self.recipe), self.ranks, about)
+        self._trainer = Trainer(network, self.plan, Optimisation.of(self.recipe))
         self.outputs = replace(self.outputs, network=network)
         return self._trainer
 
     def _lead(self) -> None:
         """Send the other processes all that the coming steps depend on."""
-        lead(self.trainer, self.recipe, self._chosen_items())
+        lead(self.trainer, self.ranks, self.recipe, self._chosen_items())
 
     def _steps(self, listeners: Trackers) -> Iterator[Progress]:
         if self._trainer is None:
@@ -208,14 +201,6 @@ class Run:
         private = self.dataset.catalogue_mode == "private"
         return self.dataset.catalogue["item_id"].to_list() if private else None
 
-    def _drop_events(self) -> None:
-        """Drop events of steps that will be made again, and a torn last line."""
-        path = self.folder / EVENTS
-        with explained(self.folder):
-            lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
-        if lines or self.recipe.steps_on_data:
-            write_file(path, b"".join(line for line in lines[: self.step] if line.endswith(b"\n")), 0o600)
-
     def release(self) -> None:
         """Write the released model with its statement, and remove the private state."""
         if self._trainer is not None:
@@ -226,7 +211,7 @@ class Run:
 
     def statement(self) -> PrivacyStatement:
         """The privacy statement, from what the ledger says was charged."""
-        return state_privacy(self.curator, self.recipe, self.dataset)
+        return state_privacy(self.curator, self.recipe, self.dataset, self._account, (self.folder / PRIOR).exists())
 
     def close(self) -> None:
         """Let another process open the run."""
@@ -238,60 +223,65 @@ class Run:
 MakeCurator = Callable[..., Curator[Sequences]]
 
 
-def start(folder: Path, data: Path, recipe: Recipe, ranks: Ranks = SINGLE, make_curator: MakeCurator = Curator) -> Run:
+def start(
+    folder: Path,
+    data: Path,
+    recipe: Recipe,
+    ranks: Ranks = SINGLE,
+    make_curator: MakeCurator = Curator,
+    account: PeopleAccount | None = None,
+    prior: Prior | None = None,
+) -> Run:
     """Start a run in a new folder, on data that `dpformer prepare` wrote.
 
     Of several processes rank 0 calls it, while the others `follow`; without steps they are not needed. When torchrun has
-    restarted its processes, the run that they started is resumed. make_curator: for tests that plant a defect.
+    restarted its processes, the run that they started is resumed. make_curator: for tests that plant a defect. account: of the
+    people, charged with the whole plan before anything is asked. prior: of earlier runs, charged to the same account.
     """
-    with ranks.leading():
-        restarted = ranks.restarts > 0 and began_in(folder, ranks.job)
-    if restarted:
+    if ranks.job.began(folder):
         return resume(folder, data, ranks, make_curator)
     with explained_rank_error(folder):
-        with ranks.leading():
-            refuse_second(folder, ranks)
-            refuse_used(folder)
-            dataset = load(data)
-            ranks = ranks if recipe.steps_on_data else release_followers(ranks)
-            compare_data(ranks, dataset, data)
-        with ranks.leading():
-            plan = recipe.plan(len(dataset.sequences), dataset.catalogue_mode == "private")
-            lock = hold_new(folder)
-            with closed_on_error(lock):
-                ledger = make_folder(folder, data, recipe, plan, ranks.job)
-                with closed_on_error(ledger), explained(folder):
-                    ranks.note_run(folder)
-                    begun, keys = Begun.new(folder, data, recipe.seed), Keys(recipe.seed)
-                    save_begun(folder, begun, keys, ledger)
-                    curator = make_curator(dataset.train(recipe.hold_out), plan, ledger, keys)
-            run = Run(folder, dataset, recipe, curator, begun, lock)
-            run.ranks = ranks
-            return run
+        ranks.job.refuse_second(folder)
+        refuse_used(folder)
+        dataset = load(data)
+        ranks = ranks if recipe.steps_on_data else ranks.release_others()
+        compare_data(ranks, dataset, data)
+        plan = recipe.plan(len(dataset.sequences), dataset.catalogue_mode == "private")
+        lock = hold_new(folder)
+        with closed_on_error(lock):
+            ledger = make_folder(folder, data, recipe, plan, dataset.log, account)
+            with closed_on_error(ledger), explained(folder):
+                ranks.job.take(folder)
+                if prior is not None:
+                    write_prior(folder, prior)
+                begun, keys = Begun.new(folder, data, recipe.seed), Keys(recipe.seed)
+                save_begun(folder, begun, keys, ledger)
+                curator = make_curator(dataset.train(recipe.hold_out), plan, ledger, keys)
+        run = Run(folder, dataset, recipe, curator, begun, lock)
+        run.ranks = ranks
+        return run
 
 
 def resume(folder: Path, data: Path | None = None, ranks: Ranks = SINGLE, make_curator: MakeCurator = Curator) -> Run:
     """Resume a run that was interrupted, exactly where an uninterrupted one would be. Several processes: see `start`."""
     with explained_rank_error(folder):
-        with ranks.leading():
-            recipe = read_recipe(folder)
-            if finish_written(folder):
-                raise DPFormerError(f"{folder}: is finished; its model is released")
-            ranks = ranks if recipe.steps_on_data else release_followers(ranks)
-        with ranks.leading():
-            lock = hold(folder)
-            with closed_on_error(lock):
-                dataset, ledger, tensors, values = reopen(folder, data)
-                with closed_on_error(ledger):
-                    private = dataset.catalogue_mode == "private"
-                    plan = ledger.plan if ledger is not None else recipe.plan(len(dataset.sequences), private)
-                    begun = Begun(**values["begun"])
-                    torch.set_num_threads(begun.threads)
-                    compare_data(ranks, dataset, data or data_of(folder))
-                    take_over(folder, ranks)
-                    people, keys = dataset.train(recipe.hold_out), Keys.restored(values["keys"])
-                    run = Run(folder, dataset, recipe, make_curator(people, plan, ledger, keys), begun, lock)
-                    run.ranks = ranks
-                    if "step" in values:  # else it was interrupted before its steps
-                        run.restore(tensors, values)
-            return run
+        recipe = read_recipe(folder)
+        if finish_written(folder):
+            raise DPFormerError(f"{folder}: is finished; its model is released")
+        ranks = ranks if recipe.steps_on_data else ranks.release_others()
+        lock = hold(folder)
+        with closed_on_error(lock):
+            dataset, ledger, tensors, values = reopen(folder, data)
+            with closed_on_error(ledger):
+                private = dataset.catalogue_mode == "private"
+                plan = ledger.plan if ledger is not None else recipe.plan(len(dataset.sequences), private)
+                begun = Begun(**values["begun"])
+                torch.set_num_threads(begun.threads)
+                compare_data(ranks, dataset, data or data_of(folder))
+                ranks.job.take(folder)
+                people, keys = dataset.train(recipe.hold_out), Keys.restored(values["keys"])
+                run = Run(folder, dataset, recipe, make_curator(people, plan, ledger, keys), begun, lock)
+                run.ranks = ranks
+                if "step" in values:  # else it was interrupted before its steps
+                    run.restore(tensors, values)
+        return run

@@ -23,16 +23,18 @@ from dpformer.models import Ensemble, Network, Recommender, TransitionScorer, bu
 from dpformer.privacy import Answer, PrivacyPlan
 from dpformer.privacy.query import Asker
 from dpformer.statistics.histogram import HISTOGRAM, frequencies
+from dpformer.statistics.prior import Prior
 
 
 @dataclass(frozen=True)
 class Setup:
-    """What a stage may know beside answers; all of it is public. seed: of initial weights."""
+    """What a stage may know beside answers; all of it is public. seed: of initial weights. prior: released by earlier runs."""
 
     recipe: Recipe
     plan: PrivacyPlan
     items: int
     seed: int
+    prior: Prior | None = None
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,7 @@ class StepReport:
     users: int
     loss: float
     nonfinite: int
+    stop: bool = False
 
 
 @dataclass(frozen=True)

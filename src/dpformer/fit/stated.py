@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dpformer.data import Dataset, Sequences
-from dpformer.fit.gradient_sum import slack_in_words
 from dpformer.fit.recipe import Recipe
-from dpformer.privacy import Curator, PrivacyStatement
-from dpformer.privacy.statement import Circumstances, DataPart, TuningPart, build_statement
+from dpformer.privacy import Curator, PrivacyPlan, PrivacyStatement
+from dpformer.privacy.parts import AccountPart, DataPart, TuningPart
+from dpformer.privacy.statement import Circumstances, build_statement
+from dpformer.training.groups import slack_in_words
 
 TRAINED_ON = {
     "validation": "each user's events but the last two (all of them, of users with fewer than three)",
@@ -29,7 +30,24 @@ def data_part(dataset: Dataset, private: bool, trained_on: str = "all events") -
     return DataPart.model_validate({"catalogue": mode, "outside_guarantee": outside, "trained_on": trained_on})
 
 
-def state_privacy(curator: Curator[Sequences], recipe: Recipe, dataset: Dataset) -> PrivacyStatement:
+PRIOR_USED = (
+    "the model also uses what earlier runs of the account released, so the pair that counts for it is the one together with "
+    "the account"
+)
+
+
+def assumptions(plan: PrivacyPlan, prior: bool) -> tuple[str, ...]:
+    """What the statement assumes. prior: whether the model was made with the answers of earlier runs."""
+    return ((slack_in_words(plan.users, plan.rate),) if plan.steps else ()) + ((PRIOR_USED,) if prior else ())
+
+
+def state_privacy(
+    curator: Curator[Sequences],
+    recipe: Recipe,
+    dataset: Dataset,
+    account_part: AccountPart | None = None,
+    prior: bool = False,
+) -> PrivacyStatement:
     """The privacy statement of a run, from what its ledger says was charged."""
     plan = curator.plan
     data = data_part(dataset, plan.private, TRAINED_ON[recipe.hold_out])
@@ -41,7 +59,8 @@ def state_privacy(curator: Curator[Sequences], recipe: Recipe, dataset: Dataset)
         seeded=curator.keys.seeded,
         users_declared=recipe.population is not None,
         assumed_public=tuple(public),
-        assumptions=(slack_in_words(plan.users, plan.rate),) if plan.steps else (),
+        assumptions=assumptions(plan, prior),
+        account=account_part,
     )
     account = None if curator.ledger is None else curator.ledger.account()
     return build_statement(plan, account, about, TuningPart(**recipe.tuning.model_dump()))

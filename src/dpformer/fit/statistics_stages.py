@@ -12,12 +12,14 @@ from dpformer.data import Dataset, Sequences
 from dpformer.errors import DPFormerError
 from dpformer.fit.distil import distil
 from dpformer.fit.recipe import DistilSettings, HistogramSettings, TransitionsSettings
-from dpformer.fit.scorers import fit_transitions
+from dpformer.fit.scorers import to_scorer
 from dpformer.fit.stage import Outputs, Progress, Setup, Stage, new_network
-from dpformer.privacy import Curator
+from dpformer.privacy import Answer, Curator
 from dpformer.privacy.query import Asker
+from dpformer.statistics.combine import Measured, measure
 from dpformer.statistics.histogram import Histogram
 from dpformer.statistics.item_selection import ItemCounts
+from dpformer.statistics.settings import TransitionSettings
 
 
 @dataclass(frozen=True)
@@ -29,9 +31,14 @@ class HistogramStage:
 
     def run(self, before: Outputs, asker: Asker) -> Generator[Progress, None, Outputs]:
         """Ask."""
-        answer = asker.ask(Histogram(self.setup.items))
+        answer = self.ask(asker)
         yield Progress(self.name, 1, 1, self.setup.plan)
         return replace(before, histogram=answer)
+
+    def ask(self, asker: Asker) -> Answer:
+        """The histogram, combined with that of the prior."""
+        answer, prior = asker.ask(Histogram(self.setup.items)), self.setup.prior
+        return answer if prior is None else prior.with_histogram(answer, self.setup.plan.users)
 
 
 @dataclass(frozen=True)
@@ -43,10 +50,16 @@ class TransitionsStage:
 
     def run(self, before: Outputs, asker: Asker) -> Generator[Progress, None, Outputs]:
         """Ask, then combine the answers."""
-        assert before.histogram is not None
-        scorer = fit_transitions(asker, before.histogram, self._sigma(before))
+        scorer = to_scorer(self.measured(before, asker), TransitionSettings())
         yield Progress(self.name, 1, 1, self.setup.plan)
         return replace(before, transitions=scorer)
+
+    def measured(self, before: Outputs, asker: Asker) -> Measured:
+        """The transitions, combined with those of the prior."""
+        assert before.histogram is not None
+        answers = measure(asker, before.histogram, TransitionSettings(), self._sigma(before))
+        prior = self.setup.prior
+        return answers if prior is None else prior.with_counts(answers, self.setup.plan.users)
 
     def _sigma(self, before: Outputs) -> float:
         """The noise multiplier of the transitions if they were one answer beside a histogram of the usual share."""

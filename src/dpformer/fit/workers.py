@@ -21,6 +21,7 @@ from dpformer.clipping import PhantomClipping, TiedCrossEntropy
 from dpformer.data import MicroBatch
 from dpformer.models import Network
 from dpformer.models.dropout import Masks, use_masks
+from dpformer.training.groups import add_rounded
 
 WORKERS = 2
 # Below this many positions in a batch one worker is faster: each micro-batch has a fixed cost.
@@ -97,19 +98,6 @@ def parts_of(flat: Tensor, model: nn.Module) -> list[Tensor]:
     """The numbers of all parameters, one after the other in `flat`, as a tensor per parameter."""
     parameters = list(model.parameters())
     return [part.view(p.shape) for p, part in zip(parameters, flat.split([p.numel() for p in parameters]), strict=True)]
-
-
-# Numbers at a time, so that what is between float32 and the rounded sum stays in the cache.
-_CHUNK = 1 << 15
-
-
-@torch.no_grad()
-def add_rounded(total: Tensor, gradient: Tensor, scale: float) -> None:
-    """total += round(scale gradient), for a float64 `total` of whole numbers; scale is a power of 2, so nothing else rounds."""
-    flat, source = total.view(-1), gradient.reshape(-1)
-    for start in range(0, len(flat), _CHUNK):
-        piece = source[start : start + _CHUNK].double() * scale
-        flat[start : start + _CHUNK].add_(piece.round_())
 
 
 class Team:

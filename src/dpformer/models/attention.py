@@ -89,6 +89,8 @@ class _Rows(torch.autograd.Function):
     left is `|q|^2 / (2 d)`, whose gradient is `q / d`, or less where it is `capped`, and has none. All are None for no penalty.
     """
 
+    samples_first = True  # each element of the first dimension alone: the clipping guard trusts it
+
     @staticmethod
     def forward(
         ctx: Any,

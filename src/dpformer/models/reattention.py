@@ -27,7 +27,7 @@ from torch import Tensor
 
 from dpformer.models import attention, error
 
-CORRECTIONS = ("logits", "literal", "none")
+CORRECTIONS, ERRORS = ("logits", "literal", "none"), ("paper", "accumulated")
 
 
 @dataclass(frozen=True)
@@ -37,15 +37,19 @@ class ReAttention:
     correction      "logits" (ours), "literal" (the paper's formula), "none" (errors are tracked and not used: an ablation)
     cap             largest correction within a row, in nats; None for no cap
     scale           factor on all standard deviations
+    error           "paper" (the noise of one step over the frequency) or "accumulated" (of all steps, as the optimizer tracks it)
     """
 
     correction: Literal["logits", "literal", "none"] = "logits"
     cap: float | None = 5.0
     scale: float = 1.0
+    error: Literal["paper", "accumulated"] = "paper"
 
     def __post_init__(self) -> None:
         if self.correction not in CORRECTIONS:
             raise ValueError(f"correction = {self.correction!r} is not one of {', '.join(CORRECTIONS)}")
+        if self.error not in ERRORS:
+            raise ValueError(f"error = {self.error!r} is not one of {', '.join(ERRORS)}")
         if (self.cap is not None and not self.cap > 0) or not self.scale >= 0:
             raise ValueError(f"cap = {self.cap} must be above 0 (or None) and scale = {self.scale} not below")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -90,6 +91,20 @@ class Transformer(Network):
         self.var_items[0] = 0
         self.var_positions.copy_(error.effective_error(noise_multiplier, batch_size, lengths.clamp(1e-9, 1.0), scale))
         self.var_blocks.copy_(error.effective_error(noise_multiplier, batch_size, 1.0, scale))
+
+    def wants_accumulated(self) -> bool:
+        """Whether `set_accumulated` is to be called after each step."""
+        return self.reattention is not None and self.reattention.error == "accumulated"
+
+    def set_accumulated(self, variances: Mapping[str, Tensor]) -> None:
+        """The variance of the noise in each parameter, by its name: `[rows, 1]` of a matrix, as `Adam` tracks it."""
+        assert self.reattention is not None
+        scale = self.reattention.scale**2
+        self.var_items.copy_(scale * variances["embedding.weight"].mean(1)).index_fill_(0, torch.tensor(0), 0.0)
+        if self.positions is not None:
+            self.var_positions.copy_(scale * variances["positions"].mean(1))
+        of_blocks = [var.mean() for name, var in variances.items() if name.startswith("blocks.") and var.dim() == 2]
+        self.var_blocks.copy_(scale * torch.stack(of_blocks).mean())
 
     def tracks_errors(self) -> bool:
         """Whether attention is corrected now. Without noise there is nothing to correct, and it is ordinary to the last bit.

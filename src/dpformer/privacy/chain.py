@@ -79,11 +79,11 @@ def create_chain(folder: Path, header: Line) -> Chain:
         return Chain(folder, lock, file, Position(0, digest))
 
 
-def open_chain(folder: Path, expected: Position | None = None) -> tuple[Chain, list[Line]]:
-    """Check a whole chain and continue it; also returns its lines, the header first."""
+def open_chain(folder: Path, expected: Position | None = None, patience: float = 0.0) -> tuple[Chain, list[Line]]:
+    """Check a whole chain and continue it; also returns its lines, the header first. patience: see `Lock`."""
     if not (folder / CHAIN).exists():
         raise _missing(folder)
-    with _locked(folder) as lock:
+    with _locked(folder, patience) as lock:
         lines, length = _read(folder, expected)
         position = Position(len(lines) - 1, lines[-1]["hash"])
         file = os.open(folder / CHAIN, os.O_WRONLY | os.O_APPEND)
@@ -169,9 +169,9 @@ def _read_head(folder: Path) -> Position | None:
 
 
 @contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[Lock]:
+def _locked(folder: Path, patience: float = 0.0) -> Iterator[Lock]:
     """The lock of a chain's folder, released if an error follows."""
-    lock = Lock(folder / LOCK)
+    lock = Lock(folder / LOCK, patience)
     try:
         with _explained(folder):
             yield lock

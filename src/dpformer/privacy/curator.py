@@ -18,6 +18,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from dpformer.errors import PrivacyError
+from dpformer.privacy.charge import Charge
 from dpformer.privacy.keys import Keys, Uncopied
 from dpformer.privacy.ledger import Ledger
 from dpformer.privacy.noise import FARTHEST, check_std, poisson_draw, rounded_gaussian
@@ -56,9 +57,22 @@ class Curator(Uncopied, Generic[P]):
         self.plan, self.ledger, self.keys = plan, ledger, keys
         self._people = people
         self._noise, self._draw = noise, draw
+        # Called with each private answer, its place and the plan; see `replay`.
+        self.keep: Callable[[int, Answer, PrivacyPlan], None] | None = None
 
-    def ask(self, query: Query[P]) -> Answer:
-        """The answer to the next query of the plan; a `PrivacyError`, and nothing charged, for any other."""
+    def upcoming(self, query: Query[P]) -> tuple[Sample, float]:
+        """Who the next answer is about, and its grid, for a query whose sum is computed before it is asked.
+
+        It is the same until that answer is made, and as secret as the keys.
+        """
+        planned, grid, _ = self._terms(query)
+        return self._sample(planned), grid
+
+    def _sample(self, planned: Charge) -> Sample:
+        return Sample(self._draw(self.keys.sample(), len(self._people), planned.rate), self.keys.dropout())
+
+    def _terms(self, query: Query[P]) -> tuple[Charge, float, float]:
+        """What the plan has for this query, its grid, and the standard deviation of its noise in grid steps."""
         planned = self.plan.planned(self.keys.place)
         if query.name != planned.name:
             raise PrivacyError(f"query {query.name!r} is not the next of the plan, {planned.name!r}; plan it first")
@@ -73,8 +87,12 @@ class Curator(Uncopied, Generic[P]):
         std = math.nextafter(planned.noise_multiplier * query.sensitivity(grid), math.inf)
         if self.plan.private:
             check_std(std)
-        drawn = self._draw(self.keys.sample(), len(self._people), planned.rate)
-        sample = Sample(drawn, self.keys.dropout())
+        return planned, grid, std
+
+    def ask(self, query: Query[P]) -> Answer:
+        """The answer to the next query of the plan; a `PrivacyError`, and nothing charged, for any other."""
+        planned, grid, std = self._terms(query)
+        sample = self._sample(planned)
         # A selection by its own class: its threshold holds only for vectors that were checked.
         add_up = functools.partial(Selection.sum, query) if isinstance(query, Selection) else query.sum
         sums = add_up(self._people, sample, grid)
@@ -89,12 +107,16 @@ class Curator(Uncopied, Generic[P]):
         noisy: Mapping[str, np.ndarray] = {
             name: value + self._noise(self.keys.noise(name, digest), value.shape, std) for name, value in sums.items()
         }
+        place = self.keys.place
         self.keys.ratchet()
         labels: tuple[Any, ...] = ()
         if isinstance(query, Selection):
             counts = Counts(sums[query.name], noisy[query.name], std, grid)
             noisy, labels = named(query, counts, self.plan.threshold_delta)
-        return Answer(query.name, {name: value * grid for name, value in noisy.items()}, std * grid, grid, labels)
+        answer = Answer(query.name, {name: value * grid for name, value in noisy.items()}, std * grid, grid, labels)
+        if self.keep is not None:
+            self.keep(place, answer, self.plan)
+        return answer
 
     def replace_events(self, function: Callable[[P], P]) -> None:
         """Continue with other events of the same people, for example without items that were not selected.

@@ -5,6 +5,8 @@ exists. So after any crash the ledger has at least what was released.
 
 A line holds the name of the query and a tag: a keyed hash of the sum before noise (see `keys`). Asking again at the same place
 is a replay: with the same tag it is the same answer and is not charged again, with another tag it is refused.
+
+The header of a run that was charged to an account of people holds the receipt (see `account`).
 """
 
 import secrets
@@ -14,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from dpformer.errors import PrivacyError
+from dpformer.privacy.account import Receipt
 from dpformer.privacy.chain import Chain, Line, Position, create_chain, open_chain, read_chain
 from dpformer.privacy.charge import Charge
 from dpformer.privacy.keys import Uncopied
@@ -38,6 +41,7 @@ class Account:
     plan: PrivacyPlan
     entries: tuple[Entry, ...]
     position: Position
+    receipt: Receipt | None = None
 
     @property
     def steps_charged(self) -> int:
@@ -58,13 +62,15 @@ class Account:
 class Ledger(Uncopied):
     """The open ledger of a run, locked against a second writer. Made by `create_ledger` or `open_ledger`."""
 
-    def __init__(self, chain: Chain, run_id: str, plan: PrivacyPlan, entries: list[Entry]) -> None:
-        self.run_id, self.plan = run_id, plan
+    def __init__(
+        self, chain: Chain, run_id: str, plan: PrivacyPlan, entries: list[Entry], receipt: Receipt | None = None
+    ) -> None:
+        self.run_id, self.plan, self.receipt = run_id, plan, receipt
         self._chain, self._entries = chain, entries
 
     def account(self) -> Account:
         """The content of this ledger now."""
-        return Account(self.run_id, self.plan, tuple(self._entries), self._chain.position)
+        return Account(self.run_id, self.plan, tuple(self._entries), self._chain.position, self.receipt)
 
     def position(self) -> Position:
         """How far this ledger has come: a checkpoint keeps it, for `open_ledger`."""
@@ -103,13 +109,19 @@ class Ledger(Uncopied):
         self.close()
 
 
-def create_ledger(folder: Path | str, plan: PrivacyPlan) -> Ledger:
-    """Start the ledger of a new run. A folder that already has one is refused: its spending would be forgotten."""
+def create_ledger(
+    folder: Path | str, plan: PrivacyPlan, run_id: str | None = None, receipt: Receipt | None = None
+) -> Ledger:
+    """Start the ledger of a new run. A folder that already has one is refused: its spending would be forgotten.
+
+    run_id, receipt: of a run that was charged to an account of people.
+    """
     if not plan.private:
         raise PrivacyError("a run with epsilon inf spends without bound: it has no budget, and needs no ledger")
-    run_id = secrets.token_hex(16)
-    chain = create_chain(Path(folder), {"ledger": _VERSION, "run_id": run_id, "plan": plan_to_json(plan)})
-    return Ledger(chain, run_id, plan, [])
+    run_id = run_id or secrets.token_hex(16)
+    header = {"ledger": _VERSION, "run_id": run_id, "plan": plan_to_json(plan)}
+    chain = create_chain(Path(folder), header | ({"receipt": asdict(receipt)} if receipt else {}))
+    return Ledger(chain, run_id, plan, [], receipt)
 
 
 def open_ledger(folder: Path | str, expected: Position | None = None, run_id: str | None = None) -> Ledger:
@@ -120,7 +132,7 @@ def open_ledger(folder: Path | str, expected: Position | None = None, run_id: st
     except BaseException:
         chain.close()
         raise
-    return Ledger(chain, account.run_id, account.plan, list(account.entries))
+    return Ledger(chain, account.run_id, account.plan, list(account.entries), account.receipt)
 
 
 def read_ledger(folder: Path | str, expected: Position | None = None, run_id: str | None = None) -> Account:
@@ -136,6 +148,7 @@ def _parse(folder: Path, lines: list[Line], run_id: str | None) -> Account:
     try:
         named, plan = str(header["run_id"]), plan_from_json(header["plan"])
         entries = tuple(Entry(line["name"], line["tag"]) for line in lines[1:])
+        receipt = Receipt(**header["receipt"]) if "receipt" in header else None
     except (KeyError, TypeError, AttributeError) as problem:
         raise PrivacyError(f"{where} lacks {problem}: dpformer did not write it; do not trust it") from None
     for place, entry in enumerate(entries):
@@ -143,7 +156,7 @@ def _parse(folder: Path, lines: list[Line], run_id: str | None) -> Account:
             raise PrivacyError(f"{where} charges {entry.name!r} at place {place}, which the plan does not have")
     if run_id is not None and named != run_id:
         raise PrivacyError(f"{where} belongs to run {named}, not to {run_id}: it was copied")
-    return Account(named, plan, entries, Position(len(entries), lines[-1]["hash"]))
+    return Account(named, plan, entries, Position(len(entries), lines[-1]["hash"]), receipt)
 
 
 def plan_to_json(plan: PrivacyPlan) -> dict[str, Any]:

@@ -158,6 +158,16 @@ def steps_of(epochs: float, users: int, batch_size: int) -> int:
     return math.ceil(round(epochs * users / batch_size, 9))
 
 
+def declared_users(users: int, population: int | None) -> int:
+    """The number of users that a plan is made for: of the data, or of a declared population that has at least as many."""
+    if population is not None and population < users:
+        raise PrivacyError(
+            f"population {population:,} is below the number of users in the data, {users:,}: delta and the statement would be "
+            f"for fewer users than there are; declare a population of {users} or more, or leave it out"
+        )
+    return population or users
+
+
 @functools.cache
 def spending(plan: PrivacyPlan) -> dict[int, float]:
     """Epsilon after each tenth of the steps. Accounting is slow: no more marks than these, and once for each plan."""

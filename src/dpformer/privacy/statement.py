@@ -4,14 +4,13 @@
 plan and from what the ledger says was charged, never from what was merely intended. Its words are in `wording`.
 """
 
-import math
 import platform
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from dpformer import __version__
 from dpformer.errors import PrivacyError
@@ -20,118 +19,25 @@ from dpformer.privacy.accounting import epsilon
 from dpformer.privacy.attack_bounds import attack_bound, bound_from
 from dpformer.privacy.calibration import gaussian_multiplier
 from dpformer.privacy.ledger import Account
+from dpformer.privacy.parts import (
+    AccountantPart,
+    AccountPart,
+    AtLeastOne,
+    AttackPart,
+    DataPart,
+    EpsilonValue,
+    LedgerPart,
+    NoisePart,
+    Part,
+    ReleasePart,
+    StepsPart,
+    TuningPart,
+)
 from dpformer.privacy.plan import PrivacyPlan
 from dpformer.privacy.tuning import Tuning, tuned_epsilon
 
-Probability = Annotated[float, Field(ge=0, le=1)]
-Multiplier = Annotated[float, Field(ge=0)]
-Count = Annotated[int, Field(ge=0)]
-AtLeastOne = Annotated[int, Field(ge=1)]
-# JSON has no number for infinity.
-EpsilonValue = Annotated[
-    Annotated[float, Field(ge=0)] | Literal["inf"], BeforeValidator(lambda value: "inf" if value == math.inf else value)
-]
-
-
 ACCOUNTING = "dp-accounting"
 PACKAGES = (ACCOUNTING, "numpy", "scipy", "torch")
-
-
-class Part(BaseModel):
-    """Base of all parts: they cannot be changed, and have no other fields."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class AccountantPart(Part):
-    """The accountant used. `pld` and `rdp` are both shown; "inf" where one has no bound."""
-
-    used: Literal["pld", "rdp", "gaussian"]
-    library: str
-    version: str
-    pld: EpsilonValue
-    rdp: EpsilonValue
-    note: str = ""
-
-
-class NoisePart(Part):
-    """How noise was made, and on what grid."""
-
-    mode: Literal["exact", "seeded", "none"]
-    generator: str
-    grid: str
-
-
-class StepsPart(Part):
-    """Training steps: planned, and charged in the ledger (what epsilon is computed from)."""
-
-    planned: AtLeastOne
-    charged: Count
-    sampler: Literal["poisson", "full"]
-    sampling_rate: Annotated[float, Field(gt=0, le=1)]
-    expected_batch_size: AtLeastOne
-    noise_multiplier: Multiplier
-
-
-class ReleasePart(Part):
-    """An answer that is not a step: its noise, and its share of the Gaussian budget of the whole."""
-
-    name: str
-    noise_multiplier: Multiplier
-    share: Probability
-
-
-class TuningPart(Part):
-    """How settings were chosen.
-
-    "undeclared": not said. "none": fixed beforehand. "public": on public data. "listed": on this data, not accounted for;
-    `configurations` lists every one that was tried. "accounted": a random number of trials, paid for; epsilon includes it.
-    """
-
-    kind: Literal["undeclared", "none", "public", "listed", "accounted"]
-    configurations: tuple[str, ...] = ()
-    mean_trials: float | None = None
-    distribution: str | None = None
-    epsilon: EpsilonValue | None = None
-
-    @model_validator(mode="after")
-    def _complete(self) -> "TuningPart":
-        if self.kind == "listed" and not self.configurations:
-            raise ValueError("tuning that is listed must list the configurations tried")
-        if self.kind == "accounted" and None in (self.mean_trials, self.distribution, self.epsilon):
-            raise ValueError("tuning that is accounted needs mean_trials, distribution and epsilon")
-        return self
-
-
-class AttackPart(Part):
-    """An upper bound on every membership attack on what was released."""
-
-    false_positive_rate: Probability
-    true_positive_rate: Probability
-    advantage: Probability
-    reading: str
-
-
-class LedgerPart(Part):
-    """The ledger that the statement was made from."""
-
-    run_id: str
-    entries: Count
-    hash: str
-
-
-class DataPart(Part):
-    """What was decided by the data.
-
-    catalogue: "public", a list given from outside; "log", the items that occur in the log, *assumed* public; "private", items
-    chosen by noisy counts above a threshold. threshold_delta: the part of delta that this threshold takes.
-    outside_guarantee: what was done to the data that the guarantee does not cover. trained_on: which events were used.
-    """
-
-    catalogue: Literal["public", "log", "private"]
-    threshold_delta: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    outside_guarantee: tuple[str, ...] = ()
-    trained_on: str = "all events"
 
 
 class PrivacyStatement(Part):
@@ -159,6 +65,7 @@ class PrivacyStatement(Part):
     not_covered: tuple[str, ...]
     insecure: tuple[str, ...]
     ledger: LedgerPart | None
+    account: AccountPart | None = None
     versions: dict[str, str]
 
     @model_validator(mode="after")
@@ -187,6 +94,7 @@ class Circumstances:
     assumed_public: what is assumed public beside the number of users. assumptions: what the guarantee rests on without a proof.
     users_declared: the plan's users are a population that was declared, in place of the number in the data.
     insecure: reasons not to rely on the guarantee; that of a seeded run is added automatically.
+    account: of the people, if the run was charged to one.
     """
 
     data: DataPart
@@ -195,6 +103,7 @@ class Circumstances:
     assumptions: tuple[str, ...] = ()
     insecure: tuple[str, ...] = ()
     users_declared: bool = False
+    account: AccountPart | None = None
 
 
 def build_statement(
@@ -257,6 +166,7 @@ def build_statement(
         not_covered=wording.NOT_COVERED,
         insecure=(wording.SEEDED, *about.insecure) if mode == "seeded" else about.insecure,
         ledger=LedgerPart(run_id=account.run_id, **asdict(account.position)) if account else None,
+        account=about.account,
         versions={"dpformer": __version__, "python": platform.python_version(), **{p: version(p) for p in PACKAGES}},
     )
 

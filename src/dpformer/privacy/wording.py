@@ -6,7 +6,8 @@ import math
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dpformer.privacy.statement import PrivacyStatement, TuningPart
+    from dpformer.privacy.parts import AccountPart, TuningPart
+    from dpformer.privacy.statement import PrivacyStatement
 
 UNIT = "one user, with all of that user's events"
 NEIGHBOURS = "the number of users stays, and one user's events are replaced by none"
@@ -32,7 +33,12 @@ _CATALOGUES = {
     "log": "The set of items is ASSUMED public: it was taken from the log, so a rare item reveals that a user had it. "
     "Declare it with --catalogue FILE, or have it chosen privately with --catalogue private.",
     "private": "The set of items was chosen by noisy counts above a threshold; delta includes {delta:g} for it.",
+    "none": "The model's initial weights, vocabulary and labels are ASSUMED public: not taken from this data.",
 }
+_ALONE = (
+    "Epsilon is of this run alone: other releases on the same people add to it, and it was charged to no account of these people "
+    "(--account)."
+)
 _ACCOUNTANTS = {"pld": "PLD", "rdp": "RDP", "gaussian": "closed form for Gaussians"}
 
 
@@ -48,6 +54,7 @@ def in_words(s: PrivacyStatement) -> str:
         f"Neighbours: {s.neighbours}.",
         _CATALOGUES[s.data.catalogue].format(delta=round_up(s.data.threshold_delta, 2)),
         *(f"OUTSIDE OF THE GUARANTEE: {what}" for what in s.data.outside_guarantee),
+        _ALONE if s.account is None else _together(s.account),
         f"At delta = 1/users = {1 / s.users:.3g}: epsilon {_bound(s.epsilon_at_delta_1_over_users)}.",
         s.attack.reading,
         f"Accountant: {_ACCOUNTANTS[s.accountant.used]} of {s.accountant.library} {s.accountant.version} "
@@ -68,6 +75,18 @@ def in_words(s: PrivacyStatement) -> str:
     lines.append(f"Tuning: {_tuning(s.tuning)}.")
     lines += [f"Not covered: {item}." for item in s.not_covered]
     return "\n".join(lines)
+
+
+def _together(part: AccountPart) -> str:
+    others = f"the {part.runs - 1} runs charged before it" if part.runs > 1 else "no other run so far"
+    spent = f"({_bound(part.epsilon)}, {round_up(part.delta, 6):g})"
+    cap = f"The cap is epsilon {part.cap:g}"
+    if part.period:
+        cap = (
+            f"The cap is epsilon {part.cap:g} per calendar year, and {part.period} has spent "
+            f"{_bound(part.epsilon_in_period)}; years add up, and the pair above is for all years"
+        )
+    return f"Epsilon is of this run alone. Together with {others} to account {part.id[:8]}: {spent}. {cap}. Later runs add to it."
 
 
 def users_in_words(users: int, declared: bool) -> str:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from dpformer.artifact import Artifact, load
+from dpformer.artifact.card import commands, evaluated
 from dpformer.artifact.layout import EVENTS, ITEMS, METRICS
 from dpformer.errors import DPFormerError
 from dpformer.evaluation import HEADLINE
@@ -67,6 +68,11 @@ class Facts:
         return len(self.artifact.catalogue)
 
     @property
+    def evaluated(self) -> bool:
+        """Whether `dpformer evaluate` takes this run."""
+        return evaluated(self.artifact.config)
+
+    @property
     def publishable(self) -> bool:
         """Whether what follows from released values alone may be published."""
         return self.artifact.statement.private and not self.artifact.statement.insecure
@@ -93,7 +99,7 @@ def gather(folder: Path, name: str, histories: Sequence[str] = ()) -> Facts:
         lift=_lift(artifact, weights),
         samples=_samples(artifact, chosen),
         given=bool(histories),
-        commands=commands(folder, artifact.config),
+        commands=[*commands(artifact.config, folder.name), f"dpformer report {shlex.quote(folder.name)}"],
     )
 
 
@@ -212,29 +218,3 @@ def _samples(artifact: Artifact, histories: Sequence[Sequence[int]]) -> list[Sam
         Sample(tuple(names[i] for i in history), tuple(names[i] for i in row if i))
         for history, row in zip(histories, best, strict=True)
     ]
-
-
-def commands(folder: Path, config: dict[str, Any]) -> list[str]:
-    """The commands that make such a run. The noise will differ, and so will the figures, a little."""
-    run = shlex.quote(folder.name)
-    typed = config.get("command")
-    typed = typed if isinstance(typed, dict) else {}
-    options = [f"--{name} {_word(typed[name])}" for name in ("preset", "model", "epsilon") if name in typed]
-    changed = typed.get("set")
-    changed = changed if isinstance(changed, dict) else {}
-    options += [f"--set {shlex.quote(f'{key}={_text(value)}')}" for key, value in changed.items()]
-    return [
-        "dpformer prepare LOG -o DATA",
-        " ".join(["dpformer fit DATA --run", run, *options]),
-        f"dpformer evaluate {run}",
-        f"dpformer report {run}",
-    ]
-
-
-def _text(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
-
-
-def _word(value: object) -> str:
-    """A value as one quoted word of a shell: config.json is not trusted."""
-    return shlex.quote(f"{value:g}" if isinstance(value, float) else _text(value))

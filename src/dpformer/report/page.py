@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
@@ -81,7 +82,7 @@ def _environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"percent": _percent, "number": _number}
+    environment.filters |= {"percent": _percent, "percent_up": _percent_up, "number": _number}
     return environment
 
 
@@ -92,6 +93,11 @@ def _read(name: str) -> str:
 def _percent(value: float, digits: int = 2) -> str:
     """A share in percent; a mean over no users is a dash."""
     return "–" if value != value else f"{100 * value:.{digits}f}"
+
+
+def _percent_up(value: float) -> str:
+    """An upper bound in whole percent, rounded up."""
+    return f"{math.ceil(round(100 * value, 9))}"
 
 
 def _number(value: float | str) -> str:

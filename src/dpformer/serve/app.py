@@ -31,6 +31,8 @@ _PAGE = {
     "/": ("index.html", "text/html"),
     "/style.css": ("style.css", "text/css"),
     "/app.js": ("app.js", "text/javascript"),
+    "/docs": ("docs.html", "text/html"),
+    "/docs.js": ("docs.js", "text/javascript"),
 }
 _DESCRIPTION = "Ranks items as the next one after a history. " + SERVED
 _BUSY: dict[int | str, dict[str, Any]] = {
@@ -41,12 +43,14 @@ _BUSY: dict[int | str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def create_app(ranker: Ranker, limits: Limits | None = None) -> FastAPI:
-    """The application, an ASGI callable."""
-    limits = limits or Limits()
+def create_app(
+    ranker: Ranker, limits: Limits | None = None, token: str | None = None, metrics: Metrics | None = None
+) -> FastAPI:
+    """The application, an ASGI callable. token: what clients must send, if anything; metrics: shared with earlier models."""
+    limits, metrics = limits or Limits(), metrics or Metrics()
     artifact = ranker.artifact
-    batcher = Batcher(ranker.answer, waiting=limits.waiting, on_batch=lambda size: metrics.batch(size))
-    metrics = Metrics(artifact, lambda: batcher.waiting)
+    batcher = Batcher(ranker.answer, waiting=limits.waiting, on_batch=metrics.batch)
+    metrics.serve(artifact, lambda: batcher.waiting)
     search = ItemSearch(ranker.ids, ranker.titles)
 
     @asynccontextmanager
@@ -55,11 +59,11 @@ def create_app(ranker: Ranker, limits: Limits | None = None) -> FastAPI:
         yield
         await batcher.stop()
 
-    # FastAPI's own documentation pages load scripts from the network: /openapi.json is there for tools.
+    # FastAPI's own documentation pages load scripts from the network; /docs is a page of ours.
     app = FastAPI(
         title="dpformer", version=__version__, description=_DESCRIPTION, lifespan=lifespan, docs_url=None, redoc_url=None
     )  # fmt: skip
-    app.add_middleware(Guard, limits=limits, answered=metrics.answered)
+    app.add_middleware(Guard, limits=limits, answered=metrics.answered, token=token)
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
@@ -83,7 +87,7 @@ def create_app(ranker: Ranker, limits: Limits | None = None) -> FastAPI:
         queries = [Ask(history, asked.k, exclude, forbidden, asked.seen) for history, _ in encoded]
         try:
             answers = await asyncio.wait_for(batcher.ask(queries), limits.timeout)
-        except (BusyError, asyncio.TimeoutError):
+        except (TimeoutError, BusyError):
             return JSONResponse({"detail": "the server is busy: try again soon"}, 503, {"retry-after": "1"})
         rankings = [
             {
@@ -131,6 +135,23 @@ def create_app(ranker: Ranker, limits: Limits | None = None) -> FastAPI:
             "filters": ranker.columns,
             "max_k": limits.k,
             "max_history": limits.history,
+        }
+
+    @app.get("/readyz", response_model=schema.Ready, responses=_BUSY)
+    async def readyz() -> JSONResponse:
+        """200 when the model can take a request; 503 when too many wait."""
+        ready = batcher.waiting < limits.waiting
+        return JSONResponse({"ready": ready}, 200 if ready else 503)
+
+    @app.get("/version", response_model=schema.Version)
+    async def version() -> dict[str, Any]:
+        """Which model is served: the name of its run folder and the hash of its weights."""
+        return {
+            "dpformer": __version__,
+            "run": ranker.name,
+            "model": artifact.model.spec.name,
+            "sha256": ranker.sha256,
+            "items": len(ranker.ids),
         }
 
     @app.get("/metrics", response_class=PlainTextResponse)

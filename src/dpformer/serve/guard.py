@@ -1,4 +1,4 @@
-"""Around every request: a limit on its body, a limit on its time, one log line, and headers for the page.
+"""Around every request: its token, a limit on its body, a limit on its time, one log line, and headers for the page.
 
 No log line holds anything that a client sent: the path is that of a route, the query is left out, and of an error only its type
 and the places in the code are written, since its message could quote a history.
@@ -7,13 +7,14 @@ and the places in the code are written, since its message could quote a history.
 from __future__ import annotations
 
 import asyncio
+import hmac
 import json
 import logging
 import secrets
 import time
 import traceback
 from collections.abc import Callable
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import Any
 
 from starlette.responses import JSONResponse
@@ -32,12 +33,21 @@ _HEADERS = [
 ]  # fmt: skip
 
 
+# Without a token: the page, which asks for it, the description of the API, and what an orchestrator polls.
+_OPEN = {"/", "/style.css", "/app.js", "/docs", "/docs.js", "/openapi.json", "/healthz", "/readyz"}
+_NO_TOKEN = JSONResponse(
+    {"detail": "this server wants a token: send the header 'authorization: Bearer TOKEN'"},
+    401,
+    {"www-authenticate": "Bearer"},
+)
+
+
 class JsonLines(logging.Formatter):
     """One JSON object a line; fields come as `extra={"fields": {...}}`. Arguments and tracebacks of others are left out."""
 
     def format(self, record: logging.LogRecord) -> str:
         """The line."""
-        when = datetime.fromtimestamp(record.created, timezone.utc).isoformat(timespec="milliseconds")
+        when = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
         event = record.msg if record.name == log.name else record.getMessage()
         line = {"time": when, "level": record.levelname.lower(), "event": event}
         if record.exc_info and record.exc_info[1] is not None:
@@ -54,8 +64,22 @@ def described(error: BaseException) -> dict[str, Any]:
 class Guard:
     """The middleware."""
 
-    def __init__(self, app: ASGIApp, limits: Limits, answered: Callable[[str, str, int, float], None]) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        limits: Limits,
+        answered: Callable[[str, str, int, float], None],
+        token: str | None = None,
+    ) -> None:
         self.app, self.limits, self.answered = app, limits, answered
+        self._expected = None if token is None else f"Bearer {token}".encode()
+
+    def _refused(self, scope: Scope) -> bool:
+        """Whether a request needs the token and does not carry it; the comparison takes the same time for every guess."""
+        if self._expected is None or scope["path"] in _OPEN:
+            return False
+        given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+        return not hmac.compare_digest(given, self._expected)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, whole, and see to its answer."""
@@ -74,7 +98,7 @@ class Guard:
             await send(message)
 
         try:
-            body = await self._body(receive)
+            body = _NO_TOKEN if self._refused(scope) else await self._body(receive)
             if isinstance(body, JSONResponse):
                 await body(scope, receive, watched)
             else:
@@ -110,7 +134,7 @@ class Guard:
 
         try:
             whole = await asyncio.wait_for(read(), self.limits.timeout)
-        except asyncio.TimeoutError:
+        except TimeoutError:
             text = f"the body did not arrive within {self.limits.timeout:g} seconds"
             return JSONResponse({"detail": text}, 408, {"connection": "close"})
         if not whole:

@@ -14,9 +14,9 @@ CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 
 
 class Metrics:
-    """The metrics of one server, in a registry of its own."""
+    """The metrics of one server, in a registry of its own. They go on counting when the model is exchanged."""
 
-    def __init__(self, artifact: Artifact, waiting: Callable[[], int]) -> None:
+    def __init__(self) -> None:
         self._registry = CollectorRegistry()
         self._requests = Counter(
             "dpformer_requests", "Requests answered.", ("method", "path", "status"), registry=self._registry
@@ -30,11 +30,17 @@ class Metrics:
             buckets=(1, 2, 4, 8, 16, 32, 64),
             registry=self._registry,
         )
-        Gauge("dpformer_waiting", "Histories that wait for the model.", registry=self._registry).set_function(waiting)
-        statement = artifact.statement
-        Gauge(
+        self._waiting = Gauge("dpformer_waiting", "Histories that wait for the model.", registry=self._registry)
+        self._model = Gauge(
             "dpformer_model", "What is served.", ("model", "epsilon", "delta", "items"), registry=self._registry
-        ).labels(
+        )
+
+    def serve(self, artifact: Artifact, waiting: Callable[[], int]) -> None:
+        """Describe the model that is served from now on."""
+        statement = artifact.statement
+        self._waiting.set_function(waiting)
+        self._model.clear()
+        self._model.labels(
             artifact.model.spec.name, str(statement.epsilon), f"{statement.delta:g}", str(len(artifact.catalogue))
         ).set(1)
 

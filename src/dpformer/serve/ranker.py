@@ -12,7 +12,9 @@ import torch
 from torch import Tensor
 
 from dpformer.artifact import Artifact, load
+from dpformer.artifact.layout import MODEL
 from dpformer.errors import DPFormerError
+from dpformer.files import sha256
 
 _MASKS = 64
 
@@ -33,10 +35,10 @@ class UnknownColumnError(DPFormerError):
 
 
 class Ranker:
-    """A released model that answers many queries at once."""
+    """A released model that answers many queries at once. name, sha256: of its run folder and of its weights."""
 
-    def __init__(self, artifact: Artifact) -> None:
-        self.artifact = artifact
+    def __init__(self, artifact: Artifact, name: str = "", sha256: str = "") -> None:
+        self.artifact, self.name, self.sha256 = artifact, name, sha256
         catalogue = artifact.catalogue
         self.ids = catalogue["item_id"].cast(pl.String).to_list()
         has_titles = "title" in catalogue.columns
@@ -103,4 +105,4 @@ def load_for_serving(run: Path, not_private: bool = False) -> Ranker:
             f"{run}: its guarantee does not hold ({'; '.join(statement.insecure)}); serve another run, or say --not-private "
             "if that is meant"
         )
-    return Ranker(artifact)
+    return Ranker(artifact, run.resolve().name, sha256(run / MODEL))

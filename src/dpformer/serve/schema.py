@@ -128,6 +128,22 @@ class Health(BaseModel):
     max_history: int
 
 
+class Ready(BaseModel):
+    """Whether the model can take a request now."""
+
+    ready: bool
+
+
+class Version(BaseModel):
+    """Which model is served. sha256: of its weights."""
+
+    dpformer: str
+    run: str
+    model: str
+    sha256: str
+    items: int
+
+
 class PrivacyAnswer(BaseModel):
     """The privacy statement of the model, in words and as data; and what serving adds to it."""
 

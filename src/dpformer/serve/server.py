@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import ipaddress
 import logging
 import os
 import signal
 import socket
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 import uvicorn
-from fastapi import FastAPI
+from starlette.types import ASGIApp
 
 from dpformer.errors import DPFormerError
+from dpformer.files import read_small
 from dpformer.serve.guard import JsonLines, log
 from dpformer.serve.limits import Limits
+
+TOKEN = "DPFORMER_TOKEN"
+SHORTEST_TOKEN = 16
 
 
 def open_socket(host: str, port: int) -> socket.socket:
@@ -40,7 +46,27 @@ def address_of(opened: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def serve_until_stopped(app: FastAPI, opened: socket.socket, limits: Limits, on_start: Callable[[], None]) -> None:
+def reaches_others(opened: socket.socket) -> bool:
+    """Whether other machines can reach an address."""
+    return not ipaddress.ip_address(opened.getsockname()[0].partition("%")[0]).is_loopback
+
+
+def read_token(file: Path | None) -> str | None:
+    """The token of a file, or of the environment variable DPFORMER_TOKEN; None if there is neither."""
+    if file is not None:
+        token, where = read_small(file).decode("utf-8", "replace").strip(), str(file)
+    elif TOKEN in os.environ:
+        token, where = os.environ[TOKEN].strip(), TOKEN
+    else:
+        return None
+    if len(token) < SHORTEST_TOKEN or not token.isascii() or not token.isprintable() or " " in token:
+        raise DPFormerError(
+            f"{where}: a token is at least {SHORTEST_TOKEN} ASCII characters without blanks; make one with: openssl rand -hex 32"
+        )
+    return token
+
+
+def serve_until_stopped(app: ASGIApp, opened: socket.socket, limits: Limits, on_start: Callable[[], None]) -> None:
     """Serve until SIGINT or SIGTERM; then take no more requests, answer those that are here, and return."""
     _log_to_stderr()
     # One core is left to the event loop: a forward pass on all cores would delay every request.

@@ -26,11 +26,12 @@ from dpformer.clipping.tied import TiedGradient
 from dpformer.clipping.tied_head import HeadPass
 from dpformer.fit import gradient_sum, workers
 from dpformer.fit.dpsgd import Trainer
-from dpformer.fit.gradient_sum import GradientSum, Groups
+from dpformer.fit.gradient_sum import GradientSum
 from dpformer.fit.workers import WORKERS, Team, Worker
 from dpformer.models.transformer import Transformer
 from dpformer.privacy import Curator
 from dpformer.privacy.ledger import Ledger
+from dpformer.training.groups import Groups
 from dpformer_experiments.bench import workloads
 from dpformer_experiments.bench.contenders import D, Own
 

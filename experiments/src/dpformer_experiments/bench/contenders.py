@@ -127,9 +127,7 @@ class Summed:
         self.how = Optimisation(max_length=workload.L)
         self._draws = Draws(users, self.batch / users)
         self.parameters = list(model.parameters())
-        self.optimizer: Any = torch.optim.Adam(
-            self.parameters, lr=self.how.learning_rate, weight_decay=self.how.weight_decay
-        )
+        self.optimizer: Any = torch.optim.Adam(self.parameters, lr=1e-2, weight_decay=self.how.weight_decay)
 
     def step(self) -> Turn:
         """Draw, sum, finish."""

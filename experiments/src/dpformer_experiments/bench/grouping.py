@@ -21,12 +21,13 @@ import torch
 from rich.table import Table
 
 from dpformer.fit.dpsgd import Optimisation, Trainer
-from dpformer.fit.gradient_sum import GradientSum, Groups
+from dpformer.fit.gradient_sum import GradientSum
 from dpformer.fit.presets import make_recipe
 from dpformer.fit.recipe import DPSGDSettings
 from dpformer.models import Network, build
 from dpformer.privacy import Keys, PrivacyPlan, Sample
 from dpformer.privacy.noise import poisson_draw
+from dpformer.training.groups import Groups
 from dpformer_experiments.bench.contenders import SEED
 from dpformer_experiments.bench.workloads import SHAPES, Workload, find
 from dpformer_experiments.curators import seeded_curator

@@ -81,6 +81,7 @@ def work(path: str, users: int, steps: int) -> dict[str, Any]:
 
     import torch
 
+    from dpformer.fit.distributed.parallel import ParallelGradientSum
     from dpformer.fit.distributed.ranks import Ranks, join
     from dpformer.fit.dpsgd import Optimisation, Trainer
     from dpformer.models import Transformer, TransformerSpec
@@ -96,14 +97,17 @@ def work(path: str, users: int, steps: int) -> dict[str, Any]:
         torch.manual_seed(0)
         model = Transformer(TransformerSpec(items=workload.items, max_length=workload.L, d=64, blocks=2))
         how = Optimisation(max_length=workload.L)
-        trainer = Trainer(model, plan, how, ranks)
+        trainer = Trainer(model, plan, how)
+        parallel = ParallelGradientSum(trainer.query, ranks)
+        if ranks.size > 1:
+            trainer.query = parallel
 
         def step() -> None:
             # Rank 0 asks its Curator; the others have one too, but do not use it.
             if ranks.first:
                 trainer.make_step(curator)
             else:
-                trainer.follow_step(workload.sequences)
+                parallel.follow(workload.sequences, ranks.broadcast(), False)
 
         gather = Ranks.gather
 

@@ -28,6 +28,7 @@ class Result:
 RESULTS: dict[str, Result] = {
     "table-1": Result("tables", "accuracy on MovieLens-1M beside the paper's", {"name": "table-1"}),
     "table-2": Result("tables", "accuracy on Amazon Games beside the paper's", {"name": "table-2"}),
+    "rates": Result("common", "learning rates of the common recipe, on the validation item"),
     "embedding-sharing": Result(
         "heat_maps", "a shared embedding, over batch sizes and rates", {"name": "embedding-sharing"}
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,7 +15,6 @@ from dpformer.data.named import NAMED
 from dpformer.data.store import MANIFEST
 from dpformer.data.summary import item_counts, statistics
 from dpformer.errors import DataError
-from dpformer.fit.distributed.parallel import digest
 from dpformer_experiments.reproduce.page import Page, new_figure
 
 if TYPE_CHECKING:
@@ -63,7 +63,11 @@ def prepare_sets(names: Sequence[str], data: Mapping[str, Path], root: Path) -> 
 
 def fingerprint(dataset: Dataset) -> str:
     """A hash of sequences and catalogue size, by which a cell recognises its data."""
-    return digest(dataset.sequences.items, dataset.sequences.offsets, np.array(len(dataset.catalogue)))
+    digest = hashlib.sha256()
+    for array in (dataset.sequences.items, dataset.sequences.offsets, np.array(len(dataset.catalogue))):
+        digest.update(str((array.shape, array.dtype.str)).encode())
+        digest.update(np.ascontiguousarray(array).reshape(-1).data)
+    return digest.hexdigest()
 
 
 def run(*, data: Mapping[str, Path] | None = None) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from dpformer.clipping.recorder import Forms, Recorder, register_rule
 from dpformer.clipping.rules.shapes import from_broadcast
+from dpformer.clipping.walk import Layout
 
 T = torch.Tensor
 Compute = Callable[..., Tensor]
@@ -39,7 +40,7 @@ def subtract(recorder: Recorder, function: Any, input: Tensor, other: Tensor, *,
 @register_rule(torch.mul, T.mul, T.__mul__, T.__rmul__, T.mul_, T.__imul__, lazy=True)
 def multiply(recorder: Recorder, function: Any, input: Tensor, other: Tensor) -> Tensor:
     """`x * p` or `p * x`."""
-    return _combine(recorder, function, (input, other), torch.mul, lambda g, x: g * x.detach())
+    return _combine(recorder, function, (input, other), torch.mul, lambda g, x: g * x)
 
 
 def _combine(
@@ -67,8 +68,7 @@ def _combine(
     given = x.detach().clone() if in_place else x
     output = function(x, recorder.value(other)) if in_place else compute(recorder.value(input), recorder.value(other))
 
-    def derive(gradient: Tensor, batch: int) -> Forms:
-        yield view, from_broadcast(view, terms(gradient, given), batch)
+    def derive(gradient: Tensor, samples: Layout, given: Tensor) -> Forms:
+        yield view, from_broadcast(view, terms(gradient, given), samples)
 
-    like = x if x.dim() >= view.value.dim() else output
-    return recorder.record(function, output, [view], derive, like=like, saved=[given])
+    return recorder.record(function, output, [view], derive, saved=[given.detach().expand(output.shape)])

@@ -20,6 +20,7 @@ from dpformer.clipping.algebra import Sparse
 from dpformer.clipping.recorder import Forms, Recorder, register_rule
 from dpformer.clipping.rules.shapes import per_sample
 from dpformer.clipping.views import View
+from dpformer.clipping.walk import Layout
 
 
 @register_rule(F.embedding)
@@ -49,19 +50,19 @@ def rows(recorder: Recorder, function: Any, view: View, ids: Tensor, padding: in
     if view.layout != "whole" or view.transposed or view.parameter.dim() != 2:
         raise recorder.refuse(function, view, "looks rows up in a part of it; look them up in the whole table")
     one = ids.dim() > 1 and ids.shape[0] == 1
-    if recorder.samples.is_shared(ids) and not one:
+    if ids in recorder.shared and not one:
         return recorder.add_view(view.take(ids, padding, has_batch=ids.dim() > 1))
     ids = torch.where(ids < 0, ids + len(view.value), ids)
     output = F.embedding(ids, view.value.detach())
 
-    def derive(gradient: Tensor, batch: int) -> Forms:
-        index = ids.reshape(batch, -1)
-        values = per_sample(gradient, batch, view.parameter.dtype)
+    def derive(gradient: Tensor, samples: Layout, ids: Tensor) -> Forms:
+        index = ids.reshape(samples.batch, -1)
+        values = per_sample(gradient, samples.batch, view.parameter.dtype)
         if padding is not None:
             values = values.masked_fill((index == padding)[..., None], 0)
         yield view, Sparse(index, values)
 
-    output = recorder.record(function, output, [view], derive, like=ids)
+    output = recorder.record(function, output, [view], derive, saved=[ids])
     if one:
         # A batch of one, or ids made to be broadcast: the latter shows when it meets a batch.
         recorder.note_broadcast(output, view.take(ids, padding, has_batch=False))

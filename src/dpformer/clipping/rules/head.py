@@ -18,22 +18,22 @@ from torch import Tensor
 from dpformer.clipping.recorder import Forms, Recorder, register_rule
 from dpformer.clipping.tied import Head
 from dpformer.clipping.tied_head import HeadPass, Plain, tied_cross_entropy
+from dpformer.clipping.walk import Layout
 
 
 @register_rule(tied_cross_entropy)
 def tied(recorder: Recorder, function: Any, hidden: Tensor, table: Tensor, *rest: Any) -> Tensor:
     """The head with a trainable table, which must be a whole parameter. rest: targets, weights, bias, workspace."""
     view = recorder.view(table)
-    if (fixed := recorder.view(hidden)) is not None:
-        raise recorder.refuse(function, fixed, "takes it as hidden states")
+    recorder.data(function, hidden)
     assert view is not None
     if view.value is not view.parameter:
         raise recorder.refuse(function, view, "needs the whole table; use a bias of -inf to leave items out")
     targets, weights, bias, workspace = rest
     head = HeadPass(hidden.detach(), view.parameter.detach(), targets, weights, bias, workspace, recorder.route)
 
-    def derive(gradient: Tensor, batch: int) -> Forms:
+    def derive(gradient: Tensor, samples: Layout, *saved: Tensor) -> Forms:
         yield view, Head(head, gradient)
 
     losses = Plain.apply(hidden, view.parameter.detach(), head, targets, weights)
-    return recorder.record(function, losses, [view], derive, like=hidden, saved=[hidden, targets, weights])
+    return recorder.record(function, losses, [view], derive, saved=[hidden, targets, weights])

@@ -18,13 +18,13 @@ from torch.nn import functional as F
 
 from dpformer.clipping.recorder import Forms, Recorder, register_rule
 from dpformer.clipping.rules.shapes import from_broadcast, per_sample, sizes_of
+from dpformer.clipping.walk import Layout
 
 
 @register_rule(F.linear)
 def linear(recorder: Recorder, function: Any, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """F.linear with a trainable weight, bias or both; any leading dimensions."""
-    if (fixed := recorder.view(input)) is not None:
-        raise recorder.refuse(function, fixed, "takes it as its input rather than its weight")
+    recorder.data(function, input)
     # With two dimensions the output is no view of another tensor, which would have to be copied to be recorded.
     shape = torch.Size((*input.shape[:-1], weight.shape[0])) if input.dim() > 2 and weight.dim() == 2 else None
     flat = input if shape is None else input.flatten(0, -2)
@@ -33,15 +33,17 @@ def linear(recorder: Recorder, function: Any, input: Tensor, weight: Tensor, bia
     if w is not None and w.value.dim() != 2:
         raise recorder.refuse(function, w, "takes it as a vector; give the weight two dimensions")
 
-    def derive(gradient: Tensor, batch: int) -> Forms:
+    def derive(gradient: Tensor, samples: Layout, flat: Tensor) -> Forms:
+        batch = samples.batch
         size = sizes_of(gradient, batch)
         if w is not None:
-            if id(input) not in sizes:
-                sizes[id(input)] = sizes_of(input, batch)
-            g, x = (per_sample(value, batch, w.parameter.dtype) for value in (gradient, input))
-            yield w, w.from_outer(g, x, (size, sizes[id(input)]))
+            own = id(input), samples  # the input is alive as long as this: its identity is its own
+            if own not in sizes:
+                sizes[own] = sizes_of(flat, batch)
+            g, x = (per_sample(value, batch, w.parameter.dtype) for value in (gradient, flat))
+            yield w, w.from_outer(g, x, (size, sizes[own]))
         if b is not None:
-            yield b, from_broadcast(b, gradient, batch, size)
+            yield b, from_broadcast(b, gradient, samples, size)
 
-    recorded = recorder.record(function, output, [w, b], derive, like=input, saved=[input], shape=shape)
+    recorded = recorder.record(function, output, [w, b], derive, saved=[flat])
     return recorded if shape is None else recorded.view(shape)

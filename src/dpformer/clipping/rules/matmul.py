@@ -17,6 +17,7 @@ from torch import Tensor
 from dpformer.clipping.recorder import Forms, Recorder, register_rule
 from dpformer.clipping.rules.shapes import from_broadcast, per_sample
 from dpformer.clipping.views import View
+from dpformer.clipping.walk import Layout
 
 
 @register_rule(torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__, torch.mm, torch.Tensor.mm)
@@ -36,14 +37,14 @@ def matmul(
     if r.value.dim() > 2 or left.dim() < 2:
         raise recorder.refuse(function, r, "has no rule for these shapes (wanted [B, ..., p] @ [p, q] or [p])")
 
-    def derive(gradient: Tensor, batch: int) -> Forms:
+    def derive(gradient: Tensor, samples: Layout, left: Tensor) -> Forms:
         if r.value.dim() == 1:
-            yield r, from_broadcast(r, gradient[..., None] * left.detach(), batch)
+            yield r, from_broadcast(r, gradient[..., None] * left, samples)
         else:
-            dtype = r.parameter.dtype
+            batch, dtype = samples.batch, r.parameter.dtype
             yield r, r.from_outer(per_sample(left, batch, dtype), per_sample(gradient, batch, dtype))
 
-    return recorder.record(function, output, [r], derive, like=left, saved=[left])
+    return recorder.record(function, output, [r], derive, saved=[left.detach()])
 
 
 def _from_left(recorder: Recorder, function: Any, p: View, right: Tensor) -> Tensor:
@@ -52,12 +53,12 @@ def _from_left(recorder: Recorder, function: Any, p: View, right: Tensor) -> Ten
         raise recorder.refuse(function, p, "has no rule for these shapes (wanted [q, p] @ [B, p, T])")
     output = torch.matmul(p.value.detach(), right)
 
-    def derive(gradient: Tensor, batch: int) -> Forms:
-        dtype = p.parameter.dtype
+    def derive(gradient: Tensor, samples: Layout, right: Tensor) -> Forms:
+        batch, dtype = samples.batch, p.parameter.dtype
         rows = per_sample(gradient.transpose(1, 2), batch, dtype)
         yield p, p.from_outer(rows, per_sample(right.transpose(1, 2), batch, dtype))
 
-    return recorder.record(function, output, [p], derive, like=right, saved=[right])
+    return recorder.record(function, output, [p], derive, saved=[right])
 
 
 @register_rule(torch.Tensor.__rmatmul__)
@@ -79,11 +80,11 @@ def addmm(
     output = torch.addmm(recorder.value(input), mat1, recorder.value(mat2))
     b, _, w = views
 
-    def derive(gradient: Tensor, batch: int) -> Forms:
+    def derive(gradient: Tensor, samples: Layout, mat1: Tensor) -> Forms:
         if w is not None:
-            dtype = w.parameter.dtype
+            batch, dtype = samples.batch, w.parameter.dtype
             yield w, w.from_outer(per_sample(mat1, batch, dtype), per_sample(gradient, batch, dtype))
         if b is not None:
-            yield b, from_broadcast(b, gradient, batch)
+            yield b, from_broadcast(b, gradient, samples)
 
-    return recorder.record(function, output, [w, b], derive, like=mat1, saved=[mat1])
+    return recorder.record(function, output, [w, b], derive, saved=[mat1])

@@ -41,7 +41,8 @@ def copy(recorder: Recorder, function: Any, input: Tensor, *args: Any, **kwargs:
     view = recorder.view(input)
     if view is None:
         return function(input, *(recorder.value(a) for a in args), **kwargs)
-    return recorder.add_view(view.copied(function(view.value.detach(), *args, **kwargs)))
+    copied: Tensor = function(view.value.detach(), *args, **kwargs)
+    return recorder.add_view(view.copied(copied)) if copied.is_floating_point() else copied
 
 
 @register_rule(T.__getitem__, lazy=True)
@@ -54,7 +55,7 @@ def getitem(recorder: Recorder, function: Any, input: Tensor, key: Any) -> Tenso
     if whole and isinstance(key, Tensor) and key.dtype in (torch.int64, torch.int32):
         return rows(recorder, function, view, key)
     keys = key if isinstance(key, tuple) else (key,)
-    if any(isinstance(k, Tensor) and not recorder.samples.is_shared(k) for k in keys):
+    if any(isinstance(k, Tensor) and k not in recorder.shared for k in keys):
         raise recorder.refuse(
             function, view, "picks elements by an index without a rule (wanted one tensor of row ids)"
         )

@@ -20,9 +20,10 @@ from torch.nn import functional as F
 
 from dpformer.clipping.recorder import Forms, Recorder, register_rule
 from dpformer.clipping.rules.shapes import from_broadcast
+from dpformer.clipping.walk import Layout
 
 Parameters = tuple[Tensor | None, Tensor | None]
-Normalise = Callable[[Tensor], Tensor]
+Normalise = Callable[..., Tensor]
 
 
 @register_rule(F.layer_norm)
@@ -38,9 +39,9 @@ def layer_norm(
     """F.layer_norm with a trainable weight, bias or both."""
     own = recorder.value(weight), recorder.value(bias)
     output, mean, scale = torch.native_layer_norm(input, list(normalized_shape), *own, eps)
-    mean, scale = mean.detach(), scale.detach()
     # xhat is computed again when it is needed: cheap, where keeping it would cost as much memory as the input.
-    return _record(recorder, function, output, input, (weight, bias), lambda x: (x - mean).mul_(scale))
+    saved = [recorder.data(function, input).detach(), mean.detach(), scale.detach()]
+    return _record(recorder, function, output, saved, (weight, bias), lambda x, mean, scale: (x - mean).mul_(scale))
 
 
 @register_rule(F.rms_norm)
@@ -55,20 +56,23 @@ def rms_norm(
     """F.rms_norm with a trainable weight."""
     output = F.rms_norm(input, normalized_shape, recorder.value(weight), eps)
     normalise = partial(F.rms_norm, normalized_shape=normalized_shape, eps=eps)
-    return _record(recorder, function, output, input, (weight, None), normalise)
+    return _record(recorder, function, output, [recorder.data(function, input).detach()], (weight, None), normalise)
 
 
 def _record(
-    recorder: Recorder, function: Any, output: Tensor, input: Tensor, parameters: Parameters, normalise: Normalise
+    recorder: Recorder,
+    function: Any,
+    output: Tensor,
+    saved: list[Tensor],
+    parameters: Parameters,
+    normalise: Normalise,
 ) -> Tensor:
-    if (fixed := recorder.view(input)) is not None:
-        raise recorder.refuse(function, fixed, "takes it as its input rather than its weight")
     w, b = map(recorder.view, parameters)
 
-    def derive(gradient: Tensor, batch: int) -> Forms:
+    def derive(gradient: Tensor, samples: Layout, *saved: Tensor) -> Forms:
         if w is not None:
-            yield w, from_broadcast(w, normalise(input).mul_(gradient), batch)
+            yield w, from_broadcast(w, normalise(*saved).mul_(gradient), samples)
         if b is not None:
-            yield b, from_broadcast(b, gradient, batch)
+            yield b, from_broadcast(b, gradient, samples)
 
-    return recorder.record(function, output, [w, b], derive, like=input, saved=[input])
+    return recorder.record(function, output, [w, b], derive, saved=saved)

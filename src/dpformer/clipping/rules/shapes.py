@@ -7,6 +7,7 @@ from torch import Tensor
 
 from dpformer.clipping.algebra import Form, sizes
 from dpformer.clipping.views import View
+from dpformer.clipping.walk import Layout
 
 
 def per_sample(x: Tensor, batch: int, dtype: torch.dtype) -> Tensor:
@@ -22,8 +23,8 @@ def sizes_of(x: Tensor, batch: int) -> Tensor:
     return sizes(x.reshape(batch, -1, x.shape[-1]))
 
 
-def from_broadcast(view: View, terms: Tensor, batch: int, size: Tensor | None = None) -> Form:
-    """The form of a view that was broadcast against the batch, from the gradient `terms` `[B, ...]` at the broadcast.
+def from_broadcast(view: View, terms: Tensor, samples: Layout, size: Tensor | None = None) -> Form:
+    """The form of a view that was broadcast against the batch, from the gradient `terms` at the broadcast, samples first.
 
     Every element of the view gets the sum of the terms it was copied to, apart for each sample. size: the norms `[B, T]` of the
     terms that are added, if they are computed already.
@@ -31,16 +32,18 @@ def from_broadcast(view: View, terms: Tensor, batch: int, size: Tensor | None = 
     >>> from torch import nn
     >>> bias = nn.Parameter(torch.zeros(2))
     >>> terms = torch.tensor([[[1.0, 2.0], [3.0, 4.0]], [[5.0, 6.0], [7.0, 8.0]]])  # 2 samples, 2 times, 2 features
-    >>> from_broadcast(View(bias, "bias", bias), terms, batch=2).gradient[..., 0]
+    >>> from_broadcast(View(bias, "bias", bias), terms, Layout(2)).gradient[..., 0]
     tensor([[ 4.,  6.],
             [12., 14.]])
     """
-    shape = view.value.shape
-    own_rows = len(shape) == terms.dim() and shape[0] == terms.shape[0] and shape[0] != 1
-    aligned = (1,) * (terms.dim() - len(shape)) + tuple(shape)
+    shape, batch = view.value.shape, samples.batch
+    aligned = (1,) * (terms.dim() - (0 if samples.is_first else 2) - len(shape)) + tuple(shape)
+    own_rows = aligned[samples.dim] != 1  # then as many as the terms have
+    if own_rows:
+        samples.demand_first(view.name)
     k = terms.shape[0] // batch  # more than 1 where time was merged into the first dimension
     apart = terms.to(view.parameter.dtype).reshape(batch, k, *terms.shape[1:])
-    shape = torch.Size((batch, k if own_rows else 1, *aligned[1:]))
+    shape = torch.Size((batch, k if own_rows else 1, *samples.aligned(aligned)))
     added = [k for k, (have, want) in enumerate(zip(apart.shape, shape, strict=True)) if want == 1 and have != 1]
     summed = apart.sum(added, keepdim=True) if added else apart
     if size is None:

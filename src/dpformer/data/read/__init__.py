@@ -6,26 +6,32 @@ from glob import glob, has_magic
 from pathlib import Path
 from typing import Any
 
-from dpformer.data.read.columns import TITLE, Wanted
+from dpformer.data.read.columns import ITEM, TIME, TITLE, Wanted
 from dpformer.data.read.delimited import read_delimited
 from dpformer.data.read.json_lines import looks_like_json, read_json_lines
-from dpformer.data.read.log import Log
+from dpformer.data.read.log import SAMPLE_ROWS, Log
 from dpformer.data.read.tables import read_frame, read_parquet
 from dpformer.data.read.text import first_line_of, sample
+from dpformer.data.read.times import looks_like_times
 from dpformer.errors import DataError
+from dpformer.where import condition
 
 
-def read_log(log: Any, asked: Mapping[str, str]) -> Log:
-    """Find the columns of a log without reading its events.
+def read_log(log: Any, wanted: Wanted) -> Log:
+    """Find the columns of a log without reading its events; titles are read only if requested.
 
     log: a path (file; folder or glob of Parquet files) or a pandas, polars or Arrow frame.
-    asked: role to name, for columns requested by name; titles are read only if requested.
     """
-    opened = _read(log, Wanted(asked))
-    if TITLE in asked or TITLE not in opened.columns:
-        return opened
-    columns = dict(opened.columns)
-    return replace(opened, unused_title=columns.pop(TITLE), columns=columns)
+    opened = _read(log, wanted)
+    columns, title = dict(opened.columns), None
+    if TITLE not in wanted.asked:
+        title = columns.pop(TITLE, None)
+    if wanted.where is not None:
+        keep = condition(wanted.where, opened.schema())
+        opened = replace(opened, frame=opened.frame.filter(keep.expression), raw=opened.frame, keep=keep)
+    if not wanted.no_time:
+        _check_unused_times(opened, columns, wanted.hints.get(TIME))
+    return replace(opened, frame=wanted.select(opened.frame, columns), unused_title=title, columns=columns)
 
 
 def read_items(items: Any, *, item: str | None = None, title: str | None = None) -> Log:
@@ -33,7 +39,31 @@ def read_items(items: Any, *, item: str | None = None, title: str | None = None)
 
     item: the log's name for the item column, which the catalogue may have too. title: the column of titles.
     """
-    return _read(items, Wanted({} if title is None else {TITLE: title}, items=True, hint=item))
+    wanted = Wanted({} if title is None else {TITLE: title}, items=True, hints={} if item is None else {ITEM: item})
+    log = _read(items, wanted)
+    return replace(log, frame=wanted.select(log.frame, log.columns))
+
+
+def _check_unused_times(log: Log, columns: Mapping[str, str], before: str | None) -> None:
+    """Refuse a log that seems to have times that would not be used: the order of the file may be another one.
+
+    before: the column of the times in an earlier log, which this one is read like.
+    """
+    if TIME in columns:
+        return
+    sample = log.frame if log.sample is None else log.sample
+    rows = log.collect(sample.head(SAMPLE_ROWS))
+    for name in rows.columns:
+        if name and name not in columns.values() and looks_like_times(rows[name]):
+            raise DataError(
+                f"{log.name}: column {name!r} looks like times and is not used, so events would stay in the order of the file; "
+                f"give --time {name}, or --no-time if the order of the file is the order of time"
+            )
+    if before is not None:
+        raise DataError(
+            f"{log.name}: has no column of times, unlike the log before (column {before!r}); name it with --time NAME, or give "
+            "--no-time if the order of the file is the order of time"
+        )
 
 
 def _read(source: Any, wanted: Wanted) -> Log:

@@ -2,11 +2,12 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import polars as pl
 
 from dpformer.errors import DataError
+from dpformer.where import columns_of
 
 USER, ITEM, TIME, RATING, TITLE = "user_id", "item_id", "timestamp", "rating", "title"
 # Column names that catalogues and lists of recommendations use themselves.
@@ -35,12 +36,15 @@ class Wanted:
     """The columns to find in a table.
 
     asked: role to the name of a column that must exist. items: whether the table is a catalogue, whose further columns are read
-    too, under their own names. hint: the log's name for the item column, preferred over aliases in a catalogue.
+    too, under their own names. hints: role to a name that is preferred over aliases where the table has it. where: a condition on
+    rows. no_time: no column is the time.
     """
 
     asked: Mapping[str, str]
     items: bool = False
-    hint: str | None = None
+    hints: Mapping[str, str] = field(default_factory=dict)
+    where: str | None = None
+    no_time: bool = False
 
     @property
     def required(self) -> tuple[str, ...]:
@@ -50,14 +54,19 @@ class Wanted:
     def named(self, role: str, cells: Sequence[str]) -> bool:
         """Whether one of the cells is a name for this role."""
         given = {cell.strip() for cell in cells}
-        hinted = role == ITEM and self.hint in given
-        return self.asked.get(role) in given or hinted or not {_plain(cell) for cell in cells}.isdisjoint(ALIASES[role])
+        named = {self.asked.get(role), self.hints.get(role)} & given
+        return bool(named) or not {_plain(cell) for cell in cells}.isdisjoint(ALIASES[role])
 
     def used(self, columns: Mapping[str, str]) -> dict[str, str]:
         """Select the roles to read from `columns` (role to name); a log's title only if requested."""
         titled = self.items or TITLE in self.asked
         roles = (*self.required, TIME, TITLE) if titled else (*self.required, TIME)
         return {role: columns[role] for role in roles if role in columns}
+
+    def needed(self, columns: Mapping[str, str], names: Sequence[str]) -> list[str]:
+        """The columns of a log to read: those in use, and those of the condition."""
+        own = list(self.used(columns).values())
+        return own if self.where is None else own + [n for n in columns_of(self.where) if n in names and n not in own]
 
     def select(self, frame: pl.LazyFrame, columns: Mapping[str, str]) -> pl.LazyFrame:
         """Read the columns, renamed to their roles; without columns that have no name (pandas' index)."""
@@ -72,13 +81,12 @@ def find_columns(names: Sequence[str], wanted: Wanted, where: str) -> dict[str, 
     for role, name in columns.items():
         if name not in names:
             raise DataError(f"{where}: no column {name!r} for {OPTIONS[role]}; the columns are {_listed(names)}")
-    if wanted.hint in names:
-        columns[ITEM] = str(wanted.hint)
+    columns = {role: name for role, name in wanted.hints.items() if name in names} | columns
     if len(set(columns.values())) < len(columns):
         twice = _listed(list(columns.values()))
         raise DataError(f"{where}: a column is asked for twice ({twice}); name different ones")
     plain = {_plain(name): name for name in reversed(names) if name not in columns.values()}  # the first of equal names
-    for role in (ITEM, TITLE) if wanted.items else ALIASES:
+    for role in (ITEM, TITLE) if wanted.items else [r for r in ALIASES if not (wanted.no_time and r == TIME)]:
         match = next((plain[alias] for alias in ALIASES[role] if alias in plain), None)
         if match is not None:
             columns.setdefault(role, match)

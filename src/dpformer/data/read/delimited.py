@@ -66,7 +66,7 @@ def read_delimited(path: Path, text: str, wanted: Wanted) -> Log:
         )
         frame = rows.filter(~pl.all_horizontal(pl.all().is_null()))  # blank lines
     explain = functools.partial(_fault, layout)
-    return Log(wanted.select(frame, columns), str(path), layout.format, columns, explain, (path,), untyped_ids=True)
+    return Log(frame, str(path), layout.format, columns, explain, (path,), untyped_ids=True)
 
 
 def _layout(path: Path, text: str, wanted: Wanted) -> Layout:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
+from dpformer.data.read.columns import ITEM
 from dpformer.data.read.log import Log
 from dpformer.errors import DataError
 
@@ -38,16 +39,11 @@ def id_expression(log: Log, role: str) -> pl.Expr:
     raise DataError(f"{log.name}: column {name!r} has type {dtype}, which is not an id; give whole numbers or text")
 
 
-def check_ids(log: Log, role: str, column: pl.Series, what: str = "event") -> None:
-    """Raise an error for the first row without an id; `what` is what a row contains."""
-    if column.null_count():
-        raise missing_id(log, role, int(column.is_null().arg_max() or 0), column.null_count(), what)
-
-
-def missing_id(log: Log, role: str, row: int, lacking: int, what: str = "event") -> DataError:
-    """Return the error for the first of `lacking` rows without an id."""
-    cure = f"every {what} needs one: fill it in or drop that row ({lacking:,} rows)"
-    return log.error(row, role, f"no {role.removesuffix('_id')}", cure)
+def check_item_ids(log: Log, ids: pl.Series) -> None:
+    """Raise an error for the first item of a catalogue without an id."""
+    if lacking := ids.null_count():
+        cure = f"every item needs one: fill it in or drop that row ({lacking:,} rows)"
+        raise log.error(int(ids.is_null().arg_max() or 0), ITEM, "no item", cure)
 
 
 def whole_numbers(ids: pl.Series) -> pl.Series:
@@ -112,3 +108,33 @@ def compact(coded: Coded) -> Coded:
     present = np.bincount(coded.codes, minlength=len(coded.ids)) > 0
     place = np.cumsum(present, dtype=np.int32) - np.int32(1)
     return Coded(place[coded.codes], coded.ids.filter(pl.Series(present)))
+
+
+# Ids that often stand for many people.
+PLACEHOLDERS = ("unknown", "anonymous", "anon", "guest", "test", "default", "deleted")
+# Times the median number of events.
+TOO_MANY = 100
+
+
+def suspicious_users(ids: pl.Series, lengths: np.ndarray) -> list[str]:
+    """Name ids that may be many people, and ids that may be one person; in sentences. lengths: events of each, int [N]."""
+    notes, most = [], TOO_MANY * float(np.median(lengths[lengths > 0])) if lengths.any() else 0.0
+    plain = ids.cast(pl.String).str.strip_chars().str.to_lowercase()
+    several = (plain.is_in(PLACEHOLDERS) | pl.Series(lengths > max(most, 1))).to_numpy()
+    for place in np.flatnonzero(several)[np.argsort(-lengths[several], kind="stable")][:5].tolist():
+        notes.append(
+            f"WARNING: user {ids[place]!r} has {lengths[place]:,} events and may be many people, whom the guarantee protects as "
+            "one; if so, drop these events with --null-values or --where"
+        )
+    if several.sum() > 5:
+        notes.append(
+            f"WARNING: {several.sum() - 5:,} more users have over {TOO_MANY} times the median number of events"
+        )
+    twins = plain.is_duplicated() if ids.dtype == pl.String else pl.Series([], dtype=pl.Boolean)
+    if twins.any():
+        pair = ids.filter(plain == plain.filter(twins)[0]).head(2).to_list()
+        notes.append(
+            f"WARNING: {int(twins.sum()):,} users differ only in letter case or blanks, such as {pair[0]!r} and {pair[1]!r}: if "
+            "they are one person, write the id in one way, since the guarantee is for one id"
+        )
+    return notes

@@ -12,14 +12,13 @@ from typing import Any
 
 import polars as pl
 
-from dpformer.data.read.columns import ITEM, TIME, TITLE, USER, Wanted, find_columns
-from dpformer.data.read.log import READ_ERRORS, Log, first_line
+from dpformer.data.read.columns import ITEM, TIME, USER, Wanted, find_columns
+from dpformer.data.read.log import READ_ERRORS, SAMPLE_ROWS, Log, first_line
 from dpformer.data.read.text import numbered_lines
 from dpformer.errors import DataError
 
 # Reviews have some thousand characters; longer lines are refused, to protect the parser.
 LONGEST_LINE = 1 << 20
-_SAMPLE_LINES = 100
 _KINDS = {str: "text", bool: "true/false", int: "a number", float: "a number", list: "a list", dict: "an object"}
 
 
@@ -28,16 +27,18 @@ def read_json_lines(path: Path, wanted: Wanted) -> Log:
     first = next(line for _, line in numbered_lines(path) if line.strip())
     strict = _is_json(first)
     # The first lines show the columns of a log; a catalogue may have further columns in any line.
-    sample = list(islice(_records(path), None if wanted.items else _SAMPLE_LINES))
+    sample = list(islice(_records(path), None if wanted.items else SAMPLE_ROWS))
     names = list(dict.fromkeys(name for _, record in sample for name in record))
     columns = find_columns(names, wanted, str(path))
-    used = wanted.used(columns)
-    schema = {name: _dtype(path, role, name, sample) for role, name in used.items()}
+    roles = {name: role for role, name in wanted.used(columns).items()}
+    schema = {name: _dtype(path, roles.get(name, ""), name, sample) for name in wanted.needed(columns, names)}
     by_polars = strict and not wanted.items
     frame = pl.scan_ndjson(path, schema=schema) if by_polars else _parsed(path, schema, whole=wanted.items)
     form = "JSON lines" if strict else "Python-literal lines"
     explain = functools.partial(_fault, path, schema)
-    return Log(wanted.select(frame, columns), str(path), form, columns, explain, (path,))
+    texts = {name: [_text(record.get(name)) for _, record in sample[:SAMPLE_ROWS]] for name in names}
+    shown = pl.DataFrame(texts, schema=dict.fromkeys(names, pl.String))
+    return Log(frame, str(path), form, columns, explain, (path,), sample=shown.lazy())
 
 
 def looks_like_json(path: Path, first: str) -> bool:
@@ -91,13 +92,17 @@ def _dtype(path: Path, role: str, name: str, sample: list[tuple[int, dict[str, A
     where = f"{path}: line {number}, column {name!r}"
     if role in (USER, ITEM) and isinstance(value, bool | float):
         raise DataError(f'{where}: {json.dumps(value)} is not an id; write ids as whole numbers (1) or as text ("1")')
-    if role == TIME and isinstance(value, int | float):
+    if (role == TIME and isinstance(value, int | float)) or (role == "" and type(value) in (int, float)):
         return pl.Float64()
     if isinstance(value, str) or value is None:
-        return pl.String() if role in (TIME, TITLE) else pl.Categorical()
+        return pl.Categorical() if role in (USER, ITEM) else pl.String()
     if isinstance(value, bool | int | float):
         return {bool: pl.Boolean(), int: pl.Int64(), float: pl.Float64()}[type(value)]
     raise DataError(f"{where}: {_kind(value)} where one value is needed; flatten it first")
+
+
+def _text(value: object) -> str | None:
+    return str(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else None
 
 
 def _kind(value: object) -> str:

@@ -1,15 +1,18 @@
 """A log before its events are read, and the text that errors use to describe it."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import polars as pl
 
 from dpformer.errors import DataError
+from dpformer.where import Condition
 
 # A damaged Parquet file can make polars panic; a panic is not a `PolarsError`.
 READ_ERRORS = (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError)
+# Rows that show what a column holds.
+SAMPLE_ROWS = 100
 
 
 @dataclass(frozen=True)
@@ -19,7 +22,9 @@ class Log:
     frame: `user_id`, `item_id`, and `timestamp` if the log has times; `title` if requested; types as in the file.
     name: the log in messages. columns: role to the column's own name. explain: turns a reader's exception into an error message.
     files: none for a frame in memory; only Parquet may have several. untyped_ids: ids come from a format without types (CSV).
-    unused_title: a column that looks like titles and was not requested.
+    unused_title: a column that looks like titles and was not requested. sample: rows with all columns, if `frame` has not all.
+    raw: the table before `keep`, the condition on rows, if there is one. nulls: spellings of missing values. time_format: how
+    times are written, if that was given.
     """
 
     frame: pl.LazyFrame
@@ -30,6 +35,11 @@ class Log:
     files: tuple[Path, ...] = ()
     untyped_ids: bool = False
     unused_title: str | None = None
+    sample: pl.LazyFrame | None = None
+    raw: pl.LazyFrame | None = None
+    keep: Condition | None = None
+    nulls: tuple[str, ...] = ()
+    time_format: str | None = None
 
     def collect(self, frame: pl.LazyFrame) -> pl.DataFrame:
         """Read `frame` as a stream."""
@@ -44,6 +54,9 @@ class Log:
 
     def place(self, row: int) -> str:
         """Return file and row (from 1, without header) of an event."""
+        if self.raw is not None and self.keep is not None:
+            kept = self.raw.with_row_index("row").filter(self.keep.expression).select("row")
+            row = int(self.collect(kept.slice(row, 1)).item())
         file: Path | str = self.files[0] if self.files else self.name
         for file in self.files if len(self.files) > 1 else ():
             rows = scan(file).select(pl.len()).collect().item()
@@ -55,6 +68,20 @@ class Log:
     def error(self, row: int, role: str, wrong: str, cure: str) -> DataError:
         """Return the error for a bad value: file, row, column, problem, cure."""
         return DataError(f"{self.place(row)}, column {self.columns[role]!r}: {wrong}; {cure}")
+
+    def dropped(self) -> int:
+        """Count the rows that the condition drops; an error for the first value that it cannot read."""
+        if self.raw is None or self.keep is None:
+            return 0
+        for name, (kind, unreadable) in self.keep.unreadable.items():
+            wrong = self.collect(self.raw.with_row_index("row").filter(unreadable).select("row", name).head(1))
+            if len(wrong):
+                where = replace(self, keep=None).place(int(wrong["row"][0]))
+                raise DataError(
+                    f"{where}, column {name!r}: {wrong[name][0]!r} is not {kind}, which --where needs; correct that row"
+                )
+        counts = self.collect(self.raw.select(pl.len(), kept=self.keep.expression.sum()))
+        return int(counts["len"][0]) - int(counts["kept"][0])
 
 
 def scan(file: Path | str) -> pl.LazyFrame:

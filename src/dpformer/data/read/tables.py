@@ -1,5 +1,6 @@
 """Tables with types: Parquet files, and polars, pandas and Arrow frames."""
 
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ def read_parquet(name: str, files: Sequence[Path], wanted: Wanted) -> Log:
     """Open Parquet files with one schema; events are in the order of `files`."""
     schema = _schema(files[0])
     columns = find_columns(list(schema), wanted, str(files[0]))
-    used = {name: schema[name] for name in wanted.used(columns).values()}
+    used = {name: schema[name] for name in wanted.needed(columns, list(schema))}
     for file in files[1:]:
         other = _schema(file)
         for column, dtype in used.items():
@@ -25,9 +26,10 @@ def read_parquet(name: str, files: Sequence[Path], wanted: Wanted) -> Log:
                     "write all files with one schema"
                 )
     # One by one, because columns that are not used may differ.
-    frame = pl.concat([wanted.select(scan(file), columns) for file in files])
+    frame = pl.concat([scan(file) if wanted.items else scan(file).select(list(used)) for file in files])
     form = "Parquet" if len(files) == 1 else f"Parquet, {len(files)} files"
-    return Log(frame, name, form, columns, lambda error: _fault(name, files, list(used), error), tuple(files))
+    explain = functools.partial(_fault, name, files, list(used))
+    return Log(frame, name, form, columns, explain, tuple(files), sample=scan(files[0]))
 
 
 def _schema(file: Path) -> dict[str, pl.DataType]:
@@ -58,7 +60,7 @@ def read_frame(frame: Any, wanted: Wanted) -> Log:
     def explain(error: BaseException) -> DataError:
         return DataError(f"{name}: cannot be read ({first_line(error)}); check its columns' types")
 
-    return Log(wanted.select(lazy, columns), name, "frame", columns, explain)
+    return Log(lazy, name, "frame", columns, explain)
 
 
 def _to_polars(frame: Any) -> pl.LazyFrame:

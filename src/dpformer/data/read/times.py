@@ -1,10 +1,12 @@
-"""Times as sortable numbers: epoch seconds, milliseconds, dates, ISO text.
+"""Times as sortable numbers: epoch seconds, milliseconds, dates, text.
 
 Numbers stay as they are, because they are only compared; dates and ISO text become nanoseconds.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import UTC, datetime
+from zoneinfo import available_timezones
 
 import polars as pl
 
@@ -14,7 +16,12 @@ from dpformer.errors import DataError
 
 # 2100-01-01 in seconds. Milliseconds read as seconds are always later.
 LATEST = 4_102_444_800
-_CURE = "write epoch seconds, milliseconds or ISO text (2020-05-17T12:00:00) from 1970 to 2099, or drop that row"
+_CURE = (
+    "write epoch seconds, milliseconds or ISO text (2020-05-17T12:00:00) from 1970 to 2099, give the format with --time-format, "
+    "or drop that row"
+)
+# A named zone at the end of a time.
+_REGION = r"\s([A-Za-z]+/[A-Za-z_+\-0-9/]+)$"
 
 
 @dataclass(frozen=True)
@@ -27,7 +34,7 @@ class Unit:
 
     def text(self, value: float) -> str:
         """Format a value as UTC time, to the second."""
-        return datetime.fromtimestamp(int(value) // self.per_second, timezone.utc).strftime("%Y-%m-%d %H:%M:%S")
+        return datetime.fromtimestamp(int(value) // self.per_second, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
 # 10**11 ms is 1973-03-03; 10**11 s is the year 5138, so the ranges of the units do not overlap.
@@ -41,43 +48,107 @@ def time_expression(log: Log) -> tuple[pl.Expr, bool]:
     Values that cannot be read become null; `check_times` reports them.
     """
     time, dtype = pl.col(TIME), log.schema()[TIME]
+    if log.time_format is not None and not dtype.is_temporal():
+        return _formatted(time.cast(pl.String).str.strip_chars(), log.time_format), True
     if dtype.is_integer() or dtype.is_float() or dtype.is_decimal() or dtype == pl.Null:
         return time.cast(pl.Float64 if not dtype.is_integer() else pl.Int64, strict=False), False
     if dtype.is_temporal() and dtype not in (pl.Time, pl.Duration):
-        # int64 nanoseconds do not hold every year, so check the range in microseconds first.
-        second = time.cast(pl.Datetime("us"), strict=False).to_physical() // 10**6
-        nanoseconds = time.cast(pl.Datetime("ns"), strict=False).to_physical()
-        return pl.when(second.is_between(0, LATEST - 1)).then(nanoseconds), True
+        return _nanoseconds(
+            time.cast(pl.Datetime("us"), strict=False), time.cast(pl.Datetime("ns"), strict=False)
+        ), True
     if dtype in (pl.String, pl.Categorical, pl.Enum):
         text = time.cast(pl.String).str.strip_chars()
+        filled = text.is_not_null() & (text != "") & ~text.str.to_lowercase().is_in(log.nulls)
         number = text.cast(pl.Float64, strict=False)
-        first = log.collect(log.frame.filter(text.is_not_null()).head(1).select(number))
-        if len(first) and first.item() is not None:
+        first = log.collect(log.frame.filter(filled).head(1).select(number=number, zone=text.str.extract(_REGION)))
+        if len(first) and first["number"][0] is not None:
             return number, False
-        return _iso(text), True
+        zones: list[str] = []
+        if len(first) and first["zone"][0] is not None:
+            zones = log.collect(log.frame.select(text.str.extract(_REGION).drop_nulls().unique())).to_series().to_list()
+        return text_times(text, zones), True
     raise DataError(f"{log.name}: column {log.columns[TIME]!r} has type {dtype}, which is not a time; {_CURE}")
 
 
-def _iso(text: pl.Expr) -> pl.Expr:
-    """Parse ISO 8601: a date, or date and time, with or without fraction and offset. Without offset it is UTC."""
-    spaced = text.str.replace("[Tt]", " ").str.replace("[Zz]$", "+00:00")
-    clock = "%Y-%m-%d %H:%M:%S%.f"
-    with_offset = spaced.str.to_datetime(clock + "%#z", time_unit="ns", time_zone="UTC", strict=False)
-    forms = [
-        with_offset.dt.replace_time_zone(None),
-        spaced.str.to_datetime(clock, time_unit="ns", strict=False),
-        spaced.str.to_datetime("%Y-%m-%d %H:%M", time_unit="ns", strict=False),
-        spaced.str.to_date("%Y-%m-%d", strict=False).cast(pl.Datetime("ns"), strict=False),
-    ]
+def _nanoseconds(microseconds: pl.Expr, nanoseconds: pl.Expr | None = None) -> pl.Expr:
+    """Physical nanoseconds of times between 1970 and 2099, else null: int64 nanoseconds do not hold every year."""
+    sound = (microseconds.to_physical() // 10**6).is_between(0, LATEST - 1)
+    return pl.when(sound).then(
+        (microseconds.cast(pl.Datetime("ns")) if nanoseconds is None else nanoseconds).to_physical()
+    )
+
+
+def _formatted(text: pl.Expr, form: str) -> pl.Expr:
+    """Parse by a strftime pattern; a `DataError` if it is none."""
+    if "%z" in form or "%:z" in form or "%#z" in form:
+        read = text.str.to_datetime(form, time_unit="us", time_zone="UTC", strict=False).dt.replace_time_zone(None)
+    else:
+        dates = text.str.to_date(form, strict=False).cast(pl.Datetime("us"), strict=False)
+        read = pl.coalesce(text.str.to_datetime(form, time_unit="us", strict=False), dates)
+    try:
+        example = pl.DataFrame({TIME: [datetime(2025, 2, 1, tzinfo=UTC).strftime(form)]})
+        reason = "it reads no date" if example.select(_nanoseconds(read)).item() is None else ""
+    except (pl.exceptions.PolarsError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+    if reason:
+        raise DataError(f"--time-format {form!r} cannot be used ({reason}); write one such as '%d/%m/%Y %H:%M'")
+    return _nanoseconds(read)
+
+
+def text_times(text: pl.Expr, zones: Sequence[str] = ()) -> pl.Expr:
+    """Parse ISO 8601, or day.month.year: a date, or date and time, with or without fraction, and offset, UTC or a named zone.
+
+    Without one it is UTC. zones: names of zones that occur, such as Europe/Berlin. Returns physical nanoseconds.
+    """
+    spaced = text.str.replace(r"(\d)[Tt](\d)", "${1} ${2}").str.replace(r"\[[^\]]*\]$", "")
+    spaced = spaced.str.replace(r"\s*([Zz]|UTC|GMT)$", "+00:00")
+    zone, plain = spaced.str.extract(_REGION), spaced.str.replace(_REGION, "")
+    forms = []
+    for date in ("%Y-%m-%d", "%d.%m.%Y"):
+        clock = date + " %H:%M:%S%.f"
+        with_offset = [
+            spaced.str.to_datetime(form + "%#z", time_unit="ns", time_zone="UTC", strict=False).dt.replace_time_zone(
+                None
+            )
+            for form in (clock, date + " %H:%M")
+        ]
+        local = pl.coalesce(
+            plain.str.to_datetime(clock, time_unit="ns", strict=False),
+            plain.str.to_datetime(date + " %H:%M", time_unit="ns", strict=False),
+            plain.str.to_date(date, strict=False).cast(pl.Datetime("ns"), strict=False),
+        )
+        forms += [*with_offset, pl.when(zone.is_null()).then(local)]
+        for name in zones:
+            if name in available_timezones():
+                there = local.dt.replace_time_zone(name, ambiguous="earliest", non_existent="null")
+                forms.append(pl.when(zone == name).then(there.dt.convert_time_zone("UTC").dt.replace_time_zone(None)))
     # Years outside the range of int64 nanoseconds would wrap around to a valid time.
-    plausible = text.str.slice(0, 4).cast(pl.Int32, strict=False).is_between(1970, 2099)
-    return pl.when(plausible).then(pl.coalesce(forms)).to_physical()
+    year = text.str.extract(r"^(?:\d\d?\.\d\d?\.)?(\d{4})").cast(pl.Int32, strict=False)
+    return pl.when(year.is_between(1970, 2099)).then(pl.coalesce(forms)).to_physical()
 
 
-def check_times(log: Log, times: pl.Series, nanoseconds: bool) -> Unit:
-    """Return the unit of the times; raise an error for the first time that is missing or out of range."""
-    unit = NANOSECONDS if nanoseconds else unit_of(large_times(times), len(times))
-    sound = sound_times(times, unit)
+def looks_like_times(column: pl.Series) -> bool:
+    """Whether most values of a column are dates, times, or numbers of seconds or milliseconds from 2001 to 2033."""
+    values = column.drop_nulls()
+    if column.dtype.is_temporal():
+        return column.dtype not in (pl.Time, pl.Duration)
+    if values.dtype == pl.String:
+        values = values.str.strip_chars().replace("", None).drop_nulls()
+    if not len(values) or not (values.dtype == pl.String or values.dtype.is_numeric()):
+        return False
+    numbers = values.cast(pl.Float64, strict=False)
+    likely = numbers.is_between(10**9, 2 * 10**9) | numbers.is_between(10**12, 2 * 10**12)
+    if values.dtype == pl.String:
+        zones = values.str.extract(_REGION).drop_nulls().unique().to_list()
+        read = values.to_frame(TIME).select(text_times(pl.col(TIME), zones)).to_series()
+        likely = likely.fill_null(False) | read.is_not_null()
+    return 2 * int(likely.sum()) > len(values)
+
+
+def check_times(log: Log, times: pl.Series, missing: pl.Series, nanoseconds: bool) -> Unit:
+    """Return the unit of the times; raise an error for the first time that is not missing and unreadable or out of range."""
+    unit = NANOSECONDS if nanoseconds else unit_of(large_times(times), len(times) - int(missing.sum()))
+    sound = sound_times(times, unit) | missing
     if sound.all():
         return unit
     row = int((~sound).arg_max() or 0)
@@ -103,8 +174,6 @@ def sound_times(times: pl.Series, unit: Unit) -> pl.Series:
 def bad_time(log: Log, row: int, unreadable: bool, unit: Unit) -> DataError:
     """Return the error for a time that is missing, unreadable or out of range."""
     raw = log.collect(log.frame.select(TIME).slice(row, 1)).item()
-    if raw is None or raw == "":
-        return log.error(row, TIME, "no time", _CURE)
     if (isinstance(raw, int | float) and raw < 0) or str(raw).startswith("-"):
         return log.error(row, TIME, f"the time {raw} is negative", _CURE)
     if unreadable and not isinstance(raw, datetime):

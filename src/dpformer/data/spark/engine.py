@@ -6,7 +6,7 @@
     sort             each user's events by time, then by row number
     write            users sorted by id, in shards
 
-Events stay in Spark and on disk. The driver holds the catalogue, and one number per user and item.
+Events stay in Spark and on disk. The driver holds the catalogue, the ids of users, and one number per user and item.
 """
 
 from __future__ import annotations
@@ -123,8 +123,8 @@ def _write(
     on_stage("sorting by time")
     shards = _shards(events, catalogue, aside, max(1, math.ceil(len(events) / shard_events)))
     on_stage("counting")
-    lengths, item_events = _counted(shards, len(catalogue))
-    record.count_lengths(lengths)
+    users, lengths, item_events = _counted(shards, len(catalogue))
+    record.count_lengths(users, lengths)
     on_stage("hashing the input")
     sizes = {"users": len(lengths), "items": len(catalogue), "events": int(lengths.sum())}
     manifest = record.manifest(sizes, digest(disk.spark, record.log.files))
@@ -151,11 +151,13 @@ def _shards(events: SparkEvents, catalogue: pl.DataFrame, aside: Path, count: in
     return [file.rename(aside / SHARDS / f"part-{place:05}.parquet") for place, file in enumerate(full)]
 
 
-def _counted(shards: list[Path], items: int) -> tuple[np.ndarray, np.ndarray]:
-    """Count lengths of sequences, int64 [N], and events per item, int64 [M]; memory holds one shard at a time."""
-    lengths, counts = [], np.zeros(items + 1, dtype=np.int64)
+def _counted(shards: list[Path], items: int) -> tuple[pl.Series, np.ndarray, np.ndarray]:
+    """Users, lengths of sequences, int64 [N], and events per item, int64 [M]; memory holds one shard's events at a time."""
+    users, lengths, counts = [], [], np.zeros(items + 1, dtype=np.int64)
     for shard in shards:
-        lists = scan(shard).select("items").collect()["items"]
+        frame = scan(shard).collect()
+        users.append(frame["user_id"])
+        lists = frame["items"]
         lengths.append(lists.list.len().to_numpy().astype(np.int64))
         counts += np.bincount(flat(lists).to_numpy(), minlength=items + 1)
-    return np.concatenate(lengths), counts[1:]
+    return pl.concat(users), np.concatenate(lengths), counts[1:]

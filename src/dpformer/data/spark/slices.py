@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+import operator
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -19,8 +20,9 @@ import polars as pl
 from dpformer.data.catalogue import title_votes
 from dpformer.data.manifest import Record
 from dpformer.data.read.columns import ITEM, TIME, TITLE, USER
-from dpformer.data.read.ids import id_expression, missing_id, whole_numbers
+from dpformer.data.read.ids import id_expression, whole_numbers
 from dpformer.data.read.log import READ_ERRORS, Log, first_line, scan
+from dpformer.data.read.missing import NO_TIME, missing_rows, missing_values, no_time
 from dpformer.data.read.times import NANOSECONDS, UNITS, bad_time, large_times, sound_times, time_expression, unit_of
 from dpformer.files import sha256_joined, sha256_of_file
 
@@ -49,13 +51,14 @@ class Slice:
 class Slices:
     """All slices, and how to read ids and times; this object is sent to workers.
 
-    names: role to column in the files. expressions: role to expression over roles. untyped: `Log.untyped_ids`.
+    names: role to column in the files. expressions: role to expression over roles. untyped, nulls: of `Log`.
     """
 
     parts: list[Slice]
     names: dict[str, str]
     expressions: dict[str, pl.Expr]
     untyped: bool
+    nulls: tuple[str, ...]
 
     def frame(self, number: int) -> pl.LazyFrame:
         """Read the events of one slice, with columns named by role."""
@@ -75,22 +78,25 @@ class Slices:
             frame = self.columns(number)
         except READ_ERRORS as error:
             return {"fault": first_line(error)}
-        seen: dict[str, Any] = {"rows": len(frame)}
-        for role in (USER, ITEM):
-            seen[role] = {"lacking": frame[role].null_count(), "first": part.first(frame[role].is_null())}
+        missing = missing_rows(frame, self.nulls)
+        none = functools.reduce(operator.or_, missing.values())
+        seen: dict[str, Any] = {"rows": len(frame), "missing": int(none.sum())}
+        for role, rows in missing.items():
+            seen[role] = {"lacking": int(rows.sum()), "first": part.first(rows)}
+        whole = frame.filter(~none)
         if self.untyped:
-            seen["text"] = whole_numbers(frame[USER].unique().drop_nulls()).null_count() > 0
+            seen["text"] = whole_numbers(whole[USER].unique()).null_count() > 0
         if TIME in frame.columns:
             times = frame[TIME]
-            seen |= {"large": large_times(times), "low": times.min(), "high": times.max()}
-            seen["bad"] = {unit.name: part.first(~sound_times(times, unit)) for unit in UNITS}
+            seen |= {"large": large_times(times), "low": whole[TIME].min(), "high": whole[TIME].max()}
+            seen["bad"] = {unit.name: part.first(~sound_times(times, unit) & ~missing[TIME]) for unit in UNITS}
         return seen
 
     def events(self, types: dict[str, Any], number: int) -> pa.Table:
-        """Read one slice: `row` and the columns in `types`."""
-        frame = self.columns(number).select(pl.col(role).cast(dtype) for role, dtype in types.items())
-        rows = frame.with_row_index("row", self.parts[number].row)
-        return to_arrow(rows.with_columns(pl.col("row").cast(pl.Int64)))
+        """Read one slice, without rows that lack a value: `row` and the columns in `types`."""
+        frame = self.columns(number).with_row_index("row", self.parts[number].row)
+        whole = frame.filter(~functools.reduce(operator.or_, missing_rows(frame, self.nulls).values()))
+        return to_arrow(whole.select(pl.col("row").cast(pl.Int64), *(pl.col(role).cast(types[role]) for role in types)))
 
     def votes(self, number: int) -> pa.Table:
         """Collect titles in one slice; see `title_votes`."""
@@ -104,7 +110,7 @@ def cut(record: Record, aside: Path, rows: int) -> Slices:
     expressions = {role: id_expression(log, role) for role in (USER, ITEM)}
     if TIME in names:
         # -0.0 becomes 0.0: Spark and polars may order them differently.
-        expressions[TIME] = time_expression(log)[0] + 0
+        expressions |= {TIME: time_expression(log)[0] + 0, NO_TIME: no_time(log)}
     parts, row = [], 0
     for file in files:
         length = int(log.collect(scan(file).select(pl.len())).item())
@@ -112,13 +118,13 @@ def cut(record: Record, aside: Path, rows: int) -> Slices:
         row += length
     if not parts:
         raise record.no_rows()
-    return Slices(parts, names, expressions, log.untyped_ids)
+    return Slices(parts, names, expressions, log.untyped_ids, log.nulls)
 
 
 def _staged(log: Log, aside: Path, rows: int) -> tuple[Log, list[Path], dict[str, str]]:
     """Return the log as Parquet files. Other formats cannot be cut, so they are converted first, as a stream."""
     roles = log.schema().names()
-    if log.format.startswith("Parquet"):
+    if log.format.startswith("Parquet") and log.keep is None:
         return log, list(log.files), {role: log.columns[role] for role in roles}
     file = aside / "log.parquet"
     text = [pl.col(name).cast(pl.String) for name, dtype in log.schema().items() if dtype == pl.Categorical]
@@ -138,24 +144,29 @@ def check(spark: SparkSession, slices: Slices, record: Record) -> tuple[int, dic
     faults = [part["fault"] for part in seen if "fault" in part]
     if faults:
         raise log.explain(RuntimeError(faults[0]))
-    for role in (USER, ITEM):
-        lacking = sum(part[role]["lacking"] for part in seen)
-        if lacking:
-            raise missing_id(log, role, _least(part[role]["first"] for part in seen), lacking)
-    expressions = [expression.alias(role) for role, expression in slices.expressions.items()]
+    roles = [role for role in slices.expressions if role != NO_TIME]
+    counts = {role: sum(part[role]["lacking"] for part in seen) for role in roles}
+    if any(counts.values()) and not record.options.drop_missing:
+        raise missing_values(log, counts, {r: _least(part[r]["first"] for part in seen) for r in roles if counts[r]})
+    expressions = [slices.expressions[role].alias(role) for role in roles]
     types: dict[str, Any] = dict(log.frame.select(expressions).collect_schema())
     types |= {role: pl.String for role in (USER, ITEM) if types[role] != pl.Int64}
     if slices.untyped and not any(part["text"] for part in seen):
         types[USER] = pl.Int64
-    events = sum(part["rows"] for part in seen)
+    missing = sum(part["missing"] for part in seen)
+    events = sum(part["rows"] for part in seen) - missing
     if TIME in types:
         nanoseconds = time_expression(log)[1]
-        unit = NANOSECONDS if nanoseconds else unit_of(sum(part["large"] for part in seen), events)
+        filled = events + missing - counts[TIME]
+        unit = NANOSECONDS if nanoseconds else unit_of(sum(part["large"] for part in seen), filled)
         if any(part["bad"][unit.name] is not None for part in seen):
             row = _least(part["bad"][unit.name] for part in seen)
             value = log.collect(log.frame.select(slices.expressions[TIME]).slice(row, 1)).item()
             raise bad_time(log, row, value is None, unit)
-        record.set_times(unit, min(part["low"] for part in seen), max(part["high"] for part in seen))
+    record.count_dropped(missing, events)
+    if TIME in types:
+        ends = [[part[end] for part in seen if part[end] is not None] for end in ("low", "high")]
+        record.set_times(unit, min(ends[0]), max(ends[1]))
     return events, types
 
 

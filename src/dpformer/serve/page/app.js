@@ -9,6 +9,7 @@ let chosen = -1;
 let asked = 0;
 let searched = 0;
 let timer = 0;
+let token = ""; // in memory only
 
 function element(tag, attributes = {}, ...children) {
   const made = document.createElement(tag);
@@ -32,8 +33,10 @@ function button(text, name, kind, press) {
 }
 
 async function answer(path, body) {
-  const options = body && { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body) };
+  const headers = token ? { authorization: "Bearer " + token } : {};
+  const options = body ? { method: "POST", headers: { ...headers, "content-type": "application/json" }, body: JSON.stringify(body) } : { headers };
   const response = await fetch(path, options);
+  $("access").hidden = response.status !== 401;
   if (!response.ok) {
     const { detail } = await response.json().catch(() => ({ detail: response.statusText }));
     throw new Error(typeof detail === "string" ? detail : detail[0].msg);
@@ -197,9 +200,10 @@ function row(item, share) {
 
 async function start() {
   try {
-    const [health, privacy] = await Promise.all([answer("healthz"), answer("privacy")]);
+    const [health, privacy, version] = await Promise.all([answer("healthz"), answer("privacy"), answer("version")]);
     const s = privacy.statement;
     const guaranteed = s.private && !s.insecure.length;
+    $("version").textContent = `${version.run} (${version.sha256.slice(0, 12)}), dpformer ${version.dpformer}`;
     $("served").textContent = `${health.model} over ${health.items.toLocaleString("en")} items`;
     $("budget").textContent = s.private ? `ε = ${Number(s.epsilon).toPrecision(3)}, δ = ${s.delta.toExponential()}` : "Not private";
     if (guaranteed) $("reading").textContent = `For each of the ${s.users.toLocaleString("en")} people it was trained on, with all of their events. ${s.attack.reading}`;
@@ -211,9 +215,15 @@ async function start() {
     $("statement").replaceChildren(...privacy.text.split("\n").map((line) => element("p", {}, line)));
     for (const option of [...$("k").options]) if (Number(option.value) > health.max_k) option.remove();
   } catch (error) {
-    warn("The server does not answer: " + error.message);
+    return warn("The server does not answer: " + error.message);
   }
   changed("");
 }
 
+$("access").addEventListener("submit", (event) => {
+  event.preventDefault();
+  token = $("token").value.trim();
+  warn("");
+  start();
+});
 start();

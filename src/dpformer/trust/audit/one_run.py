@@ -20,14 +20,13 @@ from torch import Tensor
 
 from dpformer.clipping import PhantomClipping
 from dpformer.fit.dpsgd import Trainer
-from dpformer.privacy import Curator
+from dpformer.privacy import Answer, Curator
 from dpformer.privacy.curator import Noise
 from dpformer.privacy.noise import rounded_gaussian
 from dpformer.trust.audit.bounds import claimed_mu, epsilon_of, epsilon_refuted, mu_refuted
 from dpformer.trust.audit.setting import Setting
+from dpformer.trust.verify.network import losses_of
 from dpformer.trust.verify.reference import factors
-from dpformer.trust.verify.steps import losses_of
-from dpformer.trust.verify.watch import Watched
 
 LENGTH = 2
 GUESSED = 0.2
@@ -77,15 +76,16 @@ def audit_training(
     trainer = run.trainer
     noise: Noise = rounded_gaussian if noise_scale == 1 else Scaled(noise_scale)
     people = run.dataset.train(run.recipe.hold_out)
-    watched = Watched(Curator(people, run.plan, run.curator.ledger, run.curator.keys, noise=noise))
+    heard: list[Answer] = []
+    curator = Curator(people, run.plan, run.curator.ledger, run.curator.keys, noise=noise)
+    curator.keep = lambda place, answer, plan: heard.append(answer)
     tokens = torch.from_numpy(np.stack(secrets))
-    losses, scores = losses_of(trainer), torch.zeros(canaries, dtype=torch.float64)
+    losses, scores = losses_of(trainer.worker), torch.zeros(canaries, dtype=torch.float64)
     try:
         while trainer.step < trainer.plan.steps:
             before = copy.deepcopy(trainer.model).double().eval()
-            trainer.make_step(watched)
-            total = {name: torch.from_numpy(value) for name, value in watched.last.answer.values.items()}
-            watched.asked.clear()
+            trainer.make_step(curator)
+            total = {name: torch.from_numpy(value) for name, value in heard.pop().values.items()}
             slopes = _along(trainer, before, losses, tokens, total)
             scores += slopes - slopes.mean()
         charges = run.plan.charges(run.plan.steps)

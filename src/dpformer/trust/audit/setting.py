@@ -18,7 +18,7 @@ from dpformer.fit.folder import read_recipe
 from dpformer.fit.presets import make_recipe
 from dpformer.fit.recipe import DPSGDSettings, Recipe, TransitionsSettings, Tuning
 from dpformer.fit.run import Run, start
-from dpformer.trust.verify.scratch import write_data
+from dpformer.trust.verify.people import write_data
 
 
 @dataclass(frozen=True)

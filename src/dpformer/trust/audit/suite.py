@@ -18,7 +18,7 @@ from dpformer.trust.audit.one_run import OneRun, audit_training
 from dpformer.trust.audit.setting import Setting
 from dpformer.trust.audit.step_audit import StepAudit
 from dpformer.trust.audit.steps import Canary, measure, trials_for
-from dpformer.trust.verify.answers import without
+from dpformer.trust.verify.people import emptied
 
 CLAIM, LESS_NOISE = 1.0, 0.1
 """The defect of the one-run audit's own control: a tenth of the noise that a claim of epsilon 1 needs."""
@@ -102,7 +102,7 @@ def _steps(setting: Setting, folder: Path, trials: int | None) -> tuple[StepAudi
     grid = grid_step(query.bound, query.numbers)
     trainer.model.train()
     with_canary = query.sum(people, Sample(all_users, bytes(32)), grid)
-    others = query.sum(without(people, len(people) - 1), Sample(all_users, bytes(32)), grid)
+    others = query.sum(emptied(people, [len(people) - 1]), Sample(all_users, bytes(32)), grid)
     own = {name: with_canary[name] - others[name] for name in others}
     seen = Canary(others, own, query.bound, query.sensitivity(grid))
     sigma = trainer.plan.noise_multiplier

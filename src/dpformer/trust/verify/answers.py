@@ -1,115 +1,171 @@
-"""The statistics of a run: how far one person moves each sum, and how much noise each answer gets."""
+"""A small run with the run's own recipe, recorded: every query on people who leave, the noise, the draws, and neighbours."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
+from fractions import Fraction
+from functools import partial
+from pathlib import Path
 
-import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
-from dpformer.data import Sequences
-from dpformer.fit.stage import Setup, run_stages
-from dpformer.fit.statistics_stages import stages_before_steps
-from dpformer.privacy import Query, Sample
-from dpformer.privacy.query import Asker
+from dpformer.artifact.layout import MODEL
+from dpformer.data import Dataset, load
+from dpformer.fit.recipe import Recipe
+from dpformer.fit.run import start
+from dpformer.privacy.plan import GRADIENTS, PrivacyPlan
+from dpformer.training.groups import Groups
 from dpformer.trust.verify.checks import Outcome, Verification
-from dpformer.trust.verify.noise import noise_outcome
-from dpformer.trust.verify.watch import Asked, Curators, Watched
+from dpformer.trust.verify.noise import DRAWS, noise_outcome
+from dpformer.trust.verify.people import emptied, write_data
+from dpformer.trust.verify.rebuild import rebuilt
+from dpformer.trust.verify.recorder import Asked, MakeCurator, Recorder, Repeating
 
-ANSWER_CHECKS = ("answers planned", "answer sensitivity", "answer noise")
-# Draws of each answer that are looked at, at the least: 0.7 of the noise is then 12 standard errors away.
-DRAWS = 1000
-
-AskAll = Callable[[Asker], object]
-
-
-def statistics_of(setup: Setup) -> AskAll:
-    """What a run of this recipe asks before its steps, by the run's own stages."""
-
-    def ask(asker: Asker) -> None:
-        for _ in run_stages([stage for stage in stages_before_steps(setup) if stage.name != "distil"], asker):
-            pass
-
-    return ask
+ANSWER_CHECKS = (
+    "queries planned",
+    "sensitivity",
+    "noise",
+    "sampler",
+    "same queries for neighbours",
+    "model from answers",
+)
+# What one person's leaving may change for others in a step: this share of the room for float32 that the noise has.
+SHARE_OF_ROOM = 0.25
 
 
-def check_answers(verification: Verification, ask_all: AskAll, curators: Curators) -> None:
-    """Ask all of a real Curator, watched; then look at each query and each answer."""
-    watched = Watched(curators.new())
-    planned = [release.name for release in curators.plan.releases]
-    verification.check("answers planned", lambda: _planned(ask_all, watched, planned))
-    if not watched.asked:
+def check_answers(verification: Verification, make: MakeCurator, recipe: Recipe, data: Path, place: Path) -> None:
+    """Record a run on small data; then look at each query and each answer."""
+    recorders: list[Recorder] = []
+    folder = place / "recorded"
+
+    def recorder(*arguments: object) -> Recorder:
+        recorders.append(Recorder(make, *arguments))  # type: ignore[arg-type]
+        return recorders[-1]
+
+    def recorded() -> Outcome:
+        start(folder, data, recipe, make_curator=recorder).train()
+        return _planned(recorders[0])
+
+    if not verification.check("queries planned", recorded) and (not recorders or not recorders[0].asked):
         for name in ANSWER_CHECKS[1:]:
-            verification.skip(name, "no answer was given; see 'answers planned'")
+            verification.skip(name, "no answer was given; see 'queries planned'")
         return
-    queries = [asked.query for asked in watched.asked]
-    verification.check("answer sensitivity", lambda: _sensitivity(queries, watched, curators.people))
-    verification.check("answer noise", lambda: _noise(watched.asked, curators))
+    asked, plan = recorders[0].asked, recorders[0].plan
+    verification.check("sensitivity", lambda: _sensitivity(asked, plan))
+    verification.check("noise", lambda: _noise(recorders[0]))
+    verification.check("sampler", lambda: _sampler(asked, plan))
+    others = partial(_neighbours, asked, make, recipe, load(data), place)
+    verification.check("same queries for neighbours", lambda: others((folder / MODEL).read_bytes()))
+    verification.check("model from answers", lambda: rebuilt(folder))
 
 
-def _planned(ask_all: AskAll, watched: Watched, planned: list[str]) -> Outcome:
-    ask_all(watched)
-    names, charged = [asked.answer.name for asked in watched.asked], watched.charged
-    detail = f"asked {names}"
-    if names != planned:
-        detail += f", planned {planned}"
-    if charged != names:
-        detail += f", charged {charged}"
-    return Outcome(names == planned == charged, detail, {"asked": names, "planned": planned, "charged": charged})
-
-
-def _sensitivity(queries: list[Query[Any]], watched: Watched, people: Sequences) -> Outcome:
-    """Each person's events replaced by none in turn; the number of people stays."""
-    moved, allowed, good = {}, {}, True
-    for query, asked in zip(queries, watched.asked, strict=True):
-        grid = asked.answer.grid
-        sample = Sample(np.arange(len(people)), asked.sample.key)
-        all_users = query.sum(people, sample, grid)
-        largest = 0.0
-        for person in range(len(people)):
-            rest = query.sum(without(people, person), sample, grid)
-            largest = max(largest, _norm({name: all_users[name] - rest[name] for name in all_users}))
-        moved[query.name], allowed[query.name] = largest * grid, query.sensitivity(grid) * grid
-        good &= largest <= query.sensitivity(grid) and math.isclose(allowed[query.name], query.bound, rel_tol=1e-12)
-        good &= all(np.array_equal(all_users[name], value) for name, value in asked.sums.items())
-    shown = ", ".join(f"{name} {value:.6f} of {allowed[name]:g}" for name, value in moved.items())
-    return Outcome(
-        good, f"{len(people)} people, each without events in turn: {shown}", {"moved": moved, "allowed": allowed}
-    )
-
-
-def _noise(asked: list[Asked], curators: Curators) -> Outcome:
-    """The same queries again, by Curators with other keys: as many draws of each as it takes to see its scale."""
-    again = [asked]
-    few = min(one.query.numbers for one in asked)
-    for _ in range(min(max(3, math.ceil(DRAWS / few)), 64)):
-        watched = Watched(curators.new())
-        for one in asked:
-            watched.ask(one.query)
-        again.append(watched.asked)
-    drawn = [{name: value for one in answers for name, value in one.noise.items()} for answers in again]
-    scale = noise_outcome(drawn)
-    off = sorted({one.query.name for answers in again for one in answers if not one.on_grid})
-    wrong = sorted({one.query.name for one in asked if not _as_planned(one)})
-    detail = scale.detail + "; all on the grid" * (not off)
-    detail += f"; not on the grid: {', '.join(off)}" if off else ""
+def _planned(recorder: Recorder) -> Outcome:
+    """Names and order against the plan and the ledger; the noise that each answer states against a second count."""
+    names = [asked.name for asked in recorder.asked]
+    plan = recorder.plan
+    planned = [release.name for release in plan.releases] + [GRADIENTS] * plan.steps
+    charged = [entry.name for entry in recorder.ledger.account().entries]
+    wrong = sorted({asked.name for asked in recorder.asked if not _as_planned(asked, plan)})
+    detail = f"{len(names)} answers asked, planned and charged: {', '.join(dict.fromkeys(names))}"
+    if not names == planned == charged:
+        detail = f"asked {_short(names)}; planned {_short(planned)}; charged {_short(charged)}"
     detail += f"; an answer states other noise than planned: {', '.join(wrong)}" if wrong else ""
-    return Outcome(scale.good and not off and not wrong, detail, {**scale.figures, "off_grid": off, "misstated": wrong})
+    return Outcome(names == planned == charged and not wrong, detail, {"asked": names, "misstated": wrong})
 
 
-def _as_planned(asked: Asked) -> bool:
-    """Does the answer state the noise of its plan? Rounded up by the last bit."""
-    return asked.std <= asked.answer.noise_std / asked.answer.grid <= asked.std * (1 + 1e-12)
+def _short(names: list[str]) -> str:
+    return ", ".join(f"{name} ({names.count(name)})" for name in dict.fromkeys(names)) or "nothing"
 
 
-def without(people: Sequences, person: int) -> Sequences:
-    """The same people, one of them without events."""
-    first, end = people.offsets[person], people.offsets[person + 1]
-    offsets = people.offsets.copy()
-    offsets[person + 1 :] -= end - first
-    return Sequences(people.users, np.delete(people.items, np.arange(first, end)), offsets)
+def _as_planned(asked: Asked, plan: PrivacyPlan) -> bool:
+    """sigma D, rounded up by the last bit; D = C / g, for a step C / g (1 + 1e-6 + m 2^-21) + sqrt(d)."""
+    D = asked.bound / asked.answer.grid
+    if asked.name == GRADIENTS:
+        numbers = sum(value.size for value in asked.sums.values())
+        D = D * (1 + 1e-6 + Groups.of(plan.users, plan.rate).most * 2.0**-21) + math.sqrt(numbers)
+    std = asked.answer.noise_std / asked.answer.grid
+    return math.isclose(asked.D, D, rel_tol=1e-12) and asked.std <= std <= asked.std * (1 + 1e-12)
 
 
-def _norm(steps: dict[str, np.ndarray]) -> float:
-    return math.sqrt(sum(float(np.sum(value.astype(np.float64) ** 2)) for value in steps.values()))
+def _sensitivity(asked: list[Asked], plan: PrivacyPlan) -> Outcome:
+    wrong, shown, figures = [], [], {}
+    for name in dict.fromkeys(one.name for one in asked):
+        own = [one for one in asked if one.name == name]
+        moved = max(one.moved / one.D for one in own)
+        beyond = max(one.beyond - _room(one, plan) for one in own)
+        if moved > 1:
+            wrong.append(f"{name}: one person moves the answer by {moved:.4f} of its sensitivity")
+        if beyond > 0:
+            wrong.append(f"{name}: one person's leaving changes what others add")
+        if any(one.nobody for one in own):
+            wrong.append(f"{name}: a sum over nobody is not 0")
+        shown.append(f"{name} {moved:.4f}")
+        figures[name] = {"moved": moved, "left": sum(one.left for one in own)}
+    left = sum(one.left for one in asked)
+    detail = f"{left} times one person left; the answer moved by this share of its sensitivity: {', '.join(shown)}"
+    return Outcome(not wrong, "; ".join(wrong) or detail, figures)
+
+
+def _room(asked: Asked, plan: PrivacyPlan) -> float:
+    """What may be beyond a person's own part, in steps: 0 for a statistic. Three sums of a step are rounded, each by half."""
+    if asked.name != GRADIENTS:
+        return 0.0
+    slack = 1e-6 + Groups.of(plan.users, plan.rate).most * 2.0**-21
+    numbers = sum(value.size for value in asked.sums.values())
+    return 1.5 * math.sqrt(numbers) + SHARE_OF_ROOM * slack * asked.bound / asked.answer.grid
+
+
+def _noise(recorder: Recorder) -> Outcome:
+    drawn = {name: value for one in recorder.draws(DRAWS) for name, value in one.items()}
+    outcome = noise_outcome(drawn)
+    off = sorted({asked.name for asked in recorder.asked if not on_grid(asked)})
+    detail = outcome.detail + (f"; not on the grid: {', '.join(off)}" if off else "; all on the grid")
+    return Outcome(outcome.good and not off, detail, {**outcome.figures, "off_grid": off}, outcome.false_alarm)
+
+
+def on_grid(asked: Asked) -> bool:
+    """Is every number of the answer a whole multiple of the grid? Exact: the grid is a power of 2."""
+    steps = [value / asked.answer.grid for value in asked.answer.values.values()]
+    return all(bool((value == value.round()).all()) for value in steps)
+
+
+def _sampler(asked: list[Asked], plan: PrivacyPlan) -> Outcome:
+    """Who was drawn against the definition: person i if the i-th 64-bit word of ChaCha20 is below floor(rate 2^64)."""
+    wrong = [one for one in asked if one.drawn.tolist() != _drawn(one.key, plan.users, plan.planned(one.place).rate)]
+    keys = len({one.key for one in asked})
+    sizes = [len(one.drawn) for one in asked]
+    detail = f"{len(asked)} draws of {plan.users} users: sizes {min(sizes)} to {max(sizes)}, {keys} keys"
+    detail += f"; others than the cipher draws for {wrong[0].name} {wrong[0].place}" if wrong else ""
+    return Outcome(not wrong and keys == len(asked), detail, {"wrong": len(wrong), "keys": keys})
+
+
+def _drawn(key: bytes, users: int, rate: float) -> list[int]:
+    if rate == 1:
+        return list(range(users))
+    nonce = bytes(4) + (2).to_bytes(12, "little")  # stream 2 of a key: draws of users
+    stream = Cipher(algorithms.ChaCha20(key, nonce), mode=None).encryptor().update(bytes(8 * users))
+    bound = math.floor(Fraction(rate) * 2**64)
+    return [i for i in range(users) if int.from_bytes(stream[8 * i : 8 * i + 8], "little") < bound]
+
+
+def _neighbours(
+    asked: list[Asked], make: MakeCurator, recipe: Recipe, dataset: Dataset, place: Path, model: bytes
+) -> Outcome:
+    """The same run on neighbouring data, given the same answers: it must ask the same and make the same model."""
+    people, wrong = dataset.sequences, []
+    for person in (int(people.lengths.argmax()), len(people) - 1):
+        data = write_data(place / f"data-{person}", emptied(people, [person]), dataset.catalogue)
+        made: list[Repeating] = []
+
+        def repeating(*arguments: object, made: list[Repeating] = made) -> Repeating:
+            made.append(Repeating(asked, make, *arguments))
+            return made[-1]
+
+        folder = place / f"neighbour-{person}"
+        start(folder, data, recipe, make_curator=repeating).train()
+        if [one.described for one in made[0].asked] != [one.described for one in asked]:
+            wrong.append(f"without person {person} other queries are asked, with the same answers")
+        elif (folder / MODEL).read_bytes() != model:
+            wrong.append(f"without person {person} another model is made of the same answers")
+    detail = f"two runs on neighbouring data, given the same {len(asked)} answers: same queries, same order, same model"
+    return Outcome(not wrong, "; ".join(wrong) or detail, {"differences": wrong})

@@ -24,12 +24,13 @@ STOPPED = (
 
 @dataclass(frozen=True)
 class Check:
-    """One property: what was found, in words and figures, or why it was not looked at."""
+    """One property: the result in words and figures, or why it was not checked. false_alarm: see `Outcome`."""
 
     name: str
     status: Status
     detail: str
     figures: dict[str, Any] = field(default_factory=dict)
+    false_alarm: float = 0.0
 
 
 class NotChecked(Exception):  # noqa: N818  (no error: a reason)
@@ -38,11 +39,12 @@ class NotChecked(Exception):  # noqa: N818  (no error: a reason)
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the function of a check returns."""
+    """What the function of a check returns. false_alarm: how often a sound run fails it; 0 where nothing is random."""
 
     good: bool
     detail: str
     figures: dict[str, Any] = field(default_factory=dict)
+    false_alarm: float = 0.0
 
 
 @dataclass
@@ -71,7 +73,8 @@ class Verification:
             return False
         except STOPPED as error:
             outcome = Outcome(False, f"stopped: {type(error).__name__}: {' '.join(str(error).split())}")
-        self.checks.append(Check(name, "pass" if outcome.good else "fail", outcome.detail, outcome.figures))
+        status: Status = "pass" if outcome.good else "fail"
+        self.checks.append(Check(name, status, outcome.detail, outcome.figures, outcome.false_alarm))
         return outcome.good
 
     def skip(self, name: str, reason: str) -> None:

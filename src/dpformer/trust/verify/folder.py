@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import pickletools
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -13,12 +14,13 @@ from dp_accounting.pld import PLDAccountant
 from scipy.optimize import brentq
 from scipy.stats import norm
 
-from dpformer.fit.gradient_sum import slack_in_words
+from dpformer.artifact.layout import PRIOR
 from dpformer.fit.recipe import Recipe
-from dpformer.fit.stated import TRAINED_ON
-from dpformer.privacy import PrivacyPlan, PrivacyStatement, read_ledger
+from dpformer.fit.stated import TRAINED_ON, assumptions
+from dpformer.privacy import PrivacyStatement, read_ledger
 from dpformer.privacy.accounting import rdp_epsilon
-from dpformer.privacy.statement import NoisePart
+from dpformer.privacy.charge import Charge
+from dpformer.privacy.parts import NoisePart
 from dpformer.privacy.wording import GENERATORS, GRID, NEIGHBOURS, UNIT
 from dpformer.trust.verify.checks import NotChecked, Outcome
 
@@ -55,7 +57,7 @@ def ledger_against_statement(folder: Path, statement: PrivacyStatement, recipe: 
         "marked insecure": (recipe.seed is not None, bool(statement.insecure)),
         "trained on": (TRAINED_ON[recipe.hold_out], statement.data.trained_on),
         "steps": (bool(plan.steps), steps is not None),
-        "assumption of float32": (_assumptions(plan), statement.assumptions),
+        "assumptions": (assumptions(plan, (folder / PRIOR).exists()), statement.assumptions),
     }
     if steps is not None:
         pairs |= {
@@ -71,10 +73,6 @@ def ledger_against_statement(folder: Path, statement: PrivacyStatement, recipe: 
     if wrong:
         return Outcome(False, "; ".join(wrong), figures)
     return Outcome(True, f"{account.position.entries} entries, an unbroken chain; {len(pairs)} facts agree", figures)
-
-
-def _assumptions(plan: PrivacyPlan) -> tuple[str, ...]:
-    return (slack_in_words(plan.users, plan.rate),) if plan.steps else ()
 
 
 def recount(statement: PrivacyStatement) -> Outcome:
@@ -95,28 +93,31 @@ def recount(statement: PrivacyStatement) -> Outcome:
     }
     lines, figures, good = [], {}, True
     for delta, value in stated.items():
-        low, high, how = _interval(statement, delta - threshold)
+        low, high, how = interval(_charges(statement), delta - threshold)
         good &= low * (1 - ROOM) <= value <= high * (1 + ROOM)
         lines.append(f"at delta {delta:.3g}: stated {value:.4f}, {how}")
         figures[f"{delta:g}"] = {"stated": value, "low": low, "high": high}
     return Outcome(good, "; ".join(lines), figures)
 
 
-def _interval(statement: PrivacyStatement, delta: float) -> tuple[float, float, str]:
-    gaussian = [release.noise_multiplier for release in statement.releases]
-    steps = statement.steps
-    if steps is not None and steps.sampler == "full":
-        gaussian += [steps.noise_multiplier] * steps.charged
-    if steps is None or steps.sampler == "full" or not steps.charged:
-        value = gaussian_epsilon(math.sqrt(sum(s**-2 for s in gaussian)), delta)
+def _charges(statement: PrivacyStatement) -> list[Charge]:
+    charges = [Charge(release.name, release.noise_multiplier) for release in statement.releases]
+    if (steps := statement.steps) is not None:
+        charges.append(Charge("steps", steps.noise_multiplier, steps.sampling_rate, steps.charged))
+    return charges
+
+
+def interval(charges: Sequence[Charge], delta: float) -> tuple[float, float, str]:
+    """The least and the largest epsilon that charges can have at `delta`, and how they were counted."""
+    gaussian = [one for one in charges if one.rate == 1 and one.times]
+    poisson = [one for one in charges if one.rate < 1 and one.times]
+    if not poisson:
+        value = gaussian_epsilon(math.sqrt(sum(one.times * one.noise_multiplier**-2 for one in gaussian)), delta)
         return value, value, f"closed form {value:.4f}"
-    one = dp_accounting.PoissonSampledDpEvent(
-        steps.sampling_rate, dp_accounting.GaussianDpEvent(steps.noise_multiplier)
-    )
-    events = [
-        dp_accounting.SelfComposedDpEvent(one, steps.charged),
-        *(dp_accounting.GaussianDpEvent(s) for s in gaussian),
-    ]
+    events = [dp_accounting.GaussianDpEvent(one.noise_multiplier / math.sqrt(one.times)) for one in gaussian]
+    for one in poisson:
+        step = dp_accounting.PoissonSampledDpEvent(one.rate, dp_accounting.GaussianDpEvent(one.noise_multiplier))
+        events.append(dp_accounting.SelfComposedDpEvent(step, one.times))
     event = dp_accounting.ComposedDpEvent(events)
     rdp = rdp_epsilon(event, delta)
     # The number of users stays, and one user's events are replaced by none.

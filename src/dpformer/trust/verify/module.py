@@ -11,22 +11,23 @@ The factory takes nothing and returns `(module, compute_losses, samples)`:
 from __future__ import annotations
 
 import importlib
+import math
 import os
 import sys
-import tempfile
-from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from dpformer.errors import DPFormerError
-from dpformer.privacy import make_plan
+from dpformer.privacy import Curator, Sample, make_plan
+from dpformer.privacy.plan import GRADIENTS
 from dpformer.trust.verify.checks import NotChecked, Outcome, Verification
 from dpformer.trust.verify.clipping import check_clipping, clipping, gradients
-from dpformer.trust.verify.noise import noise_outcome
+from dpformer.trust.verify.noise import DRAWS, noise_outcome
+from dpformer.trust.verify.recorder import keys_at, ledger_at
 from dpformer.trust.verify.reference import Subject, trainable
-from dpformer.trust.verify.watch import Blank, Curators, Watched
 
 RUN_ONLY = ("expected-batch division", "resume equality", "ledger against statement", "recount of epsilon", "no pickle")
 
@@ -87,13 +88,30 @@ def _empty(exact: Subject) -> Outcome:
     )
 
 
+class _Blank:
+    """A query that looks at nobody: its sum is 0, so its answer is noise alone."""
+
+    name, bound = GRADIENTS, 1.0
+
+    def __init__(self, shapes: dict[str, tuple[int, ...]]) -> None:
+        self._zeros = {name: np.zeros(shape, dtype=np.int64) for name, shape in shapes.items()}
+        self.numbers = sum(value.size for value in self._zeros.values())
+
+    def sensitivity(self, grid: float) -> float:
+        return self.bound / grid
+
+    def sum(self, people: Any, sample: Sample, grid: float) -> dict[str, np.ndarray]:
+        return self._zeros
+
+
 def _noise(subject: Subject) -> Outcome:
-    """Four answers of a real Curator to a query over nobody, with as many numbers as the module has."""
-    shapes = {name: tuple(p.shape) for name, p in trainable(subject.module).items()}
-    with tempfile.TemporaryDirectory(prefix="dpformer-verify-") as folder:
-        curators = Curators(range(2), make_plan(2, 8.0, 0.1, steps=4), Path(folder))
-        watched = Watched(curators.new())
-        for _ in range(4):
-            watched.ask(Blank(shapes=shapes))
-        curators.close()
-    return noise_outcome([asked.noise for asked in watched.asked], " of the Curator")
+    """Answers of a real Curator to a query over nobody, with as many numbers as the module has."""
+    query = _Blank({name: tuple(p.shape) for name, p in trainable(subject.module).items()})
+    answers = max(4, math.ceil(DRAWS / query.numbers))
+    plan = make_plan(2, 8.0, 0.1, steps=answers)
+    curator = Curator(range(2), plan, ledger_at(plan, 0), keys_at(0))
+    drawn = {}
+    for k in range(answers):
+        for name, value in curator.ask(query).values.items():
+            drawn[f"{name} {k}"] = value.ravel() / plan.noise_multiplier
+    return noise_outcome(drawn, " of the Curator")

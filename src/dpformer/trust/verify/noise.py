@@ -1,47 +1,77 @@
-"""Do some numbers look like noise of a given size? Each test says how often sound noise fails it."""
+"""Do some numbers look like independent noise of a given size? Each test says how often sound noise fails it."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from types import MappingProxyType
 
 import numpy as np
 from scipy.optimize import brentq
-from scipy.stats import binom, chi2
+from scipy.stats import chi2, norm
 
-from dpformer.trust.verify.checks import Outcome
+from dpformer.trust.verify.checks import NotChecked, Outcome
 
-FALSE_ALARM = 1e-6
-"""How often sound noise fails each of these tests."""
+FALSE_ALARM = 3e-7
+"""How often sound noise fails all tests of one call, together."""
+
+DRAWS = 2000
+"""Numbers of an answer that are wanted: 0.7 of the noise is then 19 standard errors away."""
+
+WEAKEST = 0.7
+"""A check that would not notice this much of the noise has no power, and says so."""
+
+# Shorter arrays are compared with others as a part of all numbers only.
+_SHORTEST = 64
 
 
-def noise_outcome(drawn: Sequence[Mapping[str, np.ndarray]], where: str = "") -> Outcome:
-    """Whether draws, in units of the standard deviation that was planned, have that size, and are new every time.
+def noise_outcome(
+    drawn: Mapping[str, np.ndarray],
+    where: str = "",
+    signal: bool = False,
+    along: Mapping[str, float] = MappingProxyType({}),
+) -> Outcome:
+    """Test draws, by label, in units of the standard deviation that was planned.
 
-    drawn: one mapping for each answer, with the same names and shapes in each. Looked at: the root mean square of all numbers,
-    and of each array over all draws (chi-square); and the mean product of any two draws.
+    Tested: the mean square of each array and of all (chi-square), their mean (Gaussian), the mean product of any two arrays
+    (Chernoff). along: further numbers that are standard Gaussians if all is sound, by label. signal: an unknown sum is in the
+    numbers, so only too small a mean square tells; a sum can only enlarge it.
     """
     if not drawn:
-        return Outcome(False, "no answer was given")
-    flat = np.stack([np.concatenate([value.ravel() for _, value in sorted(one.items())]) for one in drawn])
-    ratio = math.sqrt(float(np.mean(flat**2)))
-    low, high = ratio_interval(flat.size, FALSE_ALARM)
-    odd = []
-    for name in drawn[0]:
-        values = np.stack([one[name] for one in drawn])
-        bounds = ratio_interval(values.size, FALSE_ALARM / len(drawn[0]))
-        if not bounds[0] <= math.sqrt(float(np.mean(values**2))) <= bounds[1]:
-            odd.append(name)
-    pairs = [(a, b) for k, a in enumerate(flat) for b in flat[:k]]
-    again = max((abs(float(np.mean(a * b))) for a, b in pairs), default=0.0)
-    repeats = bool(pairs) and again > largest_mean_product(flat.shape[1], FALSE_ALARM / len(pairs))
-    detail = f"{flat.size:,} draws{where}: {ratio:.4f} of the planned noise; sound noise is in [{low:.4f}, {high:.4f}]"
-    if odd and low <= ratio <= high:
-        detail += f"; wrong on {', '.join(odd)}"
-    if repeats:
-        detail += f"; draws repeat (mean product {again:.2f})"
-    figures = {"ratio": ratio, "low": low, "high": high, "draws": flat.size, "wrong": odd, "mean_product": again}
-    return Outcome(low <= ratio <= high and not odd and not repeats, detail, figures)
+        raise NotChecked("there is no answer to test")
+    parts = {**drawn, "all": np.concatenate(list(drawn.values()))}
+    long = [value for value in drawn.values() if value.size >= _SHORTEST]
+    pairs = [] if signal else [(a, b) for k, a in enumerate(long) for b in long[:k]]
+    each = FALSE_ALARM / (len(parts) * (1 if signal else 2) + len(pairs) + len(along))
+    everything = parts["all"]
+    ratio = math.sqrt(float(np.mean(everything**2)))
+    low, high = ratio_interval(everything.size, each)
+    wrong = [name for name, value in parts.items() if not _size_fits(value, each, signal)]
+    far = float(norm.isf(each / 2))
+    wrong += [f"{name} ({value:.1f} standard deviations)" for name, value in along.items() if abs(value) > far]
+    if not signal:
+        wrong += [f"{name} (mean)" for name, v in parts.items() if abs(float(v.sum())) > far * math.sqrt(v.size)]
+    again, repeated = 0.0, False
+    for a, b in pairs:
+        n = min(a.size, b.size)
+        product = abs(float(np.dot(a[:n], b[:n]))) / n
+        again, repeated = max(again, product), repeated or product > largest_mean_product(n, each)
+    detail = f"{everything.size:,} numbers{where}: {ratio:.4f} of the planned noise; sound noise is "
+    detail += f"above {low:.4f}" if signal else f"in [{low:.4f}, {high:.4f}]"
+    detail += f"; wrong: {', '.join(wrong)}" if wrong else ""
+    detail += f"; draws repeat (mean product {again:.2f})" if repeated else ""
+    hidden = max(0.0, ratio**2 - 1) if signal else 0.0
+    seen = WEAKEST**2 * (1 + float(norm.isf(1e-3)) * math.sqrt(2 / everything.size))  # but for one time in a thousand
+    if not wrong and not repeated and seen + hidden >= low**2:
+        raise NotChecked(f"{detail}. Too few numbers, or too large a sum: {WEAKEST} of the noise would not show")
+    figures = {"ratio": ratio, "low": low, "high": high, "numbers": everything.size, "wrong": wrong, "product": again}
+    return Outcome(not wrong and not repeated, detail, figures, FALSE_ALARM)
+
+
+def _size_fits(value: np.ndarray, false_alarm: float, signal: bool) -> bool:
+    low, high = ratio_interval(value.size, false_alarm)
+    size = math.sqrt(float(np.mean(value**2)))
+    return low <= size and (signal or size <= high)
 
 
 def ratio_interval(n: int, false_alarm: float) -> tuple[float, float]:
@@ -60,8 +90,3 @@ def largest_mean_product(n: int, false_alarm: float) -> float:
 
     t = float(brentq(exponent, 0.0, 1 - 1e-12))
     return t / (1 - t * t)
-
-
-def most_zeros(numbers: int, std: float) -> int:
-    """How many of so many noises may be exactly 0. std: in grid steps; one is 0 with probability 1 / (std sqrt(2 pi)) at most."""
-    return int(binom.isf(FALSE_ALARM, numbers, min(1.0, 1 / (std * math.sqrt(2 * math.pi)))))

@@ -1,0 +1,121 @@
+"""`dpformer account`: what several runs on the same people spend together, under a cap."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from dpformer.privacy.account import Spending
+
+account = typer.Typer(
+    no_args_is_help=True,
+    help="The account of people: what several runs on the same people spend together, under a cap.",
+)
+Folder = Annotated[Path, typer.Argument(help="Folder of the account, such as people.account.")]
+AsJson = Annotated[bool, typer.Option("--json", help="As JSON on stdout.")]
+BAR = 30
+
+
+@account.command()
+def new(
+    folder: Folder,
+    epsilon: Annotated[float, typer.Option(help="The cap: what all runs together may spend.")],
+    delta: Annotated[float, typer.Option(help="Of all runs together; below 1 / people.")] = 1e-5,
+    per: Annotated[
+        str, typer.Option(help="`year`: the cap is for each calendar year; for life the years add up.")
+    ] = "",
+    as_json: AsJson = False,
+) -> None:
+    """Open an account for a population. Every `fit --account` is charged to it before it asks anything."""
+    from dpformer.cli.output import stderr
+    from dpformer.privacy.account import Cap, PeopleAccount
+
+    opened = PeopleAccount.create(folder, Cap(epsilon, delta, per))
+    if as_json:
+        _show(opened.read(), as_json=True)
+        return
+    stderr.print(
+        f"opened {folder}: give it to every run on these people: dpformer fit ... --account {folder}", soft_wrap=True
+    )
+
+
+@account.command()
+def add(folder: Folder, run: Annotated[Path, typer.Argument(help="A run that was charged to no account.")]) -> None:
+    """Charge a run that was made without the account, by its ledger. A run is charged once, however often it is added."""
+    from dpformer.cli.output import stderr
+    from dpformer.privacy import read_ledger
+    from dpformer.privacy.account import PeopleAccount, RunCharge, receipts_beside
+
+    ledger = read_ledger(run)
+    charge = RunCharge.of(ledger.run_id, run.resolve().name, ledger.plan)
+    receipt = PeopleAccount(folder).charge(charge, receipts_beside(run), over=True)
+    stderr.print(f"{run} is charge {receipt.entries} of {folder}", soft_wrap=True)
+
+
+@account.command()
+def show(folder: Folder, as_json: AsJson = False) -> None:
+    """Show what each run was charged, what all of them spend together over time, and what is left."""
+    from dpformer.privacy.account import PeopleAccount
+
+    _show(PeopleAccount(folder).read(), as_json)
+
+
+def _show(spending: "Spending", as_json: bool) -> None:
+    from rich.table import Table
+
+    from dpformer.cli.output import print_json, stdout
+    from dpformer.privacy.wording import round_up
+
+    figures = _figures(spending)
+    if as_json:
+        print_json(figures)
+        return
+    cap, per = spending.cap, " per calendar year" if spending.cap.per else ""
+    table = Table(title=f"account {spending.id[:8]}: cap epsilon {cap.epsilon:g} at delta {cap.delta:g}{per}")
+    for name in ("charged", "run", "users", "alone", "together", f"0 to {cap.epsilon:g}"):
+        table.add_column(name, justify="right" if name in ("users", "alone", "together") else "left")
+    for run in figures["runs"]:
+        bar = "█" * round(BAR * min(run["counted"] / cap.epsilon, 1))
+        alone = f"{run['epsilon']:g}" + ("" if run["delta"] == cap.delta else f" at {run['delta']:g}")
+        table.add_row(
+            run["time"][:16],
+            run["name"],
+            f"{run['users']:,}",
+            alone,
+            f"{round_up(run['counted'], 4):.4g}",
+            f"{bar:<{BAR}}|",
+        )
+    stdout.print(table)
+    stdout.print(
+        f"spent {round_up(figures['spent'], 4):.4g}{' this year' if cap.per else ''}; left: one more run of epsilon "
+        f"{figures['left']:g} at delta {cap.delta:g} (preset default). A run is charged its whole plan, whether or not it ends",
+        soft_wrap=True,
+    )
+    if cap.per:
+        stdout.print(f"for life the years add up: {round_up(figures['for_life'], 4):.4g} so far", soft_wrap=True)
+
+
+def _figures(spending: "Spending") -> dict[str, Any]:
+    from dataclasses import asdict, replace
+
+    from dpformer.privacy import Charge
+    from dpformer.privacy.account import RunCharge, largest_epsilon, now, together
+    from dpformer.privacy.calibration import gaussian_multiplier
+
+    cap, runs = spending.cap, []
+    for number, run in enumerate(spending.runs, 1):
+        until = replace(spending, runs=spending.runs[:number])
+        counted = together(until.counted(run.time), cap.delta)
+        runs.append({**asdict(run), "counted": counted, "together": together(until.runs, cap.delta)})
+    now_counted = spending.counted(now())
+    one = (Charge("answers", gaussian_multiplier(cap.epsilon, cap.delta)),)
+    shape = RunCharge("", "", "", 0, cap.epsilon, cap.delta, one)
+    return {
+        "id": spending.id,
+        "cap": asdict(cap),
+        "runs": runs,
+        "spent": together(now_counted, cap.delta),
+        "left": largest_epsilon(now_counted, cap, shape),
+        "for_life": together(spending.runs, cap.delta),
+    }

@@ -1,0 +1,233 @@
+"""The functions that are known to keep samples apart, and where samples lie in their inputs, given where they lie in the output.
+
+Samples lie along one axis of a tensor. In row-major order `inner` is the number of elements behind that axis: the element at flat
+position n belongs to sample `(n // inner) % B`. A reshape keeps `inner`, a transpose moves the axis. `KINDS` has a rule for each
+function by the name of its node in the autograd graph (`walk.py` goes through the graph).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+Shape = Sequence[int]
+# `inner` of a tensor; None where it is not known; MIXED where the gradient is a sum over samples.
+Inner = int | None
+MIXED = 0
+# From a node, the shape and `inner` of its output, and the shapes of its inputs to `inner` of each input.
+Kind = Callable[[Any, Shape, int, Sequence[Shape | None], int], list[Inner]]
+
+
+def place(shape: Shape, inner: int, batch: int) -> int | None:
+    """The dimension that the samples' axis lies in; None if it lies across two.
+
+    >>> place((5, 4, 3), 3, 4), place((20, 3), 3, 4), place((20, 3), 15, 4), place((2, 2, 3), 3, 4)
+    (1, 0, 0, None)
+    """
+    behind = 1
+    for dim in range(len(shape) - 1, -1, -1):
+        size = behind * shape[dim]
+        if size >= inner * batch:
+            return dim if inner % behind == 0 and size % (inner * batch) == 0 else None
+        behind = size
+    return None
+
+
+def _moved(inner: int, out: Shape, dim: int, given: Shape, to: int) -> Inner:
+    """`inner` in a tensor of shape `given` whose dimension `to` is the output's dimension `dim`."""
+    if not 0 <= to < len(given) or given[to] != out[dim]:
+        return MIXED if not 0 <= to < len(given) or given[to] == 1 else None
+    return inner // math.prod(out[dim + 1 :]) * math.prod(given[to + 1 :])
+
+
+def _signed(dim: int, rank: int) -> int:
+    """A dimension as autograd saves it, counted from the front: -1 is saved as 2**64 - 1."""
+    dim = dim - 2**64 if dim >= 2**63 else dim
+    return dim + rank if dim < 0 else dim
+
+
+def _dims(node: Any, rank: int) -> set[int]:
+    saved = getattr(node, "_saved_dim", getattr(node, "_saved_dims", None))
+    saved = (saved,) if isinstance(saved, int) else saved
+    return {_signed(dim, rank) for dim in saved} if saved else set(range(rank))
+
+
+def elementwise(node: Any, out: Shape, inner: int, given: Sequence[Shape | None], batch: int) -> list[Inner]:
+    """Inputs of the output's shape, or broadcast to it."""
+    inners: list[Inner] = []
+    for shape in given:
+        if shape is None or shape == out:
+            inners.append(inner)
+        elif (dim := place(out, inner, batch)) is None:
+            inners.append(None)
+        else:
+            inners.append(_moved(inner, out, dim, shape, dim + len(shape) - len(out)))
+    return inners
+
+
+def reshape(node: Any, out: Shape, inner: int, given: Sequence[Shape | None], batch: int) -> list[Inner]:
+    """The same elements in the same order."""
+    return [inner]
+
+
+def _by_dim(to: Callable[[Any, int, Shape, Shape], int | None]) -> Kind:
+    """A kind from a function (node, samples' dimension in the output, output's shape, input's shape) to that in the input."""
+
+    def kind(node: Any, out: Shape, inner: int, given: Sequence[Shape | None], batch: int) -> list[Inner]:
+        dim = place(out, inner, batch)
+        inners: list[Inner] = []
+        for shape in given:
+            where = None if dim is None or shape is None else to(node, dim, out, shape)
+            inners.append(
+                None if where is None or dim is None or shape is None else _moved(inner, out, dim, shape, where)
+            )
+        return inners
+
+    return kind
+
+
+def _permuted(node: Any, dim: int, out: Shape, given: Shape) -> int:
+    if hasattr(node, "_saved_dims"):
+        return _signed(node._saved_dims[dim], len(out))
+    a, b = (_signed(getattr(node, name, k), len(out)) for k, name in enumerate(("_saved_dim0", "_saved_dim1")))
+    return {a: b, b: a}.get(dim, dim)
+
+
+def _along(node: Any, dim: int, out: Shape, given: Shape) -> int | None:
+    """Acts along some dimensions, and on all others alike."""
+    whole = tuple(out) == tuple(given) and "Slice" in node.name()
+    return dim if whole or dim not in _dims(node, len(out)) else None
+
+
+def _reduced(node: Any, dim: int, out: Shape, given: Shape) -> int | None:
+    dims = _dims(node, len(given))
+    return dim if getattr(node, "_saved_keepdim", False) else [k for k in range(len(given)) if k not in dims][dim]
+
+
+def _classes(node: Any, dim: int, out: Shape, given: Shape) -> int:
+    return dim + (dim > 0)  # [N, classes, ...] to [N, ...]
+
+
+def _selected(node: Any, dim: int, out: Shape, given: Shape) -> int:
+    return dim + (dim >= _signed(node._saved_dim, len(given)))
+
+
+def _stacked(node: Any, dim: int, out: Shape, given: Shape) -> int | None:
+    at = _signed(node._saved_dim, len(out))
+    return None if dim == at else dim - (dim > at)
+
+
+def _normalised(node: Any, dim: int, out: Shape, given: Shape) -> int | None:
+    return dim if dim < len(out) - len(node._saved_normalized_shape) else None
+
+
+def _padded(node: Any, dim: int, out: Shape, given: Shape) -> int | None:
+    return None if any(node._saved_pad[2 * (len(out) - 1 - dim) :][:2]) else dim
+
+
+def _last_two(node: Any, dim: int, out: Shape, given: Shape) -> int | None:
+    return dim if dim < len(out) - 2 else None
+
+
+def _first(node: Any, dim: int, out: Shape, given: Shape) -> int | None:
+    """Acts on each element of the first dimension alone."""
+    return 0 if dim == 0 else None
+
+
+def _product(node: Any, out: Shape, inner: int, given: Sequence[Shape | None], batch: int) -> list[Inner]:
+    """`a @ b`, or something plus it: rows of the output are rows of a, columns are columns of b, the rest both have."""
+    dim = place(out, inner, batch)
+    *more, a, b = given
+    inners = elementwise(node, out, inner, more, batch)
+    if dim is None:
+        return [*inners, None, None]
+    rows, columns = len(out) - 2, len(out) - 1
+    inners.append(MIXED if a is None or dim == columns else _moved(inner, out, dim, a, dim))
+    inners.append(MIXED if b is None or dim == rows else _moved(inner, out, dim, b, dim))
+    return inners
+
+
+def _batch_norm(node: Any, out: Shape, inner: int, given: Sequence[Shape | None], batch: int) -> list[Inner]:
+    return [MIXED if node._saved_training else inner, *(MIXED for _ in given[1:])]
+
+
+def _indexed(node: Any, out: Shape, inner: int, given: Sequence[Shape | None], batch: int) -> list[Inner]:
+    """`x[ids, ...]`: apart where what is picked for a sample is from the same sample, as in `h[arange(B), length - 1]`."""
+    shape, dim = given[0], place(out, inner, batch)
+    ids = (
+        node._saved_indices
+        if hasattr(node, "_saved_indices")
+        else {_signed(node._saved_dim, len(out)): node._saved_index}
+    )
+    picked = dict(enumerate(ids)) if isinstance(ids, tuple) else ids
+    picked = {k: v for k, v in picked.items() if v is not None and v.numel()}
+    if (
+        shape is None
+        or dim is None
+        or not picked
+        or any(v.dtype not in (torch.int64, torch.int32) for v in picked.values())
+    ):
+        return [None]
+    rank = max(v.dim() for v in picked.values())
+    at = min(picked) if max(picked) - min(picked) == len(picked) - 1 else 0  # where the picked dimensions go
+    if not at <= dim < at + rank:
+        others = [k for k in range(len(shape)) if k not in picked]
+        return [_moved(inner, out, dim, shape, others[dim if dim < at else dim - rank])]
+    first = min(picked)
+    if shape[first] % batch:
+        return [None]
+    block = out[at : at + rank]
+    each = shape[first] // batch
+    want = torch.arange(math.prod(block)).view(tuple(block)) // (inner // math.prod(out[at + rank :])) % batch
+    own = picked[first].cpu().expand(tuple(block)) // each
+    return [each * math.prod(shape[first + 1 :]) if bool((own == want).all()) else None]
+
+
+_NAMES: dict[Kind, str] = {
+    elementwise: """
+        Add Sub Rsub Mul Div Neg Exp Exp2 Expm1 Log Log2 Log10 Log1P Tanh Sigmoid LogSigmoid Relu Relu6 Gelu
+        Silu Mish Softplus Elu Selu Celu LeakyRelu Hardtanh Hardsigmoid Hardswish Hardshrink Softshrink
+        Threshold Pow Sqrt Rsqrt Reciprocal Square Sin Cos Tan Sinh Cosh Asin Acos Atan Atan2 Erf Erfc Abs Sgn
+        Sign Clamp ClampMin ClampMax Where MaskedFill Clone ToCopy Alias Maximum Minimum Addcmul Addcdiv Lerp
+        NativeDropout NanToNum BinaryCrossEntropyWithLogits BinaryCrossEntropy MseLoss SmoothL1Loss HuberLoss
+        KlDiv Expand Xlogy Lgamma Round Fmod
+    """,
+    reshape: "View UnsafeView ReshapeAlias Unsqueeze Squeeze",
+    _by_dim(_permuted): "Transpose Permute T",
+    _by_dim(_along): """
+        Softmax LogSoftmax Cumsum Cumprod Logcumsumexp Slice Split SplitWithSizes Cat Flip Roll Gather Sort
+        Topk Scatter ScatterAdd Glu
+    """,
+    _by_dim(_reduced): "Sum Mean Var Std VarMean StdMean Amax Amin Logsumexp LinalgVectorNorm Norm Prod Max Min",
+    _by_dim(_classes): "NllLoss NllLoss2D",
+    _by_dim(_selected): "Select Unbind",
+    _by_dim(_stacked): "Stack",
+    _by_dim(_normalised): "NativeLayerNorm FusedRmsNorm",
+    _by_dim(_padded): "ConstantPadNd",
+    _by_dim(_last_two): "Tril Triu",
+    _by_dim(_first): """
+        Convolution MkldnnConvolution NativeGroupNorm ScaledDotProductFlashAttentionForCpu
+        ScaledDotProductFlashAttention ScaledDotProductEfficientAttention ScaledDotProductCudnnAttention
+        MaxPool2DWithIndices MaxPool3DWithIndices AvgPool2D AvgPool3D AdaptiveAvgPool2D AdaptiveAvgPool3D
+        AdaptiveMaxPool2D UpsampleNearest1D UpsampleNearest2D UpsampleLinear1D UpsampleBilinear2D
+        UpsampleBicubic2D Im2Col Col2Im ReflectionPad1D ReflectionPad2D ReplicationPad1D ReplicationPad2D
+        PixelShuffle GridSampler2D
+    """,
+    _product: "Mm Bmm Addmm Baddbmm",
+    _batch_norm: "NativeBatchNorm CudnnBatchNorm",
+    _indexed: "Index IndexSelect",
+}
+KINDS: dict[str, Kind] = {f"{name}Backward": kind for kind, names in _NAMES.items() for name in names.split()}
+_FIRST = KINDS["ConvolutionBackward"]
+
+
+def kind_of(node: Any) -> Kind | None:
+    """What is known of a function. A custom `autograd.Function` is trusted if it says `samples_first = True`."""
+    name = node.name()
+    custom = getattr(node, "_forward_cls", None)
+    if custom is not None:
+        return _FIRST if getattr(custom, "samples_first", False) else None
+    return KINDS.get(name.rstrip("0123456789"))

@@ -1,0 +1,55 @@
+"""The prior of a refitted run: what earlier runs released, kept in the folder so that the model can be made again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+
+from dpformer.artifact import load as load_artifact
+from dpformer.artifact.layout import ANSWERS, PRIOR
+from dpformer.data import Dataset
+from dpformer.errors import DPFormerError
+from dpformer.files import write_file
+from dpformer.fit.folder import read_recipe
+from dpformer.fit.stage import Outputs, Setup
+from dpformer.fit.statistics_stages import HistogramStage, TransitionsStage
+from dpformer.privacy import read_ledger
+from dpformer.privacy.replay import Replay, read_answers
+from dpformer.statistics.item_selection import ITEMS
+from dpformer.statistics.prior import Prior
+
+
+def prior_from(run: Path, dataset: Dataset) -> Prior | None:
+    """What a finished run and its own prior measured, for new data. None without transitions, or with a private catalogue."""
+    artifact, recipe = load_artifact(run), read_recipe(run)
+    names = [stage.stage for stage in recipe.stages]
+    if "transitions" not in names or dataset.catalogue_mode == "private" or not (run / ANSWERS).is_dir():
+        return None
+    about, answers = read_answers(run / ANSWERS)
+    plan = read_ledger(run).plan
+    replay = Replay([answer for answer in answers if answer.name != ITEMS])
+    setup = Setup(recipe, plan, len(artifact.catalogue), int(about["seed"]), read_prior(run))
+    histogram = HistogramStage(setup).ask(replay)
+    measured = TransitionsStage(setup).measured(Outputs(histogram), replay)
+    old = artifact.catalogue["item_id"].cast(str).to_list()
+    place = {name: n for n, name in enumerate(dataset.catalogue["item_id"].cast(str).to_list(), 1)}
+    numbers = np.array([0, *(place.get(name, 0) for name in old)])
+    return Prior.of(plan.users, histogram, measured, numbers, len(place))
+
+
+def write_prior(folder: Path, prior: Prior) -> None:
+    """Keep a prior in the folder of the run that uses it, before the run asks anything."""
+    write_file(folder / PRIOR, save(prior.arrays()))
+
+
+def read_prior(folder: Path) -> Prior | None:
+    """The prior that a run was made with, if any."""
+    if not (folder / PRIOR).exists():
+        return None
+    try:
+        return Prior(**load((folder / PRIOR).read_bytes()))
+    except (OSError, TypeError, SafetensorError) as error:
+        raise DPFormerError(f"{folder / PRIOR}: cannot be read ({error}); it is damaged") from None

@@ -1,0 +1,133 @@
+"""People of a data set: one entry each, however many records they brought, and a loader that takes what the Curator drew.
+
+A person's random numbers (augmentation, a choice among records) come from a seed of that person and step. So one person's
+leaving changes no other's, and a step that is made again after a crash gets the same batch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from dpformer.errors import DataError
+
+Place = tuple[int, int]
+
+
+class People(Dataset[Any]):
+    """The people of a map-style data set. An index is a person's place and the seed of the person's random numbers.
+
+    records: of a person, by place: numbers of the data set's records; None where each record is a person.
+    combine: makes one sample of a person's records; a list of them by default.
+    """
+
+    def __init__(
+        self, dataset: Any, records: list[list[int]] | None = None, combine: Callable[[list[Any]], Any] | None = None
+    ) -> None:
+        self.dataset, self.records, self.combine = dataset, records, combine
+
+    def __len__(self) -> int:
+        return len(self.dataset) if self.records is None else len(self.records)
+
+    def __getitem__(self, index: Place) -> Any:
+        place, seed = index
+        with _seeded(seed):
+            if self.records is None:
+                return self.dataset[place]
+            own = [self.dataset[k] for k in self.records[place]]
+            return own if self.combine is None else self.combine(own)
+
+
+def group_people(
+    dataset: Any,
+    person: str | Callable[[Any], Any] | Sequence[Any] | None = None,
+    records_per_person: int | None = None,
+    combine: Callable[[list[Any]], Any] | None = None,
+) -> People:
+    """People of a data set of people (no `person`), or of records that are grouped by `person`, in the order of their first.
+
+    person: a column of the records, a function of a record, or one id for each record. records_per_person: the greatest number
+    that a person may bring; the person's later records are left out.
+    """
+    if not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
+        raise DataError(
+            f"the data set is a {type(dataset).__name__} without __getitem__ and __len__: people are drawn by their place, each "
+            "independently, so a stream will not do. Give a map-style data set"
+        )
+    if person is None:
+        if records_per_person is not None or combine is not None:
+            raise DataError("records_per_person and combine are for records: give person= too, or leave them out")
+        return People(dataset)
+    if records_per_person is None or records_per_person < 1:
+        raise DataError(f"records_per_person is {records_per_person}; give the greatest number that a person may bring")
+    ids = _ids(dataset, person)
+    if len(ids) != len(dataset):
+        raise DataError(f"person has {len(ids):,} ids for {len(dataset):,} records; give one for each")
+    own: dict[Any, list[int]] = {}
+    for row, name in enumerate(ids):
+        if name is None or name != name:
+            raise DataError(f"record {row} has no person; leave it out of the data set, or give it one")
+        records = own.setdefault(name, [])
+        if len(records) < records_per_person:
+            records.append(row)
+    return People(dataset, list(own.values()), combine)
+
+
+def _ids(dataset: Any, person: str | Callable[[Any], Any] | Sequence[Any]) -> Sequence[Any]:
+    if callable(person):
+        return [person(dataset[k]) for k in range(len(dataset))]
+    if not isinstance(person, str):
+        return list(person)
+    if person in getattr(dataset, "column_names", ()):  # of Hugging Face's data sets, without reading the other columns
+        return list(dataset[person])
+    try:
+        return [dataset[k][person] for k in range(len(dataset))]
+    except (KeyError, TypeError, IndexError):
+        raise DataError(f"the records have no column {person!r}; give person= a function of a record") from None
+
+
+class Loader:
+    """Batches of the people drawn, by torch's DataLoader; its workers stay from step to step."""
+
+    def __init__(self, people: People, collate_fn: Callable[[list[Any]], Any] | None, num_workers: int) -> None:
+        self._places: list[list[Place]] = []
+        # A generator of its own: the loader draws from torch's otherwise.
+        self._loader = DataLoader(
+            people,
+            batch_sampler=self._places,
+            collate_fn=collate_fn,
+            num_workers=num_workers,
+            persistent_workers=num_workers > 0,
+            generator=torch.Generator(),
+        )
+
+    def batches(self, parts: list[np.ndarray], key: bytes) -> Iterator[Any]:
+        """One batch for each part, whose people are given by their places. key: of this step's random numbers."""
+        self._places[:] = [[(int(place), _seed(key, int(place))) for place in part] for part in parts]
+        return iter(self._loader)
+
+
+def _seed(key: bytes, place: int) -> int:
+    return int.from_bytes(hashlib.sha256(key + b"sample %d" % place).digest()[:8], "little") >> 1
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """Random numbers of python, numpy and torch from a seed, and as before afterwards."""
+    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.default_generator.manual_seed(seed)
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        torch.set_rng_state(states[2])

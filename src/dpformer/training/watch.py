@@ -1,0 +1,91 @@
+"""What must stay as it is between two steps: the weights, and the parameters that optimiser and model share."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+from torch import Tensor, nn
+
+from dpformer.errors import PrivacyError
+from dpformer.training.module_sum import trainable
+
+
+class Watch:
+    """Notices weights and buffers that change outside of steps, and an optimiser that does not hold what the model trains."""
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        self.model, self.optimizer = model, optimizer
+        self._names = [name for name, _ in trainable(model)]
+        self._seen: dict[str, tuple[int, int]] = {}
+        self.check_parameters()
+        self.note()
+
+    def note(self) -> None:
+        """Remember the weights as they are now."""
+        self._seen = {name: fingerprint(value) for name, value in self.model.state_dict().items()}
+
+    def check(self) -> None:
+        """Refuse weights that are not those of the last `note`, and parameters other than those at the start."""
+        now = self.model.state_dict()
+        changed = [
+            name for name in {**self._seen, **now} if name not in now or fingerprint(now[name]) != self._seen.get(name)
+        ]
+        if changed:
+            raise PrivacyError(
+                f"{changed[0]!r} of the model has changed outside of the steps: what it holds now may come from people's data "
+                "without noise. Leave out what changes it (an update by hand, statistics of batches as a buffer); to go on from "
+                "the last checkpoint, start the program again"
+            )
+        self.check_parameters()
+
+    def check_parameters(self) -> None:
+        """The optimiser must hold the trainable parameters of the model, and no others, as when training began."""
+        names = {id(p): name for name, p in trainable(self.model)}
+        if list(names.values()) != self._names:
+            other = sorted(set(names.values()) ^ set(self._names))
+            raise PrivacyError(
+                f"the model trains other parameters than when the loop began: {other[0] if other else 'their order'!r}. "
+                "Freeze or add parameters before"
+            )
+        held = [p for group in self.optimizer.param_groups for p in group["params"]]
+        if outside := [p for p in held if p.requires_grad and id(p) not in names]:
+            raise PrivacyError(
+                f"the optimiser holds a parameter of shape {tuple(outside[0].shape)} that is not in the model: it would get no "
+                "clipping and no noise. Give PrivateTraining the one module that holds them all"
+            )
+        missing = names.keys() - {id(p) for p in held}
+        if missing:
+            first = next(name for key, name in names.items() if key in missing)
+            raise PrivacyError(
+                f"the optimiser does not hold parameter {first!r}, which would be clipped and paid for in vain. Give it to the "
+                "optimiser, or freeze it by requires_grad_(False)"
+            )
+
+
+def fingerprint(value: Tensor) -> tuple[int, int]:
+    """The number of bytes, and their sum as 64-bit numbers: against mistakes, not against forgery."""
+    flat = value.detach().reshape(-1)
+    if flat.data_ptr() % 8:
+        flat = flat.clone()
+    flat = flat.view(torch.uint8)
+    whole = len(flat) // 8 * 8
+    return len(flat), int(flat[:whole].view(torch.int64).sum()) + int(flat[whole:].sum())
+
+
+def refuse_unsuited(model: nn.Module, optimizer: object, scheduler: object) -> None:
+    """What the loop cannot train privately, with the cure."""
+    if isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
+        raise PrivacyError(
+            f"the model is wrapped in {type(model).__name__}, which adds up gradients without clipping; give model.module"
+        )
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise PrivacyError(
+            "torchrun started several processes, and each would spend the whole budget on the same people; start one process"
+        )
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise PrivacyError(f"the optimiser is a {type(optimizer).__name__}; it must be a torch.optim.Optimizer")
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise PrivacyError("LBFGS asks for several gradients in a step, and a step pays for one; take SGD or Adam")
+    if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+        raise PrivacyError("ReduceLROnPlateau follows losses without noise; choose a schedule that is fixed beforehand")

@@ -1,0 +1,180 @@
+"""Conditions on the rows of a table, written as SQL: `qty > 0 and shop = 'north'`. Each row is judged by itself."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import polars as pl
+
+from dpformer.errors import DataError
+
+# Nodes and functions whose value in a row depends on that row alone. An aggregate or a window would let one person's rows decide
+# about the rows of others, so everything else is refused.
+_NODES = {"Column", "Literal", "BinaryExpr", "Cast", "Ternary", "Function"}
+_FUNCTIONS = {
+    "Boolean": {"IsNull", "IsNotNull", "IsIn", "Not", "IsBetween"},
+    "StringExpr": {
+        *("Contains", "StartsWith", "EndsWith", "Lowercase", "Uppercase", "LenChars", "LenBytes", "StripChars"),
+        *("StripCharsStart", "StripCharsEnd", "Slice", "Replace", "ConcatHorizontal"),
+    },
+    "TemporalExpr": {"Year", "Month", "Day", "Hour", "Minute", "Second", "WeekDay", "Week", "Quarter"},
+    "ListExpr": {"Contains"},
+    "Sql": {"Round", "Binary", "IsIn"},
+    "": {"Abs", "Coalesce", "Floor", "Ceil"},
+}
+_FIELDS = {"BinaryExpr": ("left", "right"), "Cast": ("expr",), "Ternary": ("predicate", "truthy", "falsy")}
+_ARITHMETIC = {"Plus", "Minus", "Multiply", "Divide", "TrueDivide", "FloorDivide", "Modulus"}
+_ORDER = {"Lt", "LtEq", "Gt", "GtEq"}
+_TEXT, _NUMBER, _TRUTH = "text", "a number", "true or false"
+
+
+@dataclass(frozen=True)
+class Condition:
+    """A condition that fits a table.
+
+    expression: true for rows to keep. unreadable: column to what it must be and an expression that is true for rows where it is
+    not, such as ("a number", ...).
+    """
+
+    expression: pl.Expr
+    unreadable: dict[str, tuple[str, pl.Expr]]
+
+
+def columns_of(text: str, option: str = "--where") -> list[str]:
+    """The columns that a condition names; a `DataError` if it is not a condition on single rows."""
+    return sorted(set(_parse(text, option)[0].meta.root_names()))
+
+
+def condition(text: str, schema: pl.Schema, option: str = "--where") -> Condition:
+    """Fit a condition to a table.
+
+    In a column of text the condition decides whether numbers, true/false or text are meant, never the rows: one odd value would
+    change the type for all.
+    """
+    parsed, tree = _parse(text, option)
+    names = sorted(set(parsed.meta.root_names()))
+    for name in names:
+        if name not in schema:
+            raise DataError(f"{option} {text!r}: there is no column {name!r}; the columns are {', '.join(schema)}")
+    kinds: dict[str, str] = {}
+    _meant(tree, _TRUTH, kinds)
+    read = {
+        name: _read(name, kinds[name])
+        for name in names
+        if schema[name] == pl.String and kinds[name] in (_NUMBER, _TRUTH)
+    }
+    trees = {name: json.loads(one.meta.serialize(format="json")) for name, one in read.items()}
+    expression = pl.Expr.deserialize(json.dumps(_replaced(tree, trees)).encode(), format="json")
+    try:
+        made = pl.DataFrame(schema={name: schema[name] for name in names}).select(expression)
+        reason = "" if made.dtypes == [pl.Boolean] else "it is not true or false"
+    except pl.exceptions.PolarsError as error:
+        reason = str(error).strip().splitlines()[0]
+    if reason:
+        raise DataError(f"{option} {text!r} does not fit the columns ({reason}); write a condition such as: qty > 0")
+    filled = {name: pl.col(name).str.strip_chars().fill_null("") != "" for name in read}
+    return Condition(expression, {name: (kinds[name], filled[name] & one.is_null()) for name, one in read.items()})
+
+
+def _parse(text: str, option: str) -> tuple[pl.Expr, Any]:
+    """The expression, and the tree of its nodes."""
+    try:
+        parsed = pl.sql_expr(text)
+        tree = json.loads(parsed.meta.serialize(format="json"))
+    except (pl.exceptions.PolarsError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise DataError(f"{option} {text!r} cannot be read ({reason}); write a condition such as: qty > 0") from None
+    if not _alone(tree):
+        raise DataError(
+            f"{option} {text!r} is refused: a condition looks at one row alone (comparisons, and, or, not, in, between, like, "
+            "is null, arithmetic, lower, upper, length, ...), so that no person's rows decide about others'"
+        )
+    return parsed, tree
+
+
+def _alone(node: Any) -> bool:
+    """Whether a node looks at its own row only."""
+    kind, content = _opened(node)
+    if kind not in _NODES or (
+        kind == "Function" and _function(content)[1] not in _FUNCTIONS.get(_function(content)[0], ())
+    ):
+        return False
+    return all(_alone(part) for part in _parts(kind, content))
+
+
+def _opened(node: Any) -> tuple[str, Any]:
+    return next(iter(node.items())) if isinstance(node, dict) and len(node) == 1 else (str(node), {})
+
+
+def _function(content: Any) -> tuple[str, str]:
+    """Group and name of a function."""
+    function = content["function"]
+    group, name = _opened(function) if isinstance(function, dict) else ("", function)
+    return group, next(iter(name)) if isinstance(name, dict) else str(name)
+
+
+def _parts(kind: str, content: Any) -> list[Any]:
+    """The expressions inside a node."""
+    return list(content["input"]) if kind == "Function" else [content[field] for field in _FIELDS.get(kind, ())]
+
+
+def _meant(node: Any, kind: str, kinds: dict[str, str]) -> None:
+    """Write down what each column must be, if `node` must be of this kind."""
+    name, content = _opened(node)
+    parts = _parts(name, content)
+    if name == "Column":
+        # Text that is compared with text anywhere stays text; `is null` says nothing.
+        kinds[content] = _TEXT if kinds.get(content) == _TEXT else kind or kinds.get(content, "")
+        return
+    if name == "BinaryExpr" and content["op"] not in ("And", "Or"):
+        literal = next((made for made in map(_literal, parts) if made is not None), None)
+        compared = _NUMBER if content["op"] in _ORDER | _ARITHMETIC else _TEXT
+        kind = literal or compared
+    elif name == "Cast":
+        kind = _TRUTH if content["dtype"] == {"Literal": "Boolean"} else _TEXT
+    elif name == "Function":
+        function = _function(content)[1]
+        if function in ("IsIn", "IsBetween", "Coalesce"):
+            kind = next((made for made in map(_literal, parts) if made is not None), _TEXT)
+        else:
+            numeric = function in ("Abs", "Floor", "Ceil", "Round", "Binary")
+            kind = _TRUTH if function == "Not" else _NUMBER if numeric else "" if "Null" in function else _TEXT
+    for place, part in enumerate(parts):
+        _meant(part, _TRUTH if name == "Ternary" and place == 0 else kind, kinds)
+
+
+def _literal(node: Any) -> str | None:
+    """What a literal is; None for anything else."""
+    kind, content = _opened(node)
+    if kind == "BinaryExpr" and content["op"] in _ARITHMETIC:
+        return _NUMBER
+    if kind != "Literal":
+        return None
+    form, value = _opened(content)
+    if form == "Series":
+        dtype: Any = pl.read_ipc_stream(bytes(value)).dtypes[0]
+        dtype = getattr(dtype, "inner", dtype)
+        return _NUMBER if dtype.is_numeric() else _TRUTH if dtype == pl.Boolean else _TEXT
+    made = "Int" if form == "Dyn" else _opened(value)[0]
+    return _TRUTH if made == "Boolean" else _NUMBER if "Int" in made or "Float" in made else _TEXT
+
+
+def _read(name: str, kind: str) -> pl.Expr:
+    """Read text as numbers or as true/false."""
+    word = pl.col(name).str.strip_chars().str.to_lowercase()
+    if kind == _NUMBER:
+        return word.cast(pl.Float64, strict=False)
+    return pl.when(word.is_in(["true", "yes", "1"])).then(True).when(word.is_in(["false", "no", "0"])).then(False)
+
+
+def _replaced(node: Any, columns: dict[str, Any]) -> Any:
+    """Put these expressions in place of columns."""
+    if isinstance(node, list):
+        return [_replaced(part, columns) for part in node]
+    if not isinstance(node, dict) or "Literal" in node:
+        return node
+    if node.keys() == {"Column"}:
+        return columns.get(node["Column"], node)
+    return {name: _replaced(part, columns) for name, part in node.items()}

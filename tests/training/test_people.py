@@ -1,0 +1,65 @@
+"""Records become people: one sample for each, whatever they brought."""
+
+import random
+
+import pytest
+import torch
+
+from dpformer.errors import DataError
+from dpformer.training.people import group_people
+from tests.training.support import WIDTH, begin, losses, small_model
+
+RECORDS = [{"who": name, "x": float(n)} for n, name in enumerate("abacabbd")]
+
+
+class Columns(list):
+    """As a data set of Hugging Face: a column is read at once."""
+
+    column_names = ("who", "x")
+
+    def __getitem__(self, key):
+        return [record[key] for record in self] if isinstance(key, str) else super().__getitem__(key)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "person"),
+    [(RECORDS, "who"), (RECORDS, lambda record: record["who"]), (RECORDS, list("abacabbd")), (Columns(RECORDS), "who")],
+)
+def test_records_are_grouped_in_the_order_of_their_first(dataset, person):
+    people = group_people(dataset, person, 2)
+    assert len(people) == 4
+    assert [[record["x"] for record in people[k, 0]] for k in range(4)] == [[0, 2], [1, 5], [3], [7]]
+    assert group_people(dataset, person, 2, combine=lambda own: own[-1])[1, 0]["x"] == 5
+
+
+def test_one_of_a_persons_records_in_each_step():
+    people = group_people(RECORDS, "who", 10, combine=random.choice)
+    seen = {people[0, seed]["x"] for seed in range(60)}
+    assert seen == {0, 2, 4}
+    assert people[0, 7] == people[0, 7]
+
+
+def test_what_is_wrong_with_records_is_said():
+    with pytest.raises(DataError, match="give the greatest number"):
+        group_people(RECORDS, "who")
+    with pytest.raises(DataError, match="no column 'user'"):
+        group_people(RECORDS, "user", 2)
+    with pytest.raises(DataError, match="7 ids for 8 records"):
+        group_people(RECORDS, list("abacabb"), 2)
+    with pytest.raises(DataError, match="record 2 has no person"):
+        group_people(RECORDS, ["a", "b", None, "c", "a", "b", "b", "d"], 2)
+    with pytest.raises(DataError, match="give person= too"):
+        group_people(RECORDS, None, 2)
+
+
+def test_a_person_with_many_records_counts_once(tmp_path):
+    """The statement is for people, and a person's records make one loss, whose gradient is clipped once."""
+    rows = torch.randn(90, WIDTH)
+    ids = [k % 45 for k in range(90)]
+    options = {"person": ids, "records_per_person": 2, "combine": lambda own: (0, torch.stack(own).mean(0))}
+    private = begin(tmp_path / "run", small_model(), dataset=rows, batch_size=20, **options)
+    for batch in private:
+        assert len(batch[1]) <= 7
+        private.step(lambda batch=batch: losses(private.model, batch))
+    assert private.plan.users == 45
+    assert "at most 2 records of each person" in private.statement.text()
