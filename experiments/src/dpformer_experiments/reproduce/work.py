@@ -130,8 +130,9 @@ def train(cell: Cell, data: Path, folder: Path, should_stop: ShouldStop, on_step
         finally:
             run.close()
     model, statement = load_artifact(place), read_statement(place)
-    # An item that training has seen is not evaluated.
+    # An item that training has seen is not evaluated, nor the test item in a search.
     items = ITEMS if model.recipe["hold_out"] == "validation" else ("test",)
+    items = ("validation",) if cell.search else items
     figures = figures_of(model, load(data), items)
     write_json(place / METRICS, {"not_private": True, **figures})
     steps = statement.steps
