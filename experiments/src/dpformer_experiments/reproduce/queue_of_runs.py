@@ -25,6 +25,7 @@ def phases() -> dict[str, list[Cell]]:
         # The smallest rate is last: it was never the best.
         "rates of the common recipe, four of five": common.cells()[: 4 * len(common.cells()) // 5],
         "common recipe, one seed, epsilon 8": _rows(COMMON, 1, MAIN_EPSILON),
+        "popularity": _rows(BASELINES, first=0),
         "ours, one seed": _rows(OURS, 1, first=0),
         "common recipe, one seed": _rows(COMMON, 1, paper.EPSILONS),
         "rates of the common recipe": common.cells(),

@@ -30,13 +30,14 @@ _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 @dataclass
 class CellResult:
-    """A cell, its folder, and its record, or the reason (`why`) that there is none."""
+    """A cell, its folder, and its record, or the reason (`why`) that there is none. earlier: the line of an earlier version."""
 
     cell: Cell
     folder: Path
     record: Done | None = None
     why: str = ""
     failed: bool = False
+    earlier: Done | None = None
 
 
 class Watch:
@@ -101,7 +102,10 @@ def run_cells(
         outcome.record = finished.find(outcome.cell.key(prints[outcome.cell.dataset]), outcome.cell.defaults())
         if outcome.record is not None:
             estimates.learn(outcome.cell, outcome.record["core_seconds"])
-        elif not wanted(outcome.cell):
+            continue
+        cell = outcome.cell
+        outcome.earlier = finished.earlier(cell.dataset, cell.method, cell.epsilon, cell.seed)
+        if not wanted(cell):
             outcome.why = "queued"
     waiting = [outcome for outcome in outcomes if outcome.record is None and not outcome.why]
     cached = sum(outcome.record is not None for outcome in outcomes)

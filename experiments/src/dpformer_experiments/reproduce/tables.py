@@ -73,7 +73,9 @@ def measure(name: str, methods: tuple[Method, ...], outcomes: Sequence[CellResul
 def _row(name: str, method: Method, dataset: str, epsilon: float, outcomes: list[CellResult]) -> dict[str, Any]:
     """A row of the table: means and spreads over finished seeds, the paper's figures, and why seeds are missing."""
     outcomes = sorted(outcomes, key=lambda outcome: outcome.cell.seed)
-    records = [outcome.record for outcome in outcomes if outcome.record is not None]
+    by_seed = {o.cell.seed: o.record for o in outcomes if o.record is not None}
+    earlier = {} if by_seed else {o.cell.seed: o.earlier for o in outcomes if o.earlier is not None}
+    records = list((by_seed or earlier).values())
     row: dict[str, Any] = {
         "family": method.family,
         "dataset": dataset,
@@ -94,8 +96,9 @@ def _row(name: str, method: Method, dataset: str, epsilon: float, outcomes: list
             row |= mean_and_spread(f"{label} {metric}", values)
     privacy = records[0]["privacy"] if records else None
     row["epsilon at delta 1/N"] = None if privacy is None else privacy["epsilon_at_delta_1_over_users"]
-    row["seeds"] = [outcome.cell.seed for outcome in outcomes if outcome.record is not None]
-    row["minutes a seed"] = mean_of([record["core_seconds"] / 60 for record in records])
+    row["seeds"] = list(by_seed or earlier)
+    row["minutes a seed"] = mean_of([record.get("minutes", record.get("core_seconds", 0) / 60) for record in records])
+    row["version"] = "earlier" if earlier else "this"
     missing = [outcome for outcome in outcomes if outcome.record is None]
     row["missing"] = {str(o.cell.seed): o.why if o.failed or not method.instead else method.instead for o in missing}
     if not outcomes:
@@ -137,7 +140,7 @@ def page(figures: dict[str, Any]) -> Page:
 
 def texts(row: dict[str, Any]) -> tuple[str, ...]:
     """A row as texts."""
-    reasons = list(dict.fromkeys(row["missing"].values()))
+    reasons = ["of an earlier version"] if row["version"] == "earlier" else list(dict.fromkeys(row["missing"].values()))
     at_n = row["epsilon at delta 1/N"]
     return (
         row["method"],
