@@ -65,7 +65,7 @@ class DPFormer:
         if "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1:
             raise DPFormerError(
                 "DPFormer.fit trains in one process, and torchrun started several: each would spend the whole budget on the same "
-                "people. Prepare the log and start torchrun ... -m dpformer fit (docs/guides/several-machines.md)"
+                "people. Prepare the log and start torchrun ... -m dpformer fit (docs/training.md)"
             )
         self._dataset = log if isinstance(log, Dataset) else prepare(log, **options)
         self._folder = self._artifact = None
