@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpformer.report.svg import WIDTH, Axis, Bar, Series, _Scale, _thinned, _ticks, bars, intervals, lines
+from dpformer.svg import WIDTH, Axis, Bar, Series, _Scale, _thinned, _ticks, bars, intervals, lines
 
 finite = st.floats(-1e6, 1e6, allow_nan=False)
 
