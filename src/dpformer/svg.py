@@ -126,8 +126,8 @@ def intervals(label: str, rows: Sequence[tuple[str, Bar]], x: Axis) -> Markup:
 
 def alone(*plots: Markup) -> str:
     """A file of its own, with these plots side by side; light or dark by the reader's setting."""
-    placed = Markup("").join(
-        plot.replace("<svg ", f'<svg x="{place * WIDTH}" width="{WIDTH}" height="{HEIGHT}" ', 1)
+    placed = "".join(
+        str(plot).replace("<svg ", f'<svg x="{place * WIDTH}" width="{WIDTH}" height="{HEIGHT}" ', 1)
         for place, plot in enumerate(plots)
     )
     wide = len(plots) * WIDTH
