@@ -152,7 +152,7 @@ class Dataset:
 
     @property
     def log(self) -> dict[str, Any]:
-        """How the log was read and filtered, for `like`; the date of a split; the command to prepare it. Published with a model."""
+        """How the log was read and filtered, for `like`; the date of a split; the command. Published with a model."""
         options = {name: value for name, value in self.manifest.get("options", {}).items() if value}
         date = {"date": options["date"]} if "date" in options else {}
         title = self.manifest.get("input", {}).get("columns", {}).get("title")
