@@ -30,7 +30,7 @@ def test_prepare_talks_to_people(log: Path, tmp_path: Path, dpformer: Callable):
     assert "removed 1 users, 1 items, 2 events (at least 2 events, iterative)" in done.err
     assert "users are left out of evaluation" in done.err
     assert "density" in done.out
-    assert "long-tail.png" in done.err
+    assert "long-tail.svg" in done.err
     assert load(tmp_path / "out").manifest["counts"]["events"] == 8
 
 

@@ -20,7 +20,7 @@ from dpformer.data.summary import draw_long_tail, item_counts
 from dpformer.errors import DataError
 from dpformer.files import sha256_of, to_json
 
-SEQUENCES, ITEMS, MANIFEST, PLOT = "sequences.parquet", "items.parquet", "manifest.json", "long-tail.png"
+SEQUENCES, ITEMS, MANIFEST, PLOT = "sequences.parquet", "items.parquet", "manifest.json", "long-tail.svg"
 # The Spark engine writes several files with sequences: sequences/part-00000.parquet, ...
 SHARDS = "sequences"
 _SHARD = re.compile(rf"{SHARDS}/part-\d{{5}}\.parquet")
@@ -38,7 +38,7 @@ def check_target(folder: Path, force: bool) -> None:
 
 
 def save(dataset: Dataset, folder: Path | str, *, force: bool = False) -> None:
-    """Write sequences.parquet, items.parquet, manifest.json and long-tail.png, readable by their owner only.
+    """Write sequences.parquet, items.parquet, manifest.json and long-tail.svg, readable by their owner only.
 
     Raises:
         DataError: the folder exists (see `force`), is not prepared data, or cannot be written.
