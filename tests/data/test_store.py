@@ -24,7 +24,7 @@ LOG = pl.DataFrame({"user": ["a", "a", "a", "b"], "item": [3, 1, 2, 1], "title":
 )
 def test_loading_what_was_saved(events: list[tuple[str, int]], tmp_path_factory: pytest.TempPathFactory):
     rows = [(user, item % 2**63) for user, item in [*events, events[0]]]
-    dataset = prepare(pl.DataFrame(rows, schema=["user", "item"], orient="row"))
+    dataset = prepare(pl.DataFrame(rows, schema=["user", "item"], orient="row"), null_values=())
     folder = tmp_path_factory.mktemp("store") / "out"
     save(dataset, folder)
     again = load(folder)

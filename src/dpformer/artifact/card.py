@@ -22,7 +22,10 @@ _EVALUATED = {
 
 def model_card(spec: Spec, statement: PrivacyStatement, config: dict[str, Any]) -> str:
     """Markdown for people who get the model without its history. config: the content of config.json."""
-    hold_out = str(config.get("recipe", {}).get("hold_out"))
+    hold_out, date = str(config.get("recipe", {}).get("hold_out")), _table(config, "log").get("date")
+    asked = _EVALUATED.get(hold_out, "")
+    if date is not None and hold_out != "nothing":
+        asked = f"`dpformer evaluate` asks for each user's first item from {date} (UTC) on: {_RANKED}"
     made = "\n".join(commands(config, "RUN"))
     return f"""{_front_matter(statement)}# A next-item recommender
 
@@ -44,7 +47,7 @@ load_model("this folder").recommend([["item", "another item"]], k=10)
 {made}
 ```
 
-Trained on {statement.data.trained_on}. {_EVALUATED.get(hold_out, "")}
+Trained on {statement.data.trained_on}. {asked}
 
 ## Not private
 

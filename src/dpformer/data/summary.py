@@ -5,7 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from dpformer.data.sequences import SHORTEST_SPLIT, Dataset
+from dpformer.data.sequences import Dataset, TimeSplit
+from dpformer.data.split import places
 from dpformer.svg import Axis, Series, alone, lines
 
 QUANTILES = {0: "shortest", 10: "p10", 25: "p25", 50: "median", 75: "p75", 90: "p90", 99: "p99", 100: "longest"}
@@ -20,10 +21,10 @@ def item_counts(dataset: Dataset) -> np.ndarray:
 
 def statistics(dataset: Dataset) -> dict[str, Any]:
     """Return sizes, density, quantiles of lengths, and measures of the long tail; see `figures`."""
-    return figures(dataset.sequences.lengths, item_counts(dataset))
+    return figures(dataset.sequences.lengths, item_counts(dataset), dataset.sequences.split)
 
 
-def figures(lengths: np.ndarray, counts: np.ndarray) -> dict[str, Any]:
+def figures(lengths: np.ndarray, counts: np.ndarray, split: TimeSplit | None = None) -> dict[str, Any]:
     """Compute statistics from lengths of sequences, int [N], and events per item, int [M].
 
     density: events / (users * items). tail: share of events in the most frequent 10 % of items; share of items that make up
@@ -32,7 +33,7 @@ def figures(lengths: np.ndarray, counts: np.ndarray) -> dict[str, Any]:
     counts = np.sort(counts)[::-1]
     users, items, events = len(lengths), len(counts), int(counts.sum())
     quantiles = np.percentile(lengths, list(QUANTILES)).tolist()
-    short = int((lengths < SHORTEST_SPLIT).sum())
+    short = int((~places(lengths, split, "test")[1]).sum())
     running = np.cumsum(counts) / events
     head = max(1, round(items / 10))
     gini = float(2 * (np.arange(items, 0, -1) * counts).sum() / (items * events) - (items + 1) / items)

@@ -72,7 +72,9 @@ def evaluate(model: Scorer, held: HeldOut, item_count: int, *, seed: int = 0) ->
     counts[0] = 0
     users = len(held.histories)
     return Evaluation(
-        protocol=Protocol(held.item, len(held.evaluated), item_count, users - len(held.evaluated)),
+        protocol=Protocol(
+            held.item, len(held.evaluated), item_count, users - len(held.evaluated), held.asked, held.left_out
+        ),
         masked=metrics(ranked["masked"].ranks, seed),
         unmasked=metrics(ranked["unmasked"].ranks, seed),
         slices=_slices(ranked["masked"].ranks, held.targets, counts, seed),
