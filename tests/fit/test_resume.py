@@ -442,7 +442,9 @@ def test_a_resumed_run_that_makes_another_sum_is_refused(what, tmp_path, data, w
     again = resume(folder, make_curator=other if what == "sample" else Curator)
     if what == "gradients":
         plant_worker(again, Larger)
-    elif what == "data":  # events are gone of people of whom one is drawn; the file is checked too, so this is another way in
+    elif (
+        what == "data"
+    ):  # events are gone of people of whom one is drawn; the file is checked too, so this is another way in
         for person in range(10):
             again.curator._people = without(again.curator._people, person)
     with pytest.raises(PrivacyError, match=r"was charged for another sum than the one made now"):
