@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from dpformer import notebook
 from dpformer.data import HeldOut
-from dpformer.evaluation.metrics import CUTOFFS, Figure, metrics
+from dpformer.evaluation.metrics import CUTOFFS, HEADLINE, Figure, metrics
 from dpformer.evaluation.protocol import Protocol
 from dpformer.evaluation.ranking import Ranks, Scorer, rank
 
@@ -24,7 +25,7 @@ class Slice:
     metrics: dict[str, Figure]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Evaluation:
     """Figures as fractions of 1.
 
@@ -44,6 +45,18 @@ class Evaluation:
         """Ready for JSON, the protocol beside the figures; None for a mean over no users."""
         return {**_plain(asdict(self)), "protocol": self.protocol.line()}
 
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{name.upper()} {100 * self.masked[name].value:.2f} %" for name in HEADLINE)
+        return f"<Evaluation: {shown}; {self.protocol.item} item of {self.protocol.users:,} users; not private>"
+
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        kinds = {"items of the history masked": self.masked, "unmasked": self.unmasked}
+        kinds |= {f"{name} targets ({part.users:,} users)": part.metrics for name, part in self.slices.items()}
+        rows = [(kind, *(found[name].text() for name in HEADLINE)) for kind, found in kinds.items()]
+        notes = (self.protocol.line(), "Computed on people's data without noise: not private.")
+        return notebook.table("Evaluation, in %", ("", *(name.upper() for name in HEADLINE)), rows, notes)
+
 
 def _plain(value: Any) -> Any:
     """JSON has no NaN."""
@@ -59,7 +72,9 @@ def evaluate(model: Scorer, held: HeldOut, item_count: int, *, seed: int = 0) ->
     counts[0] = 0
     users = len(held.histories)
     return Evaluation(
-        protocol=Protocol(held.item, len(held.evaluated), item_count, users - len(held.evaluated)),
+        protocol=Protocol(
+            held.item, len(held.evaluated), item_count, users - len(held.evaluated), held.asked, held.left_out
+        ),
         masked=metrics(ranked["masked"].ranks, seed),
         unmasked=metrics(ranked["unmasked"].ranks, seed),
         slices=_slices(ranked["masked"].ranks, held.targets, counts, seed),
