@@ -13,6 +13,7 @@ from typing import Any
 
 import polars as pl
 
+from dpformer import notebook
 from dpformer.artifact import Artifact, load
 from dpformer.artifact.layout import CONFIG, LEDGER, LEDGER_HEAD, PRIVACY, RELEASED
 from dpformer.data import Dataset, like, prepare
@@ -46,6 +47,7 @@ class DPFormer:
 
     def __init__(self, preset: str = "default", account: Path | str | None = None, **settings: Any) -> None:
         self.recipe = make_recipe(preset, **settings)
+        self._given: dict[str, Any] | None = {"preset": preset, "account": account, **settings}
         self._account = None if account is None else PeopleAccount(account)
         self._folder: Path | None = None
         self._dataset: Dataset | None = None
@@ -83,6 +85,33 @@ class DPFormer:
             shutil.rmtree(folder / "data")
         self._artifact = load(self._folder)
         return self
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """The settings that this object was made with, by name, as scikit-learn has it. `deep` changes nothing."""
+        if self._given is None:
+            raise DPFormerError("a loaded model was not made from settings: its `recipe` has all values")
+        return dict(self._given)
+
+    def set_params(self, **params: Any) -> DPFormer:
+        """Change settings for the next `fit`; returns itself. A fitted model stays what it is."""
+        given = self.get_params() | params
+        fresh = DPFormer(**given)  # checks all of them
+        self.recipe, self._account, self._given = fresh.recipe, fresh._account, given
+        return self
+
+    def __repr__(self) -> str:
+        made = f"recipe of {self._folder}" if self._given is None else ", ".join(_settings(self._given))
+        fitted = f" {self.privacy.text().splitlines()[0]}" if self._artifact is not None else " not fitted"
+        return f"<DPFormer({made}):{fitted}>"
+
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        rows = [] if self._given is None else [("settings", ", ".join(_settings(self._given)))]
+        if self._artifact is not None:
+            text = self.privacy.text().splitlines()
+            rows += [("model", f"{self._artifact.model.spec.name} over {len(self._artifact.catalogue):,} items")]
+            rows += [("privacy", text[0]), ("run folder", str(self._folder))]
+        return notebook.table("DPFormer", (), rows or [("", "not fitted")])
 
     @property
     def folder(self) -> Path | None:
@@ -198,13 +227,17 @@ class DPFormer:
         artifact, recipe = load(folder), read_recipe(Path(folder))
         model = cls.__new__(cls)
         model.recipe, model._folder, model._artifact, model._dataset = recipe, Path(folder), artifact, None
-        model._account = None
+        model._account = model._given = None
         return model
 
     def _fitted(self) -> Artifact:
         if self._artifact is None:
             raise DPFormerError("this DPFormer is not fitted yet: call fit first, or DPFormer.load")
         return self._artifact
+
+
+def _settings(given: dict[str, Any]) -> list[str]:
+    return [f"{name}={value!r}" for name, value in given.items() if value is not None]
 
 
 def _keep_ledger(run: Path) -> None:

@@ -58,7 +58,7 @@ def evaluate(
     for run, model in models.items():
         _refuse_seen(run, model, item, folder)
     held = held_out(dataset.sequences, item)
-    cutoffs = tuple(sorted({*CUTOFFS, k}))
+    cutoffs = (*CUTOFFS, k)
     found: dict[str, Evaluation] = {}
     for run, model in models.items():
         numbered = held.renumbered(_numbers(run, model, dataset, folder))

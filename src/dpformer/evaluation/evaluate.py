@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from dpformer import notebook
 from dpformer.data import HeldOut
-from dpformer.evaluation.metrics import CUTOFFS, Figure, metrics
+from dpformer.evaluation.metrics import CUTOFFS, HEADLINE, Figure, metrics
 from dpformer.evaluation.protocol import Protocol
 from dpformer.evaluation.ranking import Ranks, rank
 from dpformer.models.top import Scorer
@@ -26,7 +27,7 @@ class Slice:
     metrics: dict[str, Figure]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Evaluation:
     """Figures as fractions of 1.
 
@@ -50,6 +51,18 @@ class Evaluation:
         del found["ranks"]
         return {**found, "protocol": self.protocol.line()}
 
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{name.upper()} {100 * self.masked[name].value:.2f} %" for name in HEADLINE)
+        return f"<Evaluation: {shown}; {self.protocol.item} item of {self.protocol.users:,} users; not private>"
+
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        kinds = {"items of the history masked": self.masked, "unmasked": self.unmasked}
+        kinds |= {f"{name} targets ({part.users:,} users)": part.metrics for name, part in self.slices.items()}
+        rows = [(kind, *(found[name].text() for name in HEADLINE)) for kind, found in kinds.items()]
+        notes = (self.protocol.line(), "Computed on people's data without noise: not private.")
+        return notebook.table("Evaluation, in %", ("", *(name.upper() for name in HEADLINE)), rows, notes)
+
 
 def _plain(value: Any) -> Any:
     """JSON has no NaN."""
@@ -64,15 +77,15 @@ def evaluate(
     item_count: int,
     *,
     seed: int = 0,
-    cutoffs: Sequence[int] = CUTOFFS,
+    cutoffs: Sequence[int] = (),
     sample: int | None = None,
     on_progress: Callable[[int], None] = lambda users: None,
 ) -> Evaluation:
     """Rank all items for every evaluated user. Popularity is counted in the histories.
 
-    seed: of the bootstrap and of the sample. sample: evaluate so many users, drawn uniformly; the same for every model.
+    seed: of the bootstrap and of the sample. cutoffs: beside 5, 10 and 20. sample: evaluate so many users, drawn uniformly; the same for every model.
     """
-    everyone = len(held.evaluated)
+    cutoffs, everyone = sorted({*CUTOFFS, *cutoffs}), len(held.evaluated)
     if sample is not None and sample < everyone:
         drawn = np.sort(np.random.default_rng(seed).choice(everyone, sample, replace=False))
         held = replace(held, evaluated=held.evaluated[drawn], targets=held.targets[drawn])
@@ -81,7 +94,9 @@ def evaluate(
     counts = np.bincount(held.histories.items, minlength=item_count + 1)
     counts[0] = 0
     return Evaluation(
-        protocol=Protocol(held.item, len(held.evaluated), item_count, users - everyone, everyone),
+        protocol=Protocol(
+            held.item, len(held.evaluated), item_count, users - everyone, held.asked, held.left_out, everyone
+        ),
         masked=metrics(masked.ranks, seed, cutoffs),
         unmasked=metrics(ranked["unmasked"].ranks, seed, cutoffs),
         slices=_slices(masked.ranks, held.targets, counts, seed, cutoffs),

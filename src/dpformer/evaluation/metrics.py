@@ -19,6 +19,10 @@ class Figure:
     low: float
     high: float
 
+    def text(self) -> str:
+        """In percent, the interval beside it."""
+        return f"{100 * self.value:.2f} [{100 * self.low:.2f}, {100 * self.high:.2f}]"
+
 
 def _gains(cutoffs: Sequence[int]) -> dict[str, np.ndarray]:
     """What a user adds to each metric, by the target's place: float64 [deepest + 1], the last for all places beyond.

@@ -75,7 +75,7 @@ class Earlier:
 
     def sum(self, people: Sequences, sample: Sample, grid: float) -> Mapping[str, np.ndarray]:
         """The query's sum over these events."""
-        return self._query.sum(people.without_last(2), sample, grid)
+        return self._query.sum(people.training("validation"), sample, grid)
 
 
 class AskEarlier:
