@@ -83,7 +83,8 @@ def evaluate(
 ) -> Evaluation:
     """Rank all items for every evaluated user. Popularity is counted in the histories.
 
-    seed: of the bootstrap and of the sample. cutoffs: beside 5, 10 and 20. sample: evaluate so many users, drawn uniformly; the same for every model.
+    seed: of the bootstrap and of the sample. cutoffs: beside 5, 10 and 20. sample: evaluate so many users, drawn uniformly;
+    the same for every model.
     """
     cutoffs, everyone = sorted({*CUTOFFS, *cutoffs}), len(held.evaluated)
     if sample is not None and sample < everyone:
