@@ -236,7 +236,7 @@ def test_the_command_of_a_cell_is_its_recipe():
     """What is printed for people to type gives the recipe that was trained."""
     import shlex
 
-    from dpformer.cli.fit import _settings
+    from dpformer.cli.recipe_options import _settings
 
     for cell in [cell for method in METHODS for cell in method.cells("amazon-games", 1)]:
         words = shlex.split(cell.command("table-2"))

@@ -24,7 +24,7 @@ from tests.recipes import small_recipe
 
 SMALL = [
     *("--preset", "pure", "--epsilon", "20", "--delta", "1e-3", "--seed", "1"),
-    *("--set", "d=8", "--set", "max-length=6", "--set", "epochs=5"),
+    *("--set", "d=8", "--set", "max-length=6", "--set", "epochs=2.5"),
 ]
 
 
@@ -171,7 +171,7 @@ def test_fit_show_and_evaluate(tmp_path, data, dpformer):
     assert "(not private)" in done.err
     # The command line and the library do the same.
     library = tmp_path / "library"
-    assert start(library, data, small_recipe("pure", d=8, max_length=6, epochs=5)).train()
+    assert start(library, data, small_recipe("pure", d=8, max_length=6, epochs=2.5)).train()
     assert (run / "model.safetensors").read_bytes() == (library / "model.safetensors").read_bytes()
     shown = strict_json(dpformer("show", run, "--json").out)
     assert shown["finished"]
