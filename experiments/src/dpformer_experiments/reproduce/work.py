@@ -22,8 +22,7 @@ from dpformer.artifact import load as load_artifact
 from dpformer.artifact import read_statement
 from dpformer.artifact.layout import MODEL, PRIVACY, PRIVATE
 from dpformer.data import Dataset, load
-from dpformer.evaluation import evaluate, held_out
-from dpformer.evaluation.ranking import Scorer
+from dpformer.evaluation import Scorer, evaluate, held_out
 from dpformer.files import read_json, sha256, write_json
 from dpformer.fit.folder import finish_written, read_recipe
 from dpformer.fit.recipe import Recipe
