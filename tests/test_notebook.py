@@ -4,6 +4,7 @@ import copy
 from xml.etree import ElementTree
 
 import pytest
+import yaml
 
 from dpformer import DPFormer, notebook
 from dpformer.data import demo_frame
@@ -67,3 +68,12 @@ def test_an_evaluation_has_its_protocol_and_says_that_it_is_not_private(fitted):
     assert found.masked["ndcg@10"].text() in page
     assert "no sampling" in page
     assert "not private" in page
+
+
+def test_the_model_card_begins_with_what_a_model_hub_reads(fitted):
+    _, front, page = (fitted.folder / "README.md").read_text().split("---\n", 2)
+    fields = yaml.safe_load(front)
+    assert fields["library_name"] == "dpformer"
+    assert "differential-privacy" in fields["tags"]
+    assert fields["differential_privacy"]["epsilon"] == pytest.approx(4, rel=1e-3)
+    assert page.strip().startswith("# A next-item recommender")
