@@ -119,6 +119,7 @@ class Stage(Protocol):
     """One part of a run; `run` yields after each piece of work and returns the outputs with its own added."""
 
     name: str
+    setup: Setup
 
     def run(self, before: Outputs, asker: Asker) -> Generator[Progress, None, Outputs]: ...
 
@@ -127,6 +128,7 @@ def run_stages(stages: Iterable[Stage], asker: Asker) -> Generator[Progress, Non
     """Run stages one after the other: yields as each of them does, and returns what they made."""
     outputs = Outputs()
     for stage in stages:
+        yield Progress(stage.name, 0, 1, stage.setup.plan)
         outputs = yield from stage.run(outputs, asker)
     return outputs
 
