@@ -21,7 +21,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "models": set(),
     "statistics": {"privacy"},
     "artifact": {"models", "privacy"},
-    "evaluation": {"data"},
+    "evaluation": {"data", "models"},
     "export": RELEASED,
     "serve": RELEASED,
     "report": RELEASED | {"evaluation"},

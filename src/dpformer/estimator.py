@@ -7,7 +7,7 @@ import shutil
 import tempfile
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from dpformer.fit.folder import read_recipe
 from dpformer.fit.presets import make_recipe
 from dpformer.fit.run import start
 from dpformer.fit.stage import Progress
+from dpformer.models.top import Numbers
 from dpformer.privacy import PrivacyStatement
 from dpformer.privacy.account import PeopleAccount
 
@@ -136,12 +137,18 @@ class DPFormer:
         k: int = 10,
         seen: bool = False,
         log: Any = None,
+        only: Sequence[Any] | None = None,
+        exclude: Sequence[Any] = (),
+        where: str | None = None,
+        exclude_for: Mapping[Any, Sequence[Any]] | None = None,
         **reading: Any,
     ) -> pl.DataFrame:
         """Rank the best k items for each history.
 
         users: ids of the log that it was fitted on, or of `log`, another one, which is read in the same way; `reading` changes
         that, such as time="date". Without `users`: all of `log`. A user who is in neither is left out, with a warning.
+        only, exclude: ids or titles to recommend alone, or not at all; where: an SQL condition on columns of the catalogue;
+        exclude_for: items not to recommend to a user, by id. Lists that are shorter than k for that reason give a warning.
 
         Returns columns `user_id` (or `history`, its place), `rank`, `item_id`, `title` if there is one, `score`. Items of a
         history that the model does not know are skipped; an empty history is ranked by the released popularity.
@@ -149,9 +156,29 @@ class DPFormer:
         artifact = self._fitted()
         if (users is None and log is None) == (histories is None) or isinstance(users, str | bytes):
             raise DPFormerError("give either histories=[[...], ...], or users=[...], or a log")
+        allowed, unknown = artifact.allowed(only, exclude, where)
+        if unknown:
+            warnings.warn(f"{len(unknown):,} filtered items are not in the catalogue: {unknown[:5]}", stacklevel=2)
         if histories is not None:
-            return artifact.recommend(histories, k, seen)
-        dataset = self._dataset
+            if exclude_for:
+                raise DPFormerError("exclude_for names users: give it with users=[...] or a log")
+            encoded: Numbers = [artifact.encode(history)[0] for history in histories]
+            frame = artifact.frame(*artifact.rank(encoded, k, seen, allowed))
+        else:
+            names, encoded = self._histories(users, log, reading)
+            own = {str(user): artifact.encode(items)[0] for user, items in (exclude_for or {}).items()}
+            left_out = [own.get(str(user), []) for user in names] if own else None
+            frame = artifact.frame(*artifact.rank(encoded, k, seen, allowed, left_out))
+        short = len(encoded) - int((frame["rank"] == min(k, artifact.item_count)).sum())
+        if short:
+            warnings.warn(f"{short:,} of {len(encoded):,} lists have fewer than {k} items: no more pass", stacklevel=2)
+        if histories is not None:
+            return frame
+        return frame.drop("history").insert_column(0, names[frame["history"]].alias("user_id"))
+
+    def _histories(self, users: Sequence[Any] | None, log: Any, reading: dict[str, Any]) -> tuple[pl.Series, Numbers]:
+        """Users of the log that it was fitted on, or of another one, and their items by number."""
+        artifact, dataset = self._fitted(), self._dataset
         if log is not None:
             dataset = prepare(log, **like(artifact.log, single_events=True, **reading))
         if dataset is None:
@@ -160,16 +187,20 @@ class DPFormer:
         if unknown and not len(places):
             raise DPFormerError(f"user {unknown[0]!r} is not in the log; give histories=[[...], ...] for new people")
         if unknown:
-            warnings.warn(f"{len(unknown):,} users are not in the log and left out: {unknown[:5]}", stacklevel=2)
+            warnings.warn(f"{len(unknown):,} users are not in the log and left out: {unknown[:5]}", stacklevel=3)
         sequences = dataset.sequences.renumbered(dataset.numbers_in(artifact.catalogue))
-        frame = artifact.frame(*artifact.rank([sequences[n].tolist() for n in places], k, seen))
-        names = sequences.users[places][frame["history"]].alias("user_id")
-        return frame.drop("history").insert_column(0, names)
+        return sequences.users[places], [sequences[n] for n in places]
+
+    def similar(self, item: Any, k: int = 10, where: str | None = None) -> pl.DataFrame:
+        """The items most like an item (id or title), by the released model alone."""
+        return self._fitted().similar(item, k, where=where)
 
     def evaluate(self, item: str = "test") -> Evaluation:
         """Full ranking on the held-out item of the log. The figures are not private."""
         if self._dataset is None:
-            raise DPFormerError("a loaded model has no data to be evaluated on: use `dpformer evaluate RUN DATA`")
+            raise DPFormerError(
+                "a loaded model has no data to be evaluated on: use `dpformer evaluate RUN --data DATA`"
+            )
         artifact = self._fitted()
         held = held_out(self._dataset.sequences, item).renumbered(self._dataset.numbers_in(artifact.catalogue))
         return evaluate(artifact, held, len(artifact.catalogue))
