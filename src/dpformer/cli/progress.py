@@ -74,8 +74,8 @@ def show_progress(plan: PrivacyPlan, quiet: bool) -> Iterator[Callable[[Progress
         def live(progress: Progress) -> None:
             if progress.stage not in tasks:
                 tasks[progress.stage] = bar.add_task(TITLES[progress.stage], total=progress.total, line="")
-            now = {"completed": progress.done, "total": progress.total, "line": _line(progress, spent)}
-            bar.update(tasks[progress.stage], **now)
+            task, line = tasks[progress.stage], _line(progress, spent)
+            bar.update(task, completed=progress.done, total=progress.total, line=line)
 
         yield live
 

@@ -119,7 +119,9 @@ class Stage(Protocol):
     """One part of a run; `run` yields after each piece of work and returns the outputs with its own added."""
 
     name: str
-    setup: Setup
+
+    @property
+    def setup(self) -> Setup: ...
 
     def run(self, before: Outputs, asker: Asker) -> Generator[Progress, None, Outputs]: ...
 

@@ -117,7 +117,7 @@ class _Releases:
     def release(self, name: str, data: Path, epsilon: float, before: Path | None = None) -> Path:
         """Fit on a prepared folder; before: the last run, whose answers are a prior."""
         self._say(f"seed {self._seed}: {name}, epsilon {epsilon:g}")
-        options = {"hold_out": "nothing", "delta": DELTA, "epsilon": epsilon, "seed": next(self._seeds)}
+        options: dict[str, Any] = {"hold_out": "nothing", "delta": DELTA, "epsilon": epsilon, "seed": next(self._seeds)}
         prior = None if before is None else prior_from(before, load(data))
         start(self._place / name, data, make_recipe(self._preset, **options), prior=prior).train()
         return self._place / name
