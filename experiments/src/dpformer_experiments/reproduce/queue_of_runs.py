@@ -24,6 +24,8 @@ def phases() -> dict[str, list[Cell]]:
     named = {
         "rates of the common recipe, first": [cell for cell in common.cells() if _near(cell)],
         "common recipe, one seed, epsilon 8": _rows(COMMON, 1, MAIN_EPSILON),
+        "Re-Attention, one pair": regimes.cells()[: len(regimes.NAMES)],
+        "ceiling": ceiling.cells(),
         "popularity": _rows(BASELINES, first=0),
         "ours, one seed": _rows(OURS, 1, first=0),
         "common recipe, one seed": _rows(COMMON, 1, paper.EPSILONS),
@@ -33,7 +35,6 @@ def phases() -> dict[str, list[Cell]]:
         "Re-Attention, first regime": regimes.cells()[: len(regimes.NAMES) * regimes.SEEDS],
         "common recipe, three seeds": _rows(COMMON),
         "repaired, both Transformers": _rows(REPAIRED, 1, first=3),
-        "ceiling": ceiling.cells(),
         "Re-Attention": regimes.cells(),
         "baselines": _rows(BASELINES) + _rows(OURS),
         "repaired": _rows(REPAIRED),
