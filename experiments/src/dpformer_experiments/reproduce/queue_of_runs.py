@@ -56,7 +56,7 @@ def phases() -> dict[str, list[Cell]]:
 
 def _near(cell: Cell) -> bool:
     """Whether a rate may be the best of its architecture: recurrent networks take larger rates than Transformers."""
-    rates = common.RATES[2:] if "model" in cell.options else common.RATES[1:4]
+    rates = common.RATES[2:] if "model" in cell.options else common.RATES[:4]
     return cell.options["learning_rate"] in rates
 
 
