@@ -6,7 +6,7 @@ RUNTIME := $(VENV)/.runtime
 STAMP := $(VENV)/.installed
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-all test-slow lint format docs bench clean
+.PHONY: demo test test-all test-slow lint format docs pages bench dist clean
 
 # What the package itself needs; the tools for tests, documents and experiments come with the other targets.
 $(RUNTIME): pyproject.toml constraints.txt
@@ -44,8 +44,18 @@ format: $(STAMP)
 docs: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
+# What is made from commands and results: the results page, the tables of README.md, the command-line reference.
+pages: $(STAMP)
+	$(BIN)/dpformer reproduce results -o docs
+	$(BIN)/python scripts/readme_tables.py README.md
+	$(BIN)/python scripts/cli_reference.py docs/cli.md
+
 bench: $(STAMP)
 	$(BIN)/dpformer bench
+
+# Builds and checks the package, and tries the wheel alone; REPOSITORY=https://... makes the links of its page absolute.
+dist: $(STAMP)
+	$(BIN)/python scripts/dist.py dist $(if $(REPOSITORY),--repository $(REPOSITORY))
 
 clean:
 	rm -rf $(VENV) build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
