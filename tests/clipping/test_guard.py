@@ -39,29 +39,14 @@ def sums(y):
 
 
 REFUSED = {
-    "a regulariser on weights": (linear, lambda m, x: sums(m(x)) + m.weight.square().sum(), "'weight'.*square"),
-    "a norm of weights": (linear, lambda m, x: sums(m(x)) + m.weight.norm(), "'weight'.*norm"),
-    "a loss on the weights alone": (linear, lambda m, x: sums(m(x)) + 0.1 * m.bias.abs().sum(), "'bias'.*abs"),
-    "a convolution": (lambda: nn.Conv1d(5, 2, 3), lambda m, x: sums(m(x)), "'weight'.*conv1d"),
-    "a bilinear form": (lambda: nn.Bilinear(3, 3, 2), lambda m, x: sums(m(x, x)), "'weight'.*bilinear"),
-    "einsum": (linear, lambda m, x: sums(torch.einsum("btd,ed->bte", x, m.weight) + m.bias), "'weight'.*einsum"),
-    "multi-head attention": (
-        lambda: nn.MultiheadAttention(3, 1, batch_first=True),
-        lambda m, x: sums(m(x, x, x)[0]),
-        "in_proj_weight.*multi_head_attention",
+    "a grid of a parameter": (
+        lambda: nn.ParameterDict({"p": torch.zeros(1, 2, 4, 4)}),
+        lambda m, x: sums(F.grid_sample(m["p"].expand(4, 2, 4, 4) + 0, x[:, None, :, :2], align_corners=False)) + torch.cdist(x, m["p"][0, 0, :, :3]).sum((1, 2)),
+        "'p'.*cdist",
     ),
-    "nn.GRU": (lambda: nn.GRU(3, 3, batch_first=True), lambda m, x: sums(m(x)[0]), "weight_ih_l0.*gru"),
-    "nn.LSTM": (lambda: nn.LSTM(3, 3, batch_first=True), lambda m, x: sums(m(x)[0]), "weight_ih_l0.*lstm"),
-    "weight norm": (lambda: parametrizations.weight_norm(linear()), lambda m, x: sums(m(x)), "original1.*weight_norm"),
-    "orthogonal weights": (lambda: parametrizations.orthogonal(linear()), lambda m, x: sums(m(x)), "original"),
-    "a softmax of a parameter": (linear, lambda m, x: sums(F.linear(x, m.weight.softmax(0), m.bias)), "'weight'.*softmax"),
-    "a product of two parameters": (linear, lambda m, x: sums(F.linear(x, m.weight * m.bias)), "'weight'.*mul"),
-    "a parameter as input": (linear, lambda m, x: sums(x @ F.linear(m.weight, m.weight) + m.bias), "'weight'.*linear"),
-    "concatenated parameters": (linear, lambda m, x: sums(x @ torch.cat([m.weight] * 2, 1)), "'weight'.*cat"),
-    "addmm with alpha": (linear, lambda m, x: sums(torch.addmm(m.bias, x[:, 0], m.weight, alpha=2)), "alpha"),
+    "a sparse table": (lambda: nn.Embedding(5, 3, sparse=True), lambda m, x: sums(m(x.long().abs()[..., 0])), "sparse"),
+    "a parameter written into": (linear, lambda m, x: sums(x @ (m.weight + 1).mul_(2).T + m.bias), "'weight.*writes into it"),
     "max_norm": (lambda: nn.Embedding(5, 3, max_norm=1.0), lambda m, x: sums(m(x.long().abs()[..., 0])), "max_norm"),
-    "a parameter without a use": (
-        lambda: nn.ModuleList([linear(), linear()]), lambda m, x: sums(m[0](x)), "'1.weight'.*not used"),
     "losses without the parameters": (linear, lambda m, x: sums(m(x)).detach(), "do not depend"),
     "one loss for the batch": (linear, lambda m, x: sums(m(x)).mean(), "one loss per sample"),
     "batch norm of its own": (

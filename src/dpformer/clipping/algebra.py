@@ -1,11 +1,12 @@
 """Per-sample gradients of a parameter as the factors they are made of, and the inner product of every pair.
 
 A parameter is seen as a matrix `R x C` (last dimension `C`, all others `R`; a vector is `R x 1`). What one use of it adds to
-the gradient of sample `i` is one of three forms:
+the gradient of sample `i` is one of four forms:
 
     Outer   G_i = sum_t rows[i,t] (x) cols[i,t]               linear maps: rows = output gradient, cols = input
     Sparse  G_i = sum_t onehot(index[i,t]) (x) values[i,t]    embeddings, positions
     Dense   G_i itself                                        biases and scales: small, already summed over time
+    Lazy    G_i, computed for a few samples at a time         everything else: convolutions, functions of parameters
 
 The gradient is the sum over all uses, so its squared norm has a term for every *pair* of uses. Without the pairs of different
 uses (an embedding that is also the output layer, say) the norm is too small, and the clipped gradient above the bound.
@@ -20,7 +21,7 @@ uses (an embedding that is also the output layer, say) the norm is too small, an
 
 import functools
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -174,10 +175,32 @@ class Dense:
         self.gradient = self.gradient.masked_fill(samples[:, None, None], 0)
 
 
-Form = Outer | Sparse | Dense
+@dataclass
+class Lazy:
+    """`G_i = compute(samples)[i]`, `[b, R, C]`, computed whenever it is wanted; it is measured and added as it was computed.
+
+    size: numbers that one sample takes while it is computed.
+    """
+
+    compute: Callable[[slice], Tensor]
+    size: int
+    dropped: Tensor | None = None
+
+    def form_into(self, out: Tensor, samples: slice) -> None:
+        gradient = self.compute(samples).reshape(out.shape)
+        if self.dropped is not None:
+            gradient = gradient.masked_fill(self.dropped[samples, None, None], 0)
+        out.add_(gradient)
+
+    def drop(self, samples: Tensor) -> None:
+        self.dropped = samples if self.dropped is None else self.dropped | samples
 
 
-def inner(a: Form, b: Form) -> Tensor:
+Factored = Outer | Sparse | Dense
+Form = Factored | Lazy
+
+
+def inner(a: Factored, b: Factored) -> Tensor:
     """`<G_i^a, G_i^b>` for every sample, `[B]`, summed in float64.
 
     Outer, Outer:    sum_{t,u} <rows_t, rows'_u> <cols_t, cols'_u>
@@ -207,20 +230,21 @@ def inner(a: Form, b: Form) -> Tensor:
 
 
 def merge(forms: list[Form]) -> list[Form]:
-    """At most one form of each kind with the same sum: uses are concatenated along time, dense gradients added.
+    """At most one form of each kind but `Lazy`, with the same sum: uses are concatenated along time, dense gradients added.
 
     So a recurrent weight, used at each of `T` steps, is one linear use of `T` times.
     """
     outers = [f for f in forms if isinstance(f, Outer)]
     sparses = [f for f in forms if isinstance(f, Sparse)]
     denses = [f for f in forms if isinstance(f, Dense)]
+    lazies = [f for f in forms if isinstance(f, Lazy)]
     if len(outers) > 1:
         outers = [Outer(_cat(f.rows for f in outers), _cat(f.cols for f in outers))]
     if len(sparses) > 1:
         sparses = [Sparse(_cat(f.index for f in sparses), _cat(f.values for f in sparses))]
     if len(denses) > 1:
         denses = [functools.reduce(lambda a, b: Dense(a.gradient + b.gradient, a.bound_ + b.bound_), denses)]
-    return [*outers, *sparses, *denses]
+    return [*outers, *sparses, *denses, *lazies]
 
 
 def squared_norms(gradients: Tensor) -> Tensor:

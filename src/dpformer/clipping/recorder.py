@@ -5,6 +5,8 @@ While a `Recorder` is active, every torch function that receives a trainable par
 - a function with a *rule* runs with the parameter detached, and is recorded as a *use*: its output, and how the gradient at that
   output becomes the parameter's gradient, sample by sample;
 - a function that only moves elements (transpose, slice, rows at positions) makes a *view*;
+- any other function of parameters alone makes a parameter of its own: see `derived.py`;
+- a function of torch that is written in Python is entered;
 - a function whose result carries no gradient (a size, a detached copy) runs as it is;
 - anything else raises.
 
@@ -13,6 +15,7 @@ autograd.Function) is in the graph: `guard.check_graph` finds it there.
 """
 
 import functools
+import types
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -23,6 +26,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, resolve_name
 
 from dpformer.clipping.algebra import Dense, Form, sizes
+from dpformer.clipping.derived import Derived
 from dpformer.clipping.gradient import Route, shorten
 from dpformer.clipping.guard import Shared
 from dpformer.clipping.views import View
@@ -48,6 +52,7 @@ class Use:
     derive: Derive
     shape: torch.Size
     saved: tuple[tuple[Tensor, int], ...]
+    raw: bool = False
     layout: Layout | None = None
     gradient: Tensor | None = field(default=None, repr=False)
     take: Callable[[Tensor], None] | None = field(default=None, repr=False)
@@ -77,6 +82,8 @@ class Use:
             return self.derived
         assert self.gradient is not None
         assert self.layout is not None
+        if self.raw:
+            return self.derive(self.gradient, self.layout, *(tensor for tensor, _ in self.saved))
         return self.derive(self.layout.first(self.gradient), self.layout, *self._first_saved())
 
     def _first_saved(self) -> Iterable[Tensor]:
@@ -113,12 +120,19 @@ class Recorder(TorchFunctionMode):
         self.trainable = [(name, p) for name, p in parameters if p.requires_grad]
         self.shared = Shared([*module.buffers(), *(p for _, p in parameters if not p.requires_grad)])
         self._views = {id(p): View(p, name, p) for name, p in self.trainable}
+        # Functions of parameters alone, by the identity of the parameter that stands for each.
+        self.derived: dict[int, Derived] = {}
         self._broadcasts: dict[int, tuple[Tensor, View]] = {}
         # Norms of inputs by identity, computed once for an input of several uses. It refers to no input and not to the recorder:
         # a circle of references would keep the memory of a pass until the garbage collector runs.
         self.sizes: dict[tuple[int, Layout], Tensor] = {}
         # Every recorded output depends on this, so one backward pass to it reaches all of them and nothing else.
         self.anchor = torch.zeros((), requires_grad=True)
+
+    def used(self) -> set[int]:
+        """The identities of the parameters that have a use."""
+        found = {id(view.parameter) for use in self.uses for view in use.views}
+        return found.union(*(map(id, origin.sources) for key, origin in self.derived.items() if key in found))
 
     def view(self, value: Any) -> View | None:
         """The view that `value` is, or None for anything that is not a trainable parameter or a part of one."""
@@ -134,6 +148,43 @@ class Recorder(TorchFunctionMode):
             raise self.refuse(function, view, "takes it as its input rather than its weight")
         return value
 
+    def call(self, function: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call a function while recording, from inside of a rule."""
+        with self:
+            return function(*args, **kwargs)
+
+    def _derive(self, function: Any, args: Any, kwargs: dict[str, Any], views: list[View]) -> Any:
+        """Make a parameter of a function of parameters alone."""
+        name = getattr(function, "__name__", "")
+        if (self.view(args[0] if args else None) and _writes(name)) or kwargs.get("out") is not None:
+            raise self.refuse(function, views[0], "writes into it; write it without the underscore, on a copy")
+        attached = {id(view.value): view.attached() for view in views}
+        args, kwargs = _swap(args, attached), _swap(kwargs, attached)
+        out = function(*args, **kwargs)
+        sources: dict[int, nn.Parameter] = {}
+        for view in views:
+            origin = self.derived.get(id(view.parameter))
+            sources |= {id(p): p for p in ((view.parameter,) if origin is None else origin.sources)}
+        names = ", ".join(name for name, p in self.trainable if id(p) in sources)
+        has_batch = any(view.has_batch for view in views)
+
+        def own(result: Any) -> Any:
+            if isinstance(result, (tuple, list)):
+                parts = [own(part) for part in result]
+                return type(result)(*parts) if hasattr(result, "_fields") else type(result)(parts)
+            if not isinstance(result, Tensor):
+                return result
+            if not result.requires_grad:
+                self.shared.add(result)
+                return result
+            if result.is_complex():
+                raise self.refuse(function, views[0], "makes it complex")
+            whole = nn.Parameter(result.detach())
+            self.derived[id(whole)] = Derived(result, tuple(sources.values()))
+            return self.add_view(View(whole, names, whole, has_batch=has_batch, attach=lambda: result))
+
+        return own(out)
+
     def add_view(self, view: View) -> Tensor:
         """Remember a view and give its value, to be returned to the model."""
         self._views[id(view.value)] = view
@@ -146,10 +197,12 @@ class Recorder(TorchFunctionMode):
         views: Iterable[View | None],
         derive: Derive,
         saved: Iterable[Tensor] = (),
+        raw: bool = False,
     ) -> Tensor:
         """Remember a use; returns `output`, to be returned to the model in its place.
 
         `saved` are the tensors that `derive` will get, which must not change until then. Samples lie in them as in the output.
+        raw: `derive` gets them and the gradient as they are, and not samples first.
         """
         if output.dtype is torch.float16:
             raise ClippingError(
@@ -163,7 +216,7 @@ class Recorder(TorchFunctionMode):
             )
         used = tuple(view for view in views if view is not None)
         kept = tuple((tensor, tensor._version) for tensor in saved)
-        use = Use(function, used, derive, output.shape, kept)
+        use = Use(function, used, derive, output.shape, kept, raw)
         self.uses.append(use)
         # In place, so that it stays the same tensor for a function that wrote in place; that cannot be done to a view.
         return _Record.apply(output.clone() if output._is_view() else output, self.anchor, use)
@@ -205,17 +258,24 @@ class Recorder(TorchFunctionMode):
             out = func(*args, **kwargs)
             self.shared.note(func, args, kwargs, tensors, out)
             return out
-        if not torch.is_grad_enabled() or (rule is None and getattr(func, "__name__", "") == "__get__"):
+        if not torch.is_grad_enabled() or (rule is None and getattr(func, "__name__", "") in KEPT):
             return func(*args, **kwargs)
+        alone = all(id(t) in self._views or self.shared.is_constant(t) for t in tensors)
+        if alone and rule in MAKES_VIEWS:
+            return rule(self, func, *args, **kwargs)
+        if alone and not any(view.is_repeated for view in views):
+            return self._derive(func, args, kwargs, views)
         # Rows picked, or a parameter repeated, for each sample: the batch is in there already, so that is a use.
         if batched := [view for view in views if view.has_batch and (rule not in LAZY or len(views) > 1)]:
             swapped = {id(view.value): self.record_rows(func, view) for view in batched}
-            args, kwargs = _swap(args, swapped), {key: _swap(value, swapped) for key, value in kwargs.items()}
+            args, kwargs = _swap(args, swapped), _swap(kwargs, swapped)
             views = [view for view in views if not view.has_batch]
         if not views:
             return func(*args, **kwargs)
         if rule is not None:
             return rule(self, func, *args, **kwargs)
+        if (entered := _entered(func)) is not None:
+            return self.call(entered, *args, **kwargs)
         # A size or a comparison has no gradient to lose. Values are leaves, so everything else shows itself.
         out = func(*args, **kwargs)
         results: list[Tensor] = []
@@ -240,13 +300,18 @@ PLAIN: set[Any] = {
     *(Tensor.dim, Tensor.size, Tensor.numel, Tensor.__len__, torch._C._set_grad_enabled),
 }
 
+# Functions whose results carry no gradient, or are for looking at: they run as they are.
+KEPT = {"detach", "__repr__", "__format__", "__bool__", "__float__", "__int__", "item", "tolist", "__hash__"}
+
 Rule = Callable[..., Any]
 RULES: dict[Any, Rule] = {}
 # Rules that can take a view whose first dimension may be the samples, and so leave it a view.
 LAZY: set[Rule | None] = set()
+# Rules that make a view of a parameter where the batch is not there yet.
+MAKES_VIEWS: set[Rule | None] = set()
 
 
-def register_rule(*functions: Any, lazy: bool = False) -> Callable[[Rule], Rule]:
+def register_rule(*functions: Any, lazy: bool = False, views: bool = False) -> Callable[[Rule], Rule]:
     """Decorator: `rule(recorder, function, *args, **kwargs)` takes the place of `functions` while a recorder is active.
 
     The rule computes the output from `recorder.value(...)` of its arguments, never from a parameter itself. It returns
@@ -260,6 +325,8 @@ def register_rule(*functions: Any, lazy: bool = False) -> Callable[[Rule], Rule]
             RULES[function] = rule
         if lazy:
             LAZY.add(rule)
+        if views:
+            MAKES_VIEWS.add(rule)
         return rule
 
     return add
@@ -301,7 +368,28 @@ def _collect(values: Iterable[Any], tensors: list[Tensor]) -> None:
 def _swap(values: Any, swapped: dict[int, Tensor]) -> Any:
     if isinstance(values, (list, tuple)):
         return type(values)(_swap(v, swapped) for v in values)
+    if isinstance(values, dict):
+        return {key: _swap(v, swapped) for key, v in values.items()}
     return swapped.get(id(values), values)
+
+
+def _writes(name: str) -> bool:
+    """Is it the name of a function that writes into its first argument?"""
+    return name == "__setitem__" or name.startswith("__i") or (name.endswith("_") and not name.endswith("__"))
+
+
+@functools.lru_cache(maxsize=256)
+def _entered(function: Any) -> Any:
+    """A function of torch that is written in Python, without its own look for overrides: what it calls comes to the recorder."""
+    if not isinstance(function, types.FunctionType) or not function.__module__.startswith("torch."):
+        return None
+    checks = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
+    names = {**function.__globals__, **{check: lambda *_: False for check in checks}}
+    entered = types.FunctionType(
+        function.__code__, names, function.__name__, function.__defaults__, function.__closure__
+    )
+    entered.__kwdefaults__ = function.__kwdefaults__
+    return entered
 
 
 @functools.lru_cache(maxsize=1024)

@@ -32,6 +32,11 @@ class Layout:
             return x
         return x.unflatten(self.dim, (self.before, self.batch, -1)).movedim(self.dim + 1, 0)
 
+    def apart(self, x: Tensor, dim: int) -> Tensor:
+        """x with samples along `dim`, split as here, as `[batch, ...]`, where `dim` holds a sample's own elements."""
+        split = x.unflatten(dim, (self.before, self.batch, -1)).movedim(dim + 1, 0)
+        return split.flatten(dim + 1, dim + 2)
+
     def aligned(self, shape: Shape) -> tuple[int, ...]:
         """The shape that `first` gives to what was broadcast over the samples, without its first dimension."""
         return tuple(shape[1:]) if self.is_first else (*shape[: self.dim], 1, 1, *shape[self.dim + 1 :])

@@ -51,13 +51,9 @@ def _combine(
     a, b = recorder.view(input), recorder.view(other)
     view, x = (a, other) if a is not None else (b, input)
     assert view is not None
-    if a is not None and b is not None:
-        raise recorder.refuse(function, view, "combines it with another parameter before the batch is there")
     if not isinstance(x, Tensor) or alpha != 1:
         if not view.has_batch:
-            raise recorder.refuse(
-                function, view, "combines it with a number; scale what it is added to or multiplied with"
-            )
+            return recorder.call(compute, input, recorder.call(torch.mul, other, alpha))
         recorded = recorder.record_rows(function, view)
         left, right = (recorded, other) if a is not None else (input, recorded)
         return compute(left, right, alpha=alpha) if alpha != 1 else compute(left, right)
