@@ -11,6 +11,7 @@ gradient of a table that is also the output layer; it uses both ways.
 from __future__ import annotations
 
 import functools
+import math
 from typing import Literal, Protocol
 
 import torch
@@ -182,7 +183,8 @@ class Computed:
             if self._chunk == self.batch:
                 self._kept = gradient
         squared = torch.cat(parts)
-        return squared, squared
+        underflow = math.sqrt(2 * torch.finfo(self.parameter.dtype).tiny * self.parameter.numel())  # of the squares
+        return squared, (squared.sqrt() + underflow).square()
 
     def add(self, weights: Tensor) -> None:
         assert self.parameter.grad is not None

@@ -165,25 +165,26 @@ class Recorder(TorchFunctionMode):
         for view in views:
             origin = self.derived.get(id(view.parameter))
             sources |= {id(p): p for p in ((view.parameter,) if origin is None else origin.sources)}
-        names = ", ".join(name for name, p in self.trainable if id(p) in sources)
         has_batch = any(view.has_batch for view in views)
+        return self._own(function, views[0], tuple(sources.values()), has_batch, out)
 
-        def own(result: Any) -> Any:
-            if isinstance(result, (tuple, list)):
-                parts = [own(part) for part in result]
-                return type(result)(*parts) if hasattr(result, "_fields") else type(result)(parts)
-            if not isinstance(result, Tensor):
-                return result
-            if not result.requires_grad:
-                self.shared.add(result)
-                return result
-            if result.is_complex():
-                raise self.refuse(function, views[0], "makes it complex")
-            whole = nn.Parameter(result.detach())
-            self.derived[id(whole)] = Derived(result, tuple(sources.values()))
-            return self.add_view(View(whole, names, whole, has_batch=has_batch, attach=lambda: result))
-
-        return own(out)
+    def _own(self, function: Any, one: View, sources: tuple[nn.Parameter, ...], has_batch: bool, out: Any) -> Any:
+        """The tensors of a result as parameters of their own. one: a view that went in, for a message."""
+        if isinstance(out, (tuple, list)):
+            parts = [self._own(function, one, sources, has_batch, part) for part in out]
+            return type(out)(*parts) if hasattr(out, "_fields") else type(out)(parts)
+        if not isinstance(out, Tensor):
+            return out
+        if not out.requires_grad:
+            self.shared.add(out)
+            return out
+        if out.is_complex():
+            raise self.refuse(function, one, "makes it complex")
+        keys = {id(p) for p in sources}
+        names = ", ".join(name for name, p in self.trainable if id(p) in keys)
+        whole = nn.Parameter(out.detach())
+        self.derived[id(whole)] = Derived(out, sources)
+        return self.add_view(View(whole, names, whole, has_batch=has_batch, attach=lambda: out))
 
     def add_view(self, view: View) -> Tensor:
         """Remember a view and give its value, to be returned to the model."""
@@ -263,7 +264,7 @@ class Recorder(TorchFunctionMode):
         alone = all(id(t) in self._views or self.shared.is_constant(t) for t in tensors)
         if alone and rule in MAKES_VIEWS:
             return rule(self, func, *args, **kwargs)
-        if alone and not any(view.is_repeated for view in views):
+        if alone and not any(view.repeated for view in views):
             return self._derive(func, args, kwargs, views)
         # Rows picked, or a parameter repeated, for each sample: the batch is in there already, so that is a use.
         if batched := [view for view in views if view.has_batch and (rule not in LAZY or len(views) > 1)]:

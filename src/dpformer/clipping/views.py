@@ -31,7 +31,7 @@ class View:
 
     `transposed` (two dimensions, whole or rows) means that `value` is the transpose of that. `value` is a leaf that requires a
     gradient, so that whatever is computed from it outside a rule is noticed. The row `padding` gets no gradient. `has_batch`:
-    picked by ids or repeated to a size, so that its first dimension may be the samples. `attach` makes the value again, with its
+    picked by ids or repeated to a size, so that its first dimension may be the samples; `repeated`: it is sure to be. `attach` makes the value again, with its
     autograd graph down to the parameters.
     """
 
@@ -43,6 +43,7 @@ class View:
     index: Tensor | None = None
     padding: int | None = None
     has_batch: bool = False
+    repeated: bool = False
     attach: Callable[[], Tensor] | None = None
 
     def attached(self) -> Tensor:
@@ -54,32 +55,29 @@ class View:
         """Is it the parameter as it is?"""
         return self.layout == "whole" and not self.transposed
 
-    @property
-    def is_repeated(self) -> bool:
-        """Is it the same for each element of the first dimension, which is then sure to be the samples?"""
-        return self.has_batch and self.index is not None and len(self.index) > 1 and _is_one(self.index)
-
     def derive(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> View:
         """The view that `function(self, *args, **kwargs)` makes; the function only moves elements."""
         value = _leaf(function(self.value.detach(), *args, **kwargs))
         attach = lambda: function(self.attached(), *args, **kwargs)  # noqa: E731
-        repeats = getattr(function, "__name__", "") in _REPEATS
         if self.value.dim() == 2 and self.layout != "elements" and _is_transpose(function, args, kwargs):
-            return replace(self, value=value, transposed=not self.transposed, has_batch=False, attach=attach)
+            return replace(self, value=value, transposed=not self.transposed, has_batch=False, repeated=False, attach=attach)
         if self.layout != "elements" and not self.transposed and _keeps_rows(function, args, kwargs, self.value.dim()):
             rows = function(self.row_ids(), *args, **kwargs)
-            has_batch = self.has_batch or (repeats and _is_one(rows))
-            return replace(self, value=value, layout="rows", index=rows, has_batch=has_batch, attach=attach)
+            return replace(self, value=value, layout="rows", index=rows, attach=attach, **self._batch(function, rows))
         index = function(self.element_ids(), *args, **kwargs)
-        has_batch = self.has_batch or (repeats and _is_one(index))
-        own = {"layout": "elements", "transposed": False, "index": index, "has_batch": has_batch, "attach": attach}
-        return replace(self, value=value, **own)
+        own = {"layout": "elements", "transposed": False, "index": index, "attach": attach}
+        return replace(self, value=value, **own, **self._batch(function, index))
+
+    def _batch(self, function: Any, index: Tensor) -> dict[str, bool]:
+        repeated = self.repeated or (getattr(function, "__name__", "") in _REPEATS and _is_one(index))
+        return {"has_batch": self.has_batch or repeated, "repeated": repeated}
 
     def take(self, ids: Tensor, padding: int | None, has_batch: bool) -> View:
         """The view of the rows `ids` of a whole parameter, `[*ids.shape, C]`."""
         ids = torch.where(ids < 0, ids + len(self.value), ids)
         value = _leaf(self.value.detach()[ids])
         own = {"layout": "rows", "index": ids, "padding": padding, "has_batch": has_batch}
+        own |= {"repeated": has_batch and len(ids) > 1 and _is_one(ids)}
         return replace(self, value=value, attach=lambda: F.embedding(ids, self.attached(), padding), **own)
 
     def copied(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> View:

@@ -55,7 +55,8 @@ def rows(recorder: Recorder, function: Any, view: View, ids: Tensor, padding: in
             return recorder.add_view(view.derive(T.__getitem__, (ids,), {}))
         return pick(recorder, function, view, ids, padding)
     one = ids.dim() > 1 and ids.shape[0] == 1
-    if ids in recorder.shared and not one:
+    data = ids.dim() > 1 and not recorder.shared.is_constant(ids)
+    if ids in recorder.shared and not one and not data:
         return recorder.add_view(view.take(ids, padding, has_batch=ids.dim() > 1))
     ids = torch.where(ids < 0, ids + len(view.value), ids)
     output = F.embedding(ids, view.value.detach())
