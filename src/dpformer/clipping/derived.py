@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -36,17 +37,17 @@ class Derived:
             return source.new_zeros(count, *source.shape) if pulled is None else pulled
 
         for source in self.sources:
-            yield source, Lazy(lambda samples, source=source: compute(source, samples), 2 * at.numel() + source.numel())  # type: ignore[misc]
+            yield source, Lazy(partial(compute, source), 2 * at.numel() + source.numel())
 
     def _product(self, source: nn.Parameter, gradient: Tensor) -> Tensor | None:
         """`[b, *source.shape]` from `[b, *output.shape]`, or None if the output does not depend on the source."""
         rest = {"retain_graph": True, "allow_unused": True}
         if len(gradient) > 1:
             try:
-                (pulled,) = torch.autograd.grad(self.output, source, gradient, is_grads_batched=True, **rest)  # type: ignore[arg-type]
+                (pulled,) = torch.autograd.grad(self.output, source, gradient, is_grads_batched=True, **rest)
             except RuntimeError:  # a function that cannot be batched: one at a time
                 pass
             else:
                 return pulled
-        each = [torch.autograd.grad(self.output, source, one, **rest)[0] for one in gradient]  # type: ignore[arg-type]
+        each = [torch.autograd.grad(self.output, source, one, **rest)[0] for one in gradient]
         return None if each[0] is None else torch.stack(each)

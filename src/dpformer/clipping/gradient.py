@@ -17,18 +17,8 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor, nn
 
-from dpformer.clipping.algebra import (
-    Dense,
-    Factored,
-    Form,
-    Lazy,
-    Outer,
-    Sparse,
-    add_weighted_rows,
-    inner,
-    norms_of_pieces,
-    squared_norms,
-)
+from dpformer.clipping.algebra import Dense, Factored, Form, Lazy, Outer, Sparse, inner
+from dpformer.clipping.sums import add_weighted_rows, norms_of_pieces, squared_norms
 from dpformer.clipping.workspace import Workspace
 
 Route = Literal["gram", "formed"]

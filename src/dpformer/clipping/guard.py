@@ -21,17 +21,40 @@ from dpformer.clipping.walk import Doubt, Layout, walk
 from dpformer.errors import ClippingError
 
 if TYPE_CHECKING:
-    from dpformer.clipping.recorder import Recorder, Use
+    from dpformer.clipping.recorder import Recorder
+    from dpformer.clipping.use import Use
 
 # Different weights in `check_apart`; two samples with the same weight are not distinguished.
 POWERS = 24
 
 
 # What these return is data, or a sample's own random numbers, though no tensor goes in.
-_GIVES_DATA = """
-    tensor as_tensor asarray from_numpy frombuffer new_tensor rand randn randint randperm rand_like randn_like randint_like
-    normal normal_ bernoulli bernoulli_ multinomial uniform_ exponential_ random_ poisson
-""".split()
+_GIVES_DATA = {
+    *(
+        "tensor",
+        "as_tensor",
+        "asarray",
+        "from_numpy",
+        "frombuffer",
+        "new_tensor",
+        "rand",
+        "randn",
+        "randint",
+        "randperm",
+    ),
+    *(
+        "rand_like",
+        "randn_like",
+        "randint_like",
+        "normal",
+        "normal_",
+        "bernoulli",
+        "bernoulli_",
+        "multinomial",
+        "poisson",
+    ),
+    *("uniform_", "exponential_", "random_"),
+}
 
 
 class Shared:
@@ -43,13 +66,17 @@ class Shared:
 
     def __init__(self, tensors: Iterable[Tensor]) -> None:
         self._tensors: dict[int, tuple[Tensor, bool]] = {id(tensor): (tensor, True) for tensor in tensors}
+        memory = (tensor.untyped_storage().data_ptr() for tensor, _ in self._tensors.values() if tensor.numel())
+        self._memory = set(memory)  # `nn.Parameter(frozen.T)` is not seen as a call
 
     def __contains__(self, tensor: Tensor) -> bool:
         return id(tensor) in self._tensors
 
     def is_constant(self, tensor: Tensor) -> bool:
         """Is it no data? A single number is a constant: it can hold nothing of one sample that others do not have."""
-        return not tensor.dim() or self._tensors.get(id(tensor), (None, False))[1]
+        if not tensor.dim() or (known := self._tensors.get(id(tensor))) is None:
+            return not tensor.dim() or (tensor.is_leaf and tensor.untyped_storage().data_ptr() in self._memory)
+        return known[1]
 
     def add(self, tensor: Tensor) -> None:
         """Take note of a tensor that is the same for all samples."""
@@ -63,9 +90,9 @@ class Shared:
             )
         constant = getattr(function, "__name__", "") not in _GIVES_DATA
         for t in tensors:
-            if id(t) not in self._tensors:
+            if id(t) not in self._tensors and not self.is_constant(t):
                 return
-            constant = constant and self._tensors[id(t)][1]
+            constant = constant and self.is_constant(t)
         for t in out if isinstance(out, (tuple, list)) else (out,):
             if isinstance(t, Tensor):
                 self._tensors[id(t)] = t, constant

@@ -1,5 +1,6 @@
 """Phantom Clipping: exact per-sample clipping for any model, shared parameters included, with one backward pass."""
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
@@ -39,8 +40,9 @@ class PhantomClipping:
     gradients that flow between samples            ClippingError: excluded on the graph of every batch; a batch with a
     (in-batch negatives)                           function that is not known to keep samples apart, and the first
                                                    one, is checked by a second backward pass
-    batch norm in training mode, checkpointing,    ClippingError
-    second derivatives, gradient hooks
+    batch norm in training mode, DDP, second       ClippingError
+    derivatives, gradient hooks
+    torch.compile                                  the model runs uncompiled in `backward`
     a sample with a NaN or infinite gradient       adds nothing; its norm is returned as it is; see `nonfinite`
     an empty batch                                 adds nothing; `.grad` is there
     parameters in float16 or bfloat16              ClippingError: their sums round by more than a sample may add
@@ -61,6 +63,11 @@ class PhantomClipping:
     def __init__(
         self, module: nn.Module, max_norm: float = 1.0, rule: Rule = "automatic", route: Route | None = None
     ) -> None:
+        if isinstance(module, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
+            raise ClippingError(
+                f"the module is wrapped in {type(module).__name__}, whose sums over processes take no part in clipping: give its "
+                "`.module`, and add up the clipped sums of all processes (all_reduce on each .grad) before noise is added, once"
+            )
         self.module = module
         self.clip = Clip(max_norm, rule)
         self.route = route
@@ -87,8 +94,8 @@ class PhantomClipping:
         if self._unused:
             more = f" (and {len(self._unused) - 1} more)" if len(self._unused) > 1 else ""
             raise ClippingError(
-                f"parameter {self._unused[0]!r}{more} requires a gradient and none of {self._batches} batches has used it: freeze it "
-                "with requires_grad_(False), or use it"
+                f"parameter {self._unused[0]!r}{more} requires a gradient and none of {self._batches} batches has used it: "
+                "freeze it with requires_grad_(False), or use it"
             )
 
     def norms(self, compute_losses: Losses) -> Tensor:
@@ -117,7 +124,7 @@ class PhantomClipping:
         trainable = recorder.trainable
         self._eps = _check_parameters(trainable)
         held = {name: (p.grad, p.grad._version if p.grad is not None else 0) for name, p in trainable}
-        with torch.enable_grad(), recorder:
+        with torch.enable_grad(), _uncompiled(), recorder:
             losses = compute_losses()
         _check_losses(losses)
         batch = len(losses)
@@ -213,21 +220,27 @@ class PhantomClipping:
                 for p, form in origin.pull(pseudo, merge(forms), batch):
                     by_parameter.setdefault(id(p), (p, [], []))[1].append(form)
         for p, forms, heads in by_parameter.values():
-            if heads and any(isinstance(form, Lazy) for form in forms):
-                raise ClippingError("TiedCrossEntropy shares its table with a function of it: use F.cross_entropy")
-            if heads:
-                gradients.append(TiedGradient(p, heads[0], forms, batch, self.route))
-                continue
             forms = merge(forms)
-            if len(forms) == 1:
-                forms = [shorten(p, forms[0], self.route)]
-            if len(forms) == 1 and isinstance(form := forms[0], Dense) and form.norms is None:
-                small.setdefault(p.dtype, []).append((p, form))
-            elif any(isinstance(form, Lazy) for form in forms):
+            if any(isinstance(form, Lazy) for form in forms):
+                if heads:
+                    raise ClippingError("TiedCrossEntropy shares its table with a function of it: use F.cross_entropy")
                 gradients.append(Computed(p, forms, batch))
+                continue
+            if len(forms) == 1 and not heads:
+                forms = [shorten(p, forms[0], self.route)]
+            factored = cast(list[Factored], forms)
+            if heads:
+                gradients.append(TiedGradient(p, heads[0], factored, batch, self.route))
+            elif len(factored) == 1 and isinstance(form := factored[0], Dense) and form.norms is None:
+                small.setdefault(p.dtype, []).append((p, form))
             else:
-                gradients.append(gradient_of(p, cast(list[Factored], forms), batch, self.route, self._workspace))
+                gradients.append(gradient_of(p, factored, batch, self.route, self._workspace))
         return gradients + [Formed.join(*zip(*parts, strict=True)) for parts in small.values()]
+
+
+def _uncompiled() -> AbstractContextManager[object]:
+    """What was compiled by torch.compile runs as it was written, so that the recorder sees its functions."""
+    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
 
 
 def _precise(losses: Tensor) -> AbstractContextManager[object]:

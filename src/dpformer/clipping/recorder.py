@@ -16,97 +16,21 @@ autograd.Function) is in the graph: `guard.check_graph` finds it there.
 
 import functools
 import types
-from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode, resolve_name
+from torch.overrides import TorchFunctionMode
 
-from dpformer.clipping.algebra import Dense, Form, sizes
 from dpformer.clipping.derived import Derived
-from dpformer.clipping.gradient import Route, shorten
+from dpformer.clipping.gradient import Route
 from dpformer.clipping.guard import Shared
+from dpformer.clipping.sums import sizes
+from dpformer.clipping.use import Derive, Forms, Record, Use, name_of
 from dpformer.clipping.views import View
 from dpformer.clipping.walk import Layout
 from dpformer.errors import ClippingError
-
-# What a use adds: one or more forms for each view used (`Any`: a `tied.Head` too).
-Forms = Iterable[tuple[View, Form | Any]]
-# From the gradient at a use's output, where samples lie, and the tensors saved to its forms. It runs under `torch.no_grad`.
-Derive = Callable[..., Forms]
-
-
-@dataclass
-class Use:
-    """One call of `function` with one or more parameters; `gradient` is the one at its output, after the backward pass.
-
-    saved: the tensors that `derive` reads, with their versions; layout: where the samples lie in `shape` (`guard.locate`);
-    take: while set, it receives the gradient, which is then not kept; derived: the forms, once `settle` has derived them.
-    """
-
-    function: Any
-    views: tuple[View, ...]
-    derive: Derive
-    shape: torch.Size
-    saved: tuple[tuple[Tensor, int], ...]
-    raw: bool = False
-    layout: Layout | None = None
-    gradient: Tensor | None = field(default=None, repr=False)
-    take: Callable[[Tensor], None] | None = field(default=None, repr=False)
-    derived: list[tuple[View, Any]] | None = field(default=None, repr=False)
-
-    def settle(self, route: Route | None, gradient: Tensor) -> None:
-        """Derive and shorten the forms while the gradient is in the cache, and free it and what else they were made from."""
-        self.gradient = gradient
-        forms = list(self.forms())
-        # Several forms of one parameter have terms with one another too.
-        times = Counter(id(view.parameter) for view, _ in forms)
-        self.derived = [(v, shorten(v.parameter, f, route) if times[id(v.parameter)] == 1 else f) for v, f in forms]
-        self.gradient = None
-        del self.derive  # and what it refers to
-        if all(isinstance(form, Dense) for _, form in self.derived):
-            self.saved = ()  # else they are read once more
-
-    def forms(self) -> Forms:
-        """What this use adds to each view's parameter."""
-        if 0 in self.shape:
-            return []  # an output without elements
-        if any(tensor._version != version for tensor, version in self.saved):
-            raise ClippingError(
-                f"what went into {self.called} with {self.names} was changed in place afterwards; make the change on a copy"
-            )
-        if self.derived is not None:
-            return self.derived
-        assert self.gradient is not None
-        assert self.layout is not None
-        if self.raw:
-            return self.derive(self.gradient, self.layout, *(tensor for tensor, _ in self.saved))
-        return self.derive(self.layout.first(self.gradient), self.layout, *self._first_saved())
-
-    def _first_saved(self) -> Iterable[Tensor]:
-        """The saved tensors, samples first."""
-        assert self.layout is not None
-        for tensor, _ in self.saved:
-            upto = self.layout.dim + 1
-            if not self.layout.is_first and tensor.shape[:upto] != self.shape[:upto]:
-                raise ClippingError(
-                    f"{self.called} uses {self.names} with samples in dimension {self.layout.dim} of its result, which its "
-                    "input does not have: keep samples first"
-                )
-            yield self.layout.first(tensor)
-
-    @property
-    def called(self) -> str:
-        """The name of the function, for messages."""
-        return _name(self.function)
-
-    @property
-    def names(self) -> str:
-        """The names of the parameters used, for messages."""
-        return ", ".join(repr(view.name) for view in self.views)
 
 
 class Recorder(TorchFunctionMode):
@@ -207,20 +131,20 @@ class Recorder(TorchFunctionMode):
         """
         if output.dtype is torch.float16:
             raise ClippingError(
-                f"{_name(function)} computes in float16, where small gradients become 0 and large ones infinite: use "
+                f"{name_of(function)} computes in float16, where small gradients become 0 and large ones infinite: use "
                 "torch.autocast with bfloat16, or float32"
             )
         if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
             raise ClippingError(
-                f"{_name(function)} runs inside torch.utils.checkpoint or other hooks on saved tensors, which would run it again "
-                "unrecorded: switch checkpointing off and use smaller micro-batches"
+                f"{name_of(function)} runs inside torch.utils.checkpoint or other hooks on saved tensors, which would run it "
+                "again unrecorded: switch checkpointing off and use smaller micro-batches"
             )
         used = tuple(view for view in views if view is not None)
         kept = tuple((tensor, tensor._version) for tensor in saved)
         use = Use(function, used, derive, output.shape, kept, raw)
         self.uses.append(use)
         # In place, so that it stays the same tensor for a function that wrote in place; that cannot be done to a view.
-        return _Record.apply(output.clone() if output._is_view() else output, self.anchor, use)
+        return Record.apply(output.clone() if output._is_view() else output, self.anchor, use)
 
     def record_rows(self, function: Any, view: View) -> Tensor:
         """Make a use of a view that has the batch in it; returns its value."""
@@ -240,7 +164,7 @@ class Recorder(TorchFunctionMode):
     def refuse(self, function: Any, view: View, why: str = "has no clipping rule") -> ClippingError:
         """The error for a parameter in a place where its per-sample gradient cannot be computed."""
         return ClippingError(
-            f"parameter {view.name!r} is used by {_name(function)}, which {why}: its gradient would escape the norm. "
+            f"parameter {view.name!r} is used by {name_of(function)}, which {why}: its gradient would escape the norm. "
             "Write the layer with functions that have rules (linear, embedding, layer_norm, rms_norm, addmm, matmul, "
             "indexing, + and *), add a rule with dpformer.clipping.register_rule, or freeze the parameter"
         )
@@ -259,10 +183,13 @@ class Recorder(TorchFunctionMode):
             out = func(*args, **kwargs)
             self.shared.note(func, args, kwargs, tensors, out)
             return out
+        alone = all(id(t) in self._views or (not t.requires_grad and self.shared.is_constant(t)) for t in tensors)
         if not torch.is_grad_enabled() or (rule is None and getattr(func, "__name__", "") in KEPT):
-            return func(*args, **kwargs)
-        alone = all(id(t) in self._views or self.shared.is_constant(t) for t in tensors)
-        if alone and rule in MAKES_VIEWS:
+            out = func(*args, **kwargs)
+            if alone and isinstance(out, Tensor):
+                self.shared.add(out)
+            return out
+        if alone and rule is not None and rule in MAKES_VIEWS:
             return rule(self, func, *args, **kwargs)
         if alone and not any(view.repeated for view in views):
             return self._derive(func, args, kwargs, views)
@@ -333,28 +260,6 @@ def register_rule(*functions: Any, lazy: bool = False, views: bool = False) -> C
     return add
 
 
-class _Record(torch.autograd.Function):
-    """The identity; its backward leaves the gradient in the use. In place, so that later in-place changes are allowed."""
-
-    @staticmethod
-    def forward(ctx: Any, output: Tensor, anchor: Tensor, use: Use) -> Tensor:
-        ctx.use = use
-        ctx.mark_dirty(output)
-        return output
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None]:
-        if torch.is_grad_enabled():
-            name = ctx.use.called
-            raise ClippingError(f"a gradient of a gradient passes {name}: second derivatives have no clipping rule")
-        gradient = gradient.contiguous()  # once, where each look at it as a matrix would make a copy
-        if ctx.use.take is not None:
-            ctx.use.take(gradient)
-        else:
-            ctx.use.gradient = gradient
-        return (gradient if ctx.needs_input_grad[0] else None), None, None
-
-
 def _collect(values: Iterable[Any], tensors: list[Tensor]) -> None:
     """Add all tensors among values to `tensors`. Not a generator: this runs for every operation of a forward pass."""
     for value in values:
@@ -391,10 +296,3 @@ def _entered(function: Any) -> Any:
     )
     entered.__kwdefaults__ = function.__kwdefaults__
     return entered
-
-
-@functools.lru_cache(maxsize=1024)
-def _name(function: Any) -> str:
-    if isinstance(function, str):
-        return function
-    return resolve_name(function) or getattr(function, "__name__", str(function))

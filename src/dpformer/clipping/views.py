@@ -17,7 +17,6 @@ from torch.nn import functional as F
 from dpformer.clipping.algebra import Dense, Form, Outer, Sparse
 from dpformer.clipping.gradient import matrix_shape
 
-
 _REPEATS = ("expand", "expand_as", "broadcast_to", "repeat", "tile", "repeat_interleave")
 
 
@@ -31,8 +30,8 @@ class View:
 
     `transposed` (two dimensions, whole or rows) means that `value` is the transpose of that. `value` is a leaf that requires a
     gradient, so that whatever is computed from it outside a rule is noticed. The row `padding` gets no gradient. `has_batch`:
-    picked by ids or repeated to a size, so that its first dimension may be the samples; `repeated`: it is sure to be. `attach` makes the value again, with its
-    autograd graph down to the parameters.
+    picked by ids or repeated to a size, so that its first dimension may be the samples; `repeated`: it is sure to be.
+    `attach` makes the value again, with its autograd graph down to the parameters.
     """
 
     parameter: nn.Parameter
@@ -60,25 +59,29 @@ class View:
         value = _leaf(function(self.value.detach(), *args, **kwargs))
         attach = lambda: function(self.attached(), *args, **kwargs)  # noqa: E731
         if self.value.dim() == 2 and self.layout != "elements" and _is_transpose(function, args, kwargs):
-            return replace(self, value=value, transposed=not self.transposed, has_batch=False, repeated=False, attach=attach)
+            return replace(
+                self, value=value, transposed=not self.transposed, has_batch=False, repeated=False, attach=attach
+            )
         if self.layout != "elements" and not self.transposed and _keeps_rows(function, args, kwargs, self.value.dim()):
             rows = function(self.row_ids(), *args, **kwargs)
-            return replace(self, value=value, layout="rows", index=rows, attach=attach, **self._batch(function, rows))
-        index = function(self.element_ids(), *args, **kwargs)
-        own = {"layout": "elements", "transposed": False, "index": index, "attach": attach}
-        return replace(self, value=value, **own, **self._batch(function, index))
+            repeated = self._repeats(function, rows)
+            view = replace(self, value=value, layout="rows", index=rows, attach=attach)
+        else:
+            elements = function(self.element_ids(), *args, **kwargs)
+            repeated = self._repeats(function, elements)
+            view = replace(self, value=value, layout="elements", transposed=False, index=elements, attach=attach)
+        return replace(view, has_batch=self.has_batch or repeated, repeated=repeated)
 
-    def _batch(self, function: Any, index: Tensor) -> dict[str, bool]:
-        repeated = self.repeated or (getattr(function, "__name__", "") in _REPEATS and _is_one(index))
-        return {"has_batch": self.has_batch or repeated, "repeated": repeated}
+    def _repeats(self, function: Any, index: Tensor) -> bool:
+        return self.repeated or (getattr(function, "__name__", "") in _REPEATS and _is_one(index))
 
     def take(self, ids: Tensor, padding: int | None, has_batch: bool) -> View:
         """The view of the rows `ids` of a whole parameter, `[*ids.shape, C]`."""
         ids = torch.where(ids < 0, ids + len(self.value), ids)
         value = _leaf(self.value.detach()[ids])
-        own = {"layout": "rows", "index": ids, "padding": padding, "has_batch": has_batch}
-        own |= {"repeated": has_batch and len(ids) > 1 and _is_one(ids)}
-        return replace(self, value=value, attach=lambda: F.embedding(ids, self.attached(), padding), **own)
+        view = replace(self, value=value, layout="rows", index=ids, padding=padding, has_batch=has_batch)
+        attach = lambda: F.embedding(ids, self.attached(), padding)  # noqa: E731
+        return replace(view, repeated=has_batch and len(ids) > 1 and _is_one(ids), attach=attach)
 
     def copied(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> View:
         """The same view with a copy of its value, perhaps in another type."""

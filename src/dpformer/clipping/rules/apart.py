@@ -19,7 +19,8 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from dpformer.clipping.algebra import Lazy
 from dpformer.clipping.gradient import matrix_shape
-from dpformer.clipping.recorder import Forms, Recorder, register_rule
+from dpformer.clipping.recorder import Recorder, register_rule
+from dpformer.clipping.use import Forms
 from dpformer.clipping.views import View
 from dpformer.clipping.walk import Layout
 from dpformer.errors import ClippingError
@@ -124,20 +125,19 @@ def apart(recorder: Recorder, function: Any, align: Align, args: tuple[Any, ...]
     shape = output.shape
 
     def derive(gradient: Tensor, samples: Layout, *given: Tensor) -> Forms:
-        one_sample = samples.batch == 1
-        dims = align(args, [tensor.shape for tensor in given], shape, samples.dim) if not one_sample else [None] * len(given)
-        for k, dim, tensor in zip(places, dims, given, strict=True):
-            if dim == -1 or (dim is not None and (k in views or tensor.shape[dim] != shape[samples.dim])):
+        batch = samples.batch
+        dims = align(args, [tensor.shape for tensor in given], shape, samples.dim) if batch > 1 else [None] * len(given)
+        for dim, tensor in zip(dims, given, strict=True):
+            if dim == -1 or (dim is not None and tensor.shape[dim] != shape[samples.dim]):
                 name = next(iter(views.values())).name
                 raise ClippingError(
-                    f"{function.__name__} uses parameter {name!r}, and where its samples lie is not clear: move them to the first "
-                    "dimension"
+                    f"{function.__name__} uses parameter {name!r}, and where its samples lie is not clear: move them to the "
+                    "first dimension"
                 )
         g = samples.apart(gradient, samples.dim)
-        parts = [
-            tensor if dim is None else samples.apart(tensor, dim) for dim, tensor in zip(dims, given, strict=True)
-        ]
-        size = sum(t.numel() // samples.batch for dim, t in zip(dims, given, strict=True) if dim is not None)
+        parts = [tensor if dim is None else samples.apart(tensor, dim) for dim, tensor in zip(dims, given, strict=True)]
+        size = sum(t.numel() // batch for dim, t in zip(dims, given, strict=True) if dim is not None)
+        in_dims = (0, *(None if dim is None else 0 for dim in dims))
         for k, view in views.items():
             mine = places.index(k)
 
@@ -145,13 +145,14 @@ def apart(recorder: Recorder, function: Any, align: Align, args: tuple[Any, ...]
                 def at(value: Tensor) -> Tensor:
                     return compute([*own[:mine], value, *own[mine + 1 :]])
 
-                _, product = torch.func.vjp(at, own[mine])
-                return product(g)[0]
+                return torch.func.vjp(at, own[mine])[1](g)[0]
 
-            def several(samples: slice, one: Any = one) -> Tensor:
-                inputs = [t if dim is None else t[samples] for dim, t in zip(dims, parts, strict=True)]
-                in_dims = (0, *(None if dim is None else 0 for dim in dims))
-                return torch.func.vmap(one, in_dims)(g[samples], *inputs)
+            def several(
+                part: slice, one: Any = one, own: int | None = dims[mine], value: Tensor = given[mine]
+            ) -> Tensor:
+                inputs = [t if dim is None else t[part] for dim, t in zip(dims, parts, strict=True)]
+                found = torch.func.vmap(one, in_dims)(g[part], *inputs)
+                return found if own is None else samples.scattered(found, part, value, own)
 
             yield view, lazily(view, several, size + view.value.numel())
 

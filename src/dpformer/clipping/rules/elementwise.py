@@ -15,8 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dpformer.clipping.recorder import Forms, Recorder, register_rule
+from dpformer.clipping.recorder import Recorder, register_rule
 from dpformer.clipping.rules.shapes import from_broadcast
+from dpformer.clipping.use import Forms
 from dpformer.clipping.walk import Layout
 
 T = torch.Tensor

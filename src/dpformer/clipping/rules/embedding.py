@@ -17,9 +17,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dpformer.clipping.algebra import Sparse
-from dpformer.clipping.recorder import Forms, Recorder, register_rule
+from dpformer.clipping.recorder import Recorder, register_rule
 from dpformer.clipping.rules.apart import lazily
 from dpformer.clipping.rules.shapes import per_sample
+from dpformer.clipping.use import Forms
 from dpformer.clipping.views import View
 from dpformer.clipping.walk import Layout
 

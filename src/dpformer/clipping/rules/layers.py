@@ -1,7 +1,7 @@
 """Layers in terms of functions that have rules, and convolutions.
 
-A convolution is a linear map of the patches of its input: `G_i = sum_t g_t (x) patch_t`. With the patches (1, 2) and (2, 3) of the
-signal (1, 2, 3), and g = (1, 10), it is (21, 32):
+A convolution is a linear map of the patches of its input: `G_i = sum_t g_t (x) patch_t`. With the patches (1, 2) and (2, 3) of
+the signal (1, 2, 3), and g = (1, 10), it is (21, 32):
 
 >>> import torch
 >>> from dpformer.clipping import PhantomClipping
@@ -17,8 +17,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dpformer.clipping.recorder import RULES, Forms, Recorder, register_rule
+from dpformer.clipping.recorder import RULES, Recorder, register_rule
 from dpformer.clipping.rules.apart import lazily
+from dpformer.clipping.use import Forms
+from dpformer.clipping.views import View
 from dpformer.clipping.walk import Layout
 
 _CONVOLUTIONS = (torch.conv1d, torch.conv2d, torch.conv3d)
@@ -31,9 +33,19 @@ def _channels(p: Tensor, x: Tensor) -> Tensor:
     return p.view(-1, *(1 for _ in range(x.dim() - 2)))
 
 
+def _any(recorder: Recorder, *values: Any) -> View:
+    return next(view for value in values if (view := recorder.view(value)) is not None)
+
+
 @register_rule(*_CONVOLUTIONS, *_TRANSPOSED)
 def convolution(
-    recorder: Recorder, function: Any, input: Tensor, weight: Tensor, bias: Tensor | None = None, *rest: Any, **more: Any
+    recorder: Recorder,
+    function: Any,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *rest: Any,
+    **more: Any,
 ) -> Tensor:
     """A convolution; its bias is added by a use of its own."""
     if input.dim() != weight.dim():
@@ -45,7 +57,9 @@ def convolution(
         return function(input, weight, None, *rest, **more)
     recorder.data(function, input)
     named = dict(zip(("stride", "padding", "dilation", "groups"), rest, strict=False)) | more
-    flat = function in _CONVOLUTIONS[:2] and named.get("groups", 1) == 1 and not isinstance(named.get("padding", 0), str)
+    flat = (
+        function in _CONVOLUTIONS[:2] and named.get("groups", 1) == 1 and not isinstance(named.get("padding", 0), str)
+    )
     if not flat:
         return _by_samples(recorder, function, input, weight, None, *rest, **more)
     two = function is torch.conv2d
@@ -63,7 +77,7 @@ def convolution(
 
         def compute(part: slice) -> Tensor:
             g, x = (t.reshape(batch, -1, *t.shape[1:])[part].to(view.parameter.dtype) for t in (gradient, input))
-            patches = F.unfold((x if two else x.unsqueeze(3)).flatten(0, 1), size, **about)  # type: ignore[arg-type]
+            patches = F.unfold((x if two else x.unsqueeze(3)).flatten(0, 1), size, **about)
             patches = patches.view(*x.shape[:2], *patches.shape[1:])  # [b, k, channels * size, places]
             own = torch.einsum("bkot,bkct->boc", g.flatten(3), patches)
             return own.reshape(len(own), *view.value.shape)
@@ -79,10 +93,9 @@ def scaled_norm(recorder: Recorder, function: Any, input: Tensor, *rest: Any, **
     at = 1 if function is torch.group_norm else 0
     own = list(rest)
     weight, bias = own[at], own[at + 1]
-    training = function is torch.batch_norm and own[4]
-    if training:
+    if function is torch.batch_norm and own[4]:
         raise recorder.refuse(
-            function, recorder.view(weight) or recorder.view(bias), "mixes samples in training mode; call eval() on it"  # type: ignore[arg-type]
+            function, _any(recorder, weight, bias), "mixes samples in training mode; call eval() on it"
         )
     own[at] = own[at + 1] = None
     output = function(recorder.data(function, input), *own, **more)
@@ -101,9 +114,16 @@ def prelu(recorder: Recorder, function: Any, input: Tensor, weight: Tensor) -> T
 
 @register_rule(F.scaled_dot_product_attention, lazy=True)
 def attention(
-    recorder: Recorder, function: Any, query: Tensor, key: Tensor, value: Tensor, attn_mask: Any = None, *rest: Any, **more: Any
+    recorder: Recorder,
+    function: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Any = None,
+    *rest: Any,
+    **more: Any,
 ) -> Tensor:
-    """Attention with a trainable bias (relative positions): the bias is added to zeros for each sample. Or with learned queries."""
+    """Attention with a trainable bias, which is added to zeros for each sample, or with learned queries, keys or values."""
     if recorder.view(attn_mask) is not None:
         batch = next(t for t in (query, key, value) if recorder.view(t) is None)
         shape = (len(batch), query.shape[1], query.shape[-2], key.shape[-2])
@@ -132,7 +152,7 @@ def embedding_bag(
     """Sums, means or maxima of rows, each over a bag of ids: bags are padded to the longest."""
     view = recorder.view(weight)
     if view is None or scale_grad_by_freq or sparse or not view.is_whole:
-        raise recorder.refuse(function, view or recorder.view(per_sample_weights), "takes it in a way without a rule")  # type: ignore[arg-type]
+        raise recorder.refuse(function, _any(recorder, weight, per_sample_weights), "takes it in a way without a rule")
     starts = offsets[:-1] if include_last_offset else offsets
     ends = torch.cat([starts[1:], starts.new_tensor([len(indices)])])
     longest = int((ends - starts).max()) if len(starts) else 0

@@ -14,9 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dpformer.clipping.recorder import Forms, Recorder, register_rule
+from dpformer.clipping.recorder import Recorder, register_rule
 from dpformer.clipping.rules.apart import apart, product
 from dpformer.clipping.rules.shapes import from_broadcast, per_sample
+from dpformer.clipping.use import Forms
 from dpformer.clipping.views import View
 from dpformer.clipping.walk import Layout
 

@@ -24,7 +24,17 @@ T = torch.Tensor
     *(torch.t, T.t, T.T.__get__, T.mT.__get__, torch.transpose, T.transpose, T.swapaxes, T.permute, torch.permute),  # type: ignore[attr-defined]
     *(T.view, T.reshape, torch.reshape, T.view_as, T.flatten, torch.flatten, T.squeeze, torch.squeeze),
     *(T.unsqueeze, torch.unsqueeze, T.expand, T.expand_as, T.narrow, torch.narrow, T.broadcast_to, torch.broadcast_to),
-    *(T.repeat, T.tile, torch.tile, T.repeat_interleave, torch.repeat_interleave, T.flip, torch.flip, T.roll, torch.roll),
+    *(
+        T.repeat,
+        T.tile,
+        torch.tile,
+        T.repeat_interleave,
+        torch.repeat_interleave,
+        T.flip,
+        torch.flip,
+        T.roll,
+        torch.roll,
+    ),
     *(T.select, torch.select, T.unflatten, torch.unflatten, T.movedim, torch.movedim),
     lazy=True,
     views=True,
@@ -38,7 +48,9 @@ def move(recorder: Recorder, function: Any, input: Tensor, *args: Any, **kwargs:
     return recorder.add_view(view.derive(function, args, kwargs))
 
 
-@register_rule(T.to, T.type_as, T.float, T.double, T.half, T.bfloat16, T.contiguous, T.clone, torch.clone, lazy=True, views=True)
+@register_rule(
+    T.to, T.type_as, T.float, T.double, T.half, T.bfloat16, T.contiguous, T.clone, torch.clone, lazy=True, views=True
+)
 def copy(recorder: Recorder, function: Any, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """The same elements in another type or place."""
     view = recorder.view(input)

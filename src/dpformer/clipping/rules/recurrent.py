@@ -1,7 +1,7 @@
 """`nn.LSTM`, `nn.GRU`, `nn.RNN` and their cells: a recurrent weight is used at each time, which is one use of all times together.
 
-At time t the gates are `x_t W' + b + h_{t-1} U' + c`. The first two terms are one linear use for all times. The loop over times adds
-zeros to the third, whose gradient is that at `h_{t-1} U' + c`: with it, the use of U and c is one linear use of all times too.
+At time t the gates are `x_t W' + b + h_{t-1} U' + c`. The first two terms are one linear use for all times. The loop over times
+adds zeros to the third, whose gradient is that at `h_{t-1} U' + c`: so the use of U and c is one linear use of all times too.
 """
 
 from collections.abc import Sequence
@@ -12,8 +12,9 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from dpformer.clipping.recorder import Forms, Recorder, register_rule
+from dpformer.clipping.recorder import Recorder, register_rule
 from dpformer.clipping.rules.shapes import from_broadcast, per_sample, sizes_of
+from dpformer.clipping.use import Forms
 from dpformer.clipping.walk import Layout
 
 State = tuple[Tensor, ...]
@@ -34,9 +35,15 @@ def _cell(kind: str, x: Tensor, h: Tensor, state: State) -> State:
 
 
 def _layer(
-    recorder: Recorder, function: Any, x: Tensor, state: State, weights: Sequence[Tensor], reverse: bool, going: Tensor | None
+    recorder: Recorder,
+    function: Any,
+    x: Tensor,
+    state: State,
+    weights: Sequence[Tensor],
+    reverse: bool,
+    going: Tensor | None,
 ) -> tuple[Tensor, State]:
-    """One direction of one layer: x `[B, T, d]` to `[B, T, n]` and the last state. going `[B, T]`: where a sequence has not ended."""
+    """One direction of one layer: x `[B, T, d]` to `[B, T, n]` and the last state. going `[B, T]`: what is no padding."""
     kind = function.__name__
     w, u = weights[:2]
     b, c = weights[2:4] if len(weights) > 2 and weights[2].dim() == 1 else (None, None)
@@ -73,13 +80,19 @@ def _layer(
 
 
 def _network(
-    recorder: Recorder, function: Any, x: Tensor, states: State, weights: Sequence[Tensor], settings: Sequence[Any], going: Tensor | None
+    recorder: Recorder,
+    function: Any,
+    x: Tensor,
+    states: State,
+    weights: Sequence[Tensor],
+    settings: Sequence[Any],
+    going: Tensor | None,
 ) -> tuple[Tensor, State]:
     """All layers and directions. x `[B, T, d]`, states `[layers * directions, B, n]` each."""
     _, layers, dropout, training, both = settings[:5]
-    for k, state in enumerate(states):
-        if recorder.view(state) is not None:
-            raise recorder.refuse(function, recorder.view(state), "takes it as a state; expand it and add it to zeros")  # type: ignore[arg-type]
+    for state in states:
+        if (view := recorder.view(state)) is not None:
+            raise recorder.refuse(function, view, "takes it as a state; add it to zeros for all samples")
     directions = 2 if both else 1
     each = len(weights) // (layers * directions)
     last: list[State] = []
@@ -119,7 +132,14 @@ def recurrent(recorder: Recorder, function: Any, data: Tensor, *rest: Any) -> tu
 
 @register_rule(torch.lstm_cell, torch.gru_cell, torch.rnn_tanh_cell, torch.rnn_relu_cell)
 def cell(
-    recorder: Recorder, function: Any, input: Tensor, hx: Any, w: Tensor, u: Tensor, b: Tensor | None = None, c: Tensor | None = None
+    recorder: Recorder,
+    function: Any,
+    input: Tensor,
+    hx: Any,
+    w: Tensor,
+    u: Tensor,
+    b: Tensor | None = None,
+    c: Tensor | None = None,
 ) -> Any:
     """One step of one layer."""
     state = (hx,) if isinstance(hx, Tensor) else tuple(hx)
