@@ -20,6 +20,11 @@ _CURE = (
     "write epoch seconds, milliseconds or ISO text (2020-05-17T12:00:00) from 1970 to 2099, give the format with --time-format, "
     "or drop that row"
 )
+# Dates that people may mean as times, whether or not they can be read without --time-format: 5/17/2025, 17-5-25, 17 May 2025.
+_DATE = (
+    r"(?i)^(\d{1,2}[-/.]\d{1,2}[-/.](\d{2}|\d{4})|\d{4}[/.]\d{1,2}[/.]\d{1,2}|"
+    r"([a-z]{3,9},?\s+)?(\d{1,2}[-\s]+)?(jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*[-.,\s]+\d{1,4})([,\sT]|$)"
+)
 # A named zone at the end of a time.
 _REGION = r"\s([A-Za-z]+/[A-Za-z_+\-0-9/]+)$"
 
@@ -127,8 +132,8 @@ def text_times(text: pl.Expr, zones: Sequence[str] = ()) -> pl.Expr:
     return pl.when(year.is_between(1970, 2099)).then(pl.coalesce(forms)).to_physical()
 
 
-def looks_like_times(column: pl.Series) -> bool:
-    """Whether most values of a column are dates, times, or numbers of seconds or milliseconds from 2001 to 2033."""
+def looks_like_times(column: pl.Series, numbers: bool = True) -> bool:
+    """Whether most values of a column are dates or times of any form; numbers: or seconds or milliseconds, 2001 to 2033."""
     values = column.drop_nulls()
     if column.dtype.is_temporal():
         return column.dtype not in (pl.Time, pl.Duration)
@@ -136,12 +141,12 @@ def looks_like_times(column: pl.Series) -> bool:
         values = values.str.strip_chars().replace("", None).drop_nulls()
     if not len(values) or not (values.dtype == pl.String or values.dtype.is_numeric()):
         return False
-    numbers = values.cast(pl.Float64, strict=False)
-    likely = numbers.is_between(10**9, 2 * 10**9) | numbers.is_between(10**12, 2 * 10**12)
+    number = values.cast(pl.Float64, strict=False)
+    likely = (number.is_between(10**9, 2 * 10**9) | number.is_between(10**12, 2 * 10**12)) & numbers
     if values.dtype == pl.String:
         zones = values.str.extract(_REGION).drop_nulls().unique().to_list()
         read = values.to_frame(TIME).select(text_times(pl.col(TIME), zones)).to_series()
-        likely = likely.fill_null(False) | read.is_not_null()
+        likely = likely.fill_null(False) | read.is_not_null() | values.str.contains(_DATE)
     return 2 * int(likely.sum()) > len(values)
 
 
