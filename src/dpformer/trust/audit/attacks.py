@@ -148,8 +148,7 @@ def published_scores(folder: Path, canaries: Sequences) -> np.ndarray:
     total = np.zeros(len(rows))
     for t in range(1, rows.shape[1]):
         history = torch.from_numpy(rows[:, :t].astype(np.int64))
-        with torch.no_grad():
-            scores = artifact.scores(history, torch.full((len(rows),), t)).double().numpy()
+        scores = artifact.model.scores(history, torch.full((len(rows),), t)).double().numpy()
         usual = np.mean(scores[:, 1:], 1, where=np.isfinite(scores[:, 1:]))
         total += scores[np.arange(len(rows)), rows[:, t]] - usual
     return total
