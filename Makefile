@@ -6,7 +6,7 @@ RUNTIME := $(VENV)/.runtime
 STAMP := $(VENV)/.installed
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-all test-slow lint format docs bench clean
+.PHONY: demo test test-all test-slow lint format docs bench paper paper-pages clean
 
 # What the package itself needs; the tools for tests, documents and experiments come with the other targets.
 $(RUNTIME): pyproject.toml constraints.txt
@@ -43,6 +43,20 @@ format: $(STAMP)
 # A warning is an error (but not with --quiet): a dead link, a page outside of the navigation, a name that the API reference does not find.
 docs: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+# All trainings behind docs/results.md and docs/paper.md, then their pages. It takes days from nothing, needs both data sets
+# (docs/results.md), and can be stopped and started again; finished trainings are in runs.jsonl.
+RUNS := experiments/results/runs.jsonl
+paper: $(STAMP)
+	$(BIN)/dpformer reproduce paper --runs $(RUNS) -o reproduced
+	$(MAKE) paper-pages
+
+paper-pages: $(STAMP)
+	for result in rates table-1 table-2 reattention ceiling convergence embedding-sharing grid; do \
+	  $(BIN)/dpformer reproduce $$result --budget-minutes 0 --cells reproduced/cells --runs $(RUNS) -o docs/results || exit 1; \
+	done
+	$(BIN)/dpformer reproduce results -o docs
+	$(BIN)/dpformer reproduce claims -o docs
 
 bench: $(STAMP)
 	$(BIN)/dpformer bench
