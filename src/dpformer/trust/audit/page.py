@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from markupsafe import Markup
 
 from dpformer.report.page import render
-from dpformer.trust.audit.bounds import CONFIDENCE, GAUSSIAN_CONFIDENCE
 from dpformer.svg import Axis, Bar, bars
+from dpformer.trust.audit.bounds import CONFIDENCE, GAUSSIAN_CONFIDENCE
 from dpformer.trust.audit.suite import NOT_ATTACKED, Attack, Audit, Finding
 
 COLUMNS = ("audited", "claim", "attack", "any mechanism", "Gaussian", "of the claim", "planted defect", "control", "")
