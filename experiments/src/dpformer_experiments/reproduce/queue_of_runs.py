@@ -56,7 +56,7 @@ def phases() -> dict[str, list[Cell]]:
 
 
 def _near(cell: Cell) -> bool:
-    """Whether a rate may be the best: recurrent networks take larger ones than Transformers, and Amazon Games than MovieLens-1M."""
+    """Whether a rate may be the best: recurrent networks take larger ones, and Amazon Games larger ones than MovieLens-1M."""
     small = 0 if cell.dataset == "ml-1m" else 1
     rates = common.RATES[2:] if "model" in cell.options else common.RATES[small:4]
     return cell.options["learning_rate"] in rates
