@@ -90,6 +90,12 @@ def scan(file: Path | str) -> pl.LazyFrame:
     return pl.scan_parquet(file, glob=False, hive_partitioning=False)
 
 
+def first_row(log: Log, events: pl.LazyFrame, wrong: pl.Expr) -> int | None:
+    """The number of the first event that meets a condition."""
+    rows = log.collect(events.with_row_index("row").filter(wrong).select("row").head(1))
+    return int(rows["row"][0]) if len(rows) else None
+
+
 def first_line(error: BaseException) -> str:
     """The first line of an exception's message: polars adds stack traces and internal advice."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -11,7 +11,7 @@ from zoneinfo import available_timezones
 import polars as pl
 
 from dpformer.data.read.columns import TIME
-from dpformer.data.read.log import Log
+from dpformer.data.read.log import Log, first_row
 from dpformer.errors import DataError
 
 # 2100-01-01 in seconds. Milliseconds read as seconds are always later.
@@ -44,7 +44,6 @@ class Unit:
 
 # 10**11 ms is 1973-03-03; 10**11 s is the year 5138, so the ranges of the units do not overlap.
 SECONDS, MILLISECONDS, NANOSECONDS = Unit("seconds", 1), Unit("milliseconds", 1000, 10**11), Unit("dates", 10**9)
-UNITS = (SECONDS, MILLISECONDS, NANOSECONDS)
 
 
 def time_expression(log: Log) -> tuple[pl.Expr, bool]:
@@ -150,33 +149,25 @@ def looks_like_times(column: pl.Series, numbers: bool = True) -> bool:
     return 2 * int(likely.sum()) > len(values)
 
 
-def check_times(log: Log, times: pl.Series, missing: pl.Series, nanoseconds: bool) -> Unit:
-    """Return the unit of the times; raise an error for the first time that is not missing and unreadable or out of range."""
-    unit = NANOSECONDS if nanoseconds else unit_of(large_times(times), len(times) - int(missing.sum()))
-    sound = sound_times(times, unit) | missing
-    if sound.all():
-        return unit
-    row = int((~sound).arg_max() or 0)
-    raise bad_time(log, row, times[row] is None, unit)
+def check_times(log: Log, events: pl.LazyFrame, missing: pl.Expr, filled: int) -> Unit:
+    """Return the unit of the times; raise an error for the first time that is unreadable or out of range.
+
+    events: with the times as numbers. missing: where there is none; filled: how many there are.
+    """
+    time, unit = pl.col(TIME), NANOSECONDS
+    if not time_expression(log)[1]:
+        large = log.collect(events.select((time >= MILLISECONDS.smallest).sum())).item() or 0
+        unit = MILLISECONDS if 2 * large > filled else SECONDS
+    sound = time.is_between(unit.smallest, LATEST * unit.per_second - 1)
+    if events.collect_schema()[TIME].is_float():
+        sound = sound & time.is_not_nan()
+    row = first_row(log, events, ~(sound.fill_null(False) | missing))
+    if row is not None:
+        raise _bad_time(log, row, log.collect(events.select(TIME).slice(row, 1)).item() is None, unit)
+    return unit
 
 
-def large_times(times: pl.Series) -> int:
-    """Count numbers that are large enough to be milliseconds."""
-    return int((times >= MILLISECONDS.smallest).sum() or 0)
-
-
-def unit_of(large: int, events: int) -> Unit:
-    """Choose the unit of numbers: milliseconds if most are large enough."""
-    return MILLISECONDS if 2 * large > events else SECONDS
-
-
-def sound_times(times: pl.Series, unit: Unit) -> pl.Series:
-    """Which times are between 1970 and 2100, bool."""
-    sound = times.is_between(unit.smallest, LATEST * unit.per_second - 1).fill_null(False)
-    return sound & times.is_not_nan().fill_null(False) if times.dtype.is_float() else sound
-
-
-def bad_time(log: Log, row: int, unreadable: bool, unit: Unit) -> DataError:
+def _bad_time(log: Log, row: int, unreadable: bool, unit: Unit) -> DataError:
     """Return the error for a time that is missing, unreadable or out of range."""
     raw = log.collect(log.frame.select(TIME).slice(row, 1)).item()
     if (isinstance(raw, int | float) and raw < 0) or str(raw).startswith("-"):
