@@ -90,9 +90,11 @@ class TiedGradient:
         order = tiling.order
         pass_ = _Pass(self, weigh, squared[order], rest_squared[order], bounds[order])
         H: Tensor | None = None
+        formed = self.head.kept.all_gradients()
+        if formed is not None:
+            pass_.kept(formed)
         for group in tiling.groups:
-            if (G := self.head.kept.gradients(group)) is not None:
-                pass_.kept(group, G)
+            if group.kept and formed is not None:
                 continue
             if H is None:
                 H = self.head.scaled(self.upstream)
@@ -195,10 +197,10 @@ class _Pass:
             if tile.last:
                 self._finish(part, buffer)
 
-    def kept(self, group: Group, G: Tensor) -> None:
-        """Samples whose gradients were formed with their losses, a few at a time."""
+    def kept(self, G: Tensor) -> None:
+        """Samples whose gradients `[b, d, M]` were formed with their losses, a few at a time; they are the first."""
         for k, n in _parts(len(G), FORMED_ELEMENTS // max(1, G[0].numel())):
-            part, buffer = slice(group.at + k, group.at + k + n), G[k : k + n]
+            part, buffer = slice(k, k + n), G[k : k + n]
             if self.weigh is None:
                 # They may be needed once more, and the other uses are added in place.
                 buffer = self._take("formed", n).copy_(buffer)

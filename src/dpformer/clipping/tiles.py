@@ -187,6 +187,10 @@ class Kept:
         own = group.kept and self.workspace.held_by is self
         return self._G[group.at : group.at + group.size] if own else None
 
+    def all_gradients(self) -> Tensor | None:
+        """Gradients at E of all kept samples, `[samples, d, M]`, transposed; None if there are none."""
+        return self._G if self.workspace.held_by is self and len(self._G) else None
+
     def release(self) -> None:
         """From now on D is computed again: what was kept was written over."""
         self.workspace.held_by = None
