@@ -17,7 +17,7 @@ PLAIN: dict[str, Any] = {
     "epochs": 60.0,
     "learning_rate": 2e-2,
 }
-SMALL: dict[str, Any] = {"d": 8, "max_length": 6, "epochs": 5.0}
+SMALL: dict[str, Any] = {"d": 8, "max_length": 6, "epochs": 2.5}
 BUDGET: dict[str, Any] = {"epsilon": 20.0, "delta": 1e-3, "seed": 1}
 
 

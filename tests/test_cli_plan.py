@@ -53,7 +53,7 @@ def test_for_people(demo, dpformer):
         "3,000",
         "epsilon 8",
         "answer histogram",
-        "6 of 1,500 users expected (Poisson, each user with 0.5), noise multiplier",
+        "12 of 750 users expected (Poisson, each user with 0.25), noise multiplier",
         "RDP",
         "epsilon after step",
         "timed here on",
@@ -94,7 +94,7 @@ def test_weekly_releases(dpformer, demo):
     steps = ["--preset", "pure", "--set", "epochs=2", "--population", 3000, "--json"]
     pure = strict_json(dpformer("plan", "--weekly", 4, "--total", 8, *steps).out)
     assert 3 < pure["epsilon"] < 4.5
-    whole = make_plan(3000, 8, 1e-5, 1500, epochs=8, shares={"histogram": 0.03})  # 4 times the steps, in one run
+    whole = make_plan(3000, 8, 1e-5, 750, epochs=8, shares={"histogram": 0.03})  # 4 times the steps, in one run
     assert pure["noise_multiplier"] == pytest.approx(whole.noise_multiplier, rel=0.05)
 
 
@@ -134,6 +134,6 @@ def test_the_estimate_in_figures(demo, dpformer):
     done = dpformer("plan", demo, "--preset", "pure", "--set", "epochs=3", "--json")
     figures = json.loads(done.out)
     e = figures["estimate"]
-    assert e["tokens_per_step"] % 1500 == 0
+    assert e["tokens_per_step"] % 750 == 0
     assert e["training_seconds"] == pytest.approx(figures["steps"] * e["seconds"])
     assert e["memory_bytes"] > 12 * e["parameters"]

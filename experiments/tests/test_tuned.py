@@ -76,7 +76,7 @@ def test_a_score_counts_each_person_once_and_is_bounded_by_one():
 def test_statistics_of_a_trial_do_not_see_the_validation_item():
     people = prepare(demo_frame()).sequences
     items = int(people.items.max())
-    early, train = tuned.Earlier(Histogram(items)), people.without_last(2)
+    early, train = tuned.Earlier(Histogram(items)), people.training("validation")
     everybody = Sample(np.arange(len(people)), bytes(32))
     grid = grid_step(1.0, items + 1)
     expected = Histogram(items).sum(train, everybody, grid)["histogram"]

@@ -9,6 +9,7 @@ if TYPE_CHECKING:  # for editors and type checkers; at run time `__getattr__` im
     from dpformer.data import prepare_named
     from dpformer.data.prepare import prepare
     from dpformer.estimator import DPFormer
+    from dpformer.training import PrivateTraining
 
 __version__ = "0.1.0.dev0"
 
@@ -22,7 +23,15 @@ _EXPORTS = {
     "prepare": "dpformer.data",
     "prepare_named": "dpformer.data",
 }
-__all__ = ["DPFormer", "PhantomClipping", "TiedCrossEntropy", "load_model", "prepare", "prepare_named"]
+__all__ = [
+    "DPFormer",
+    "PhantomClipping",
+    "PrivateTraining",
+    "TiedCrossEntropy",
+    "load_model",
+    "prepare",
+    "prepare_named",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -7,12 +7,13 @@ import shutil
 import tempfile
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 
+from dpformer import notebook
 from dpformer.artifact import Artifact, load
 from dpformer.artifact.layout import CONFIG, LEDGER, LEDGER_HEAD, PRIVACY, RELEASED
 from dpformer.data import Dataset, like, prepare
@@ -24,6 +25,7 @@ from dpformer.fit.folder import read_recipe
 from dpformer.fit.presets import make_recipe
 from dpformer.fit.run import start
 from dpformer.fit.stage import Progress
+from dpformer.models.top import Numbers
 from dpformer.privacy import PrivacyStatement
 from dpformer.privacy.account import PeopleAccount
 
@@ -45,6 +47,7 @@ class DPFormer:
 
     def __init__(self, preset: str = "default", account: Path | str | None = None, **settings: Any) -> None:
         self.recipe = make_recipe(preset, **settings)
+        self._given: dict[str, Any] | None = {"preset": preset, "account": account, **settings}
         self._account = None if account is None else PeopleAccount(account)
         self._folder: Path | None = None
         self._dataset: Dataset | None = None
@@ -65,7 +68,7 @@ class DPFormer:
         if "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1:
             raise DPFormerError(
                 "DPFormer.fit trains in one process, and torchrun started several: each would spend the whole budget on the same "
-                "people. Prepare the log and start torchrun ... -m dpformer fit (docs/guides/several-machines.md)"
+                "people. Prepare the log and start torchrun ... -m dpformer fit (docs/training.md)"
             )
         self._dataset = log if isinstance(log, Dataset) else prepare(log, **options)
         self._folder = self._artifact = None
@@ -82,6 +85,33 @@ class DPFormer:
             shutil.rmtree(folder / "data")
         self._artifact = load(self._folder)
         return self
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """The settings that this object was made with, by name, as scikit-learn has it. `deep` changes nothing."""
+        if self._given is None:
+            raise DPFormerError("a loaded model was not made from settings: its `recipe` has all values")
+        return dict(self._given)
+
+    def set_params(self, **params: Any) -> DPFormer:
+        """Change settings for the next `fit`; returns itself. A fitted model stays what it is."""
+        given = self.get_params() | params
+        fresh = DPFormer(**given)  # checks all of them
+        self.recipe, self._account, self._given = fresh.recipe, fresh._account, given
+        return self
+
+    def __repr__(self) -> str:
+        made = f"recipe of {self._folder}" if self._given is None else ", ".join(_settings(self._given))
+        fitted = f" {self.privacy.text().splitlines()[0]}" if self._artifact is not None else " not fitted"
+        return f"<DPFormer({made}):{fitted}>"
+
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        rows = [] if self._given is None else [("settings", ", ".join(_settings(self._given)))]
+        if self._artifact is not None:
+            text = self.privacy.text().splitlines()
+            rows += [("model", f"{self._artifact.model.spec.name} over {len(self._artifact.catalogue):,} items")]
+            rows += [("privacy", text[0]), ("run folder", str(self._folder))]
+        return notebook.table("DPFormer", (), rows or [("", "not fitted")])
 
     @property
     def folder(self) -> Path | None:
@@ -104,12 +134,18 @@ class DPFormer:
         k: int = 10,
         seen: bool = False,
         log: Any = None,
+        only: Sequence[Any] | None = None,
+        exclude: Sequence[Any] = (),
+        where: str | None = None,
+        exclude_for: Mapping[Any, Sequence[Any]] | None = None,
         **reading: Any,
     ) -> pl.DataFrame:
         """Rank the best k items for each history.
 
         users: ids of the log that it was fitted on, or of `log`, another one, which is read in the same way; `reading` changes
         that, such as time="date". Without `users`: all of `log`. A user who is in neither is left out, with a warning.
+        only, exclude: ids or titles to recommend alone, or not at all; where: an SQL condition on columns of the catalogue;
+        exclude_for: items not to recommend to a user, by id. Lists that are shorter than k for that reason give a warning.
 
         Returns columns `user_id` (or `history`, its place), `rank`, `item_id`, `title` if there is one, `score`. Items of a
         history that the model does not know are skipped; an empty history is ranked by the released popularity.
@@ -117,9 +153,29 @@ class DPFormer:
         artifact = self._fitted()
         if (users is None and log is None) == (histories is None) or isinstance(users, str | bytes):
             raise DPFormerError("give either histories=[[...], ...], or users=[...], or a log")
+        allowed, unknown = artifact.allowed(only, exclude, where)
+        if unknown:
+            warnings.warn(f"{len(unknown):,} filtered items are not in the catalogue: {unknown[:5]}", stacklevel=2)
         if histories is not None:
-            return artifact.recommend(histories, k, seen)
-        dataset = self._dataset
+            if exclude_for:
+                raise DPFormerError("exclude_for names users: give it with users=[...] or a log")
+            encoded: Numbers = [artifact.encode(history)[0] for history in histories]
+            frame = artifact.frame(*artifact.rank(encoded, k, seen, allowed))
+        else:
+            names, encoded = self._histories(users, log, reading)
+            own = {str(user): artifact.encode(items)[0] for user, items in (exclude_for or {}).items()}
+            left_out = [own.get(str(user), []) for user in names] if own else None
+            frame = artifact.frame(*artifact.rank(encoded, k, seen, allowed, left_out))
+        short = len(encoded) - int((frame["rank"] == min(k, artifact.item_count)).sum())
+        if short:
+            warnings.warn(f"{short:,} of {len(encoded):,} lists have fewer than {k} items: no more pass", stacklevel=2)
+        if histories is not None:
+            return frame
+        return frame.drop("history").insert_column(0, names[frame["history"]].alias("user_id"))
+
+    def _histories(self, users: Sequence[Any] | None, log: Any, reading: dict[str, Any]) -> tuple[pl.Series, Numbers]:
+        """Users of the log that it was fitted on, or of another one, and their items by number."""
+        artifact, dataset = self._fitted(), self._dataset
         if log is not None:
             dataset = prepare(log, **like(artifact.log, single_events=True, **reading))
         if dataset is None:
@@ -128,16 +184,20 @@ class DPFormer:
         if unknown and not len(places):
             raise DPFormerError(f"user {unknown[0]!r} is not in the log; give histories=[[...], ...] for new people")
         if unknown:
-            warnings.warn(f"{len(unknown):,} users are not in the log and left out: {unknown[:5]}", stacklevel=2)
+            warnings.warn(f"{len(unknown):,} users are not in the log and left out: {unknown[:5]}", stacklevel=3)
         sequences = dataset.sequences.renumbered(dataset.numbers_in(artifact.catalogue))
-        frame = artifact.frame(*artifact.rank([sequences[n].tolist() for n in places], k, seen))
-        names = sequences.users[places][frame["history"]].alias("user_id")
-        return frame.drop("history").insert_column(0, names)
+        return sequences.users[places], [sequences[n] for n in places]
+
+    def similar(self, item: Any, k: int = 10, where: str | None = None) -> pl.DataFrame:
+        """The items most like an item (id or title), by the released model alone."""
+        return self._fitted().similar(item, k, where=where)
 
     def evaluate(self, item: str = "test") -> Evaluation:
         """Full ranking on the held-out item of the log. The figures are not private."""
         if self._dataset is None:
-            raise DPFormerError("a loaded model has no data to be evaluated on: use `dpformer evaluate RUN DATA`")
+            raise DPFormerError(
+                "a loaded model has no data to be evaluated on: use `dpformer evaluate RUN --data DATA`"
+            )
         artifact = self._fitted()
         held = held_out(self._dataset.sequences, item).renumbered(self._dataset.numbers_in(artifact.catalogue))
         return evaluate(artifact, held, len(artifact.catalogue))
@@ -167,13 +227,17 @@ class DPFormer:
         artifact, recipe = load(folder), read_recipe(Path(folder))
         model = cls.__new__(cls)
         model.recipe, model._folder, model._artifact, model._dataset = recipe, Path(folder), artifact, None
-        model._account = None
+        model._account = model._given = None
         return model
 
     def _fitted(self) -> Artifact:
         if self._artifact is None:
             raise DPFormerError("this DPFormer is not fitted yet: call fit first, or DPFormer.load")
         return self._artifact
+
+
+def _settings(given: dict[str, Any]) -> list[str]:
+    return [f"{name}={value!r}" for name, value in given.items() if value is not None]
 
 
 def _keep_ledger(run: Path) -> None:

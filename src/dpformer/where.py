@@ -78,6 +78,18 @@ def condition(text: str, schema: pl.Schema, option: str = "--where") -> Conditio
     return Condition(expression, {name: (kinds[name], filled[name] & one.is_null()) for name, one in read.items()})
 
 
+def rows_where(text: str, frame: pl.DataFrame, option: str = "--where") -> pl.Series:
+    """Which rows of a table meet a condition, bool; where it is null they do not. A value that cannot be read is an error."""
+    fitted = condition(text, frame.schema, option)
+    for name, (kind, unreadable) in fitted.unreadable.items():
+        wrong = frame.lazy().with_row_index("row").filter(unreadable).head(1).collect()
+        if len(wrong):
+            raise DataError(
+                f"{option} {text!r}: row {wrong['row'][0] + 1:,} has {wrong[name][0]!r} in {name!r}, which is not {kind}"
+            )
+    return frame.select(fitted.expression.fill_null(False)).to_series()
+
+
 def _parse(text: str, option: str) -> tuple[pl.Expr, Any]:
     """The expression, and the tree of its nodes."""
     try:

@@ -28,7 +28,7 @@ def stated(folder: Path, recipe, **options) -> PrivacyStatement:
 def test_a_population_below_the_users_in_the_data_is_refused(preset, tmp_path):
     save(prepare(LOG), tmp_path / "data")
     recipe = small_recipe(preset, population=USERS - 1, delta=1e-4)
-    with pytest.raises(PrivacyError, match=rf"population {USERS - 1:,}.*in the data, {USERS:,}.*--population {USERS}"):
+    with pytest.raises(PrivacyError, match=rf"population {USERS - 1:,}.*in the data, {USERS:,}.*population of {USERS}"):
         start(tmp_path / "run", tmp_path / "data", recipe)
     assert not (tmp_path / "run" / "ledger.jsonl").exists()
 

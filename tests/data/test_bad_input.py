@@ -201,7 +201,7 @@ def test_a_user_with_one_event_is_counted_not_refused(tmp_path: Path, dpformer: 
     (tmp_path / "log").write_text("user,item\na,1\na,2\na,3\nb,1\n")
     done = dpformer("prepare", tmp_path / "log", "-o", tmp_path / "out")
     assert done.code == 0
-    assert "1 of 2 users have fewer than 3 events" in done.err
+    assert "1 of 2 users are left out of evaluation" in done.err
 
 
 def test_no_rows_after_filtering(tmp_path: Path, dpformer: Callable):

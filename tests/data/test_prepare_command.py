@@ -28,9 +28,9 @@ def test_prepare_talks_to_people(log: Path, tmp_path: Path, dpformer: Callable):
     assert "user = userId, item = movieId, timestamp = timestamp; times as seconds, 2020-05-17 12:00:00" in done.err
     assert "found 4 users, 4 items, 10 events" in done.err
     assert "removed 1 users, 1 items, 2 events (at least 2 events, iterative)" in done.err
-    assert "users have fewer than 3 events" in done.err
+    assert "users are left out of evaluation" in done.err
     assert "density" in done.out
-    assert "long-tail.png" in done.err
+    assert "long-tail.svg" in done.err
     assert load(tmp_path / "out").manifest["counts"]["events"] == 8
 
 

@@ -45,6 +45,9 @@ def same(one: Dataset, other: Dataset) -> None:
     assert one.sequences.items.dtype == other.sequences.items.dtype == np.int32
     assert np.array_equal(one.sequences.items, other.sequences.items)
     assert np.array_equal(one.sequences.offsets, other.sequences.offsets)
+    assert (one.sequences.split is None) == (other.sequences.split is None)
+    if one.sequences.split is not None:
+        assert np.array_equal(one.sequences.split.before, other.sequences.split.before)
     assert one.catalogue.schema == other.catalogue.schema
     assert one.catalogue.equals(other.catalogue)
     assert one.manifest == other.manifest
@@ -83,6 +86,7 @@ def random_log(seed: int, events: int = 300) -> pl.DataFrame:
         {"title": "title"},
         {"min_events": 8, "dedupe": True, "title": "title"},
         {"min_events": 5, "filter": "iterative"},
+        {"min_user_events": 4, "split": "time", "date": "2020-09-13 12:26:43"},
     ],
 )
 def test_a_folder_of_parquet_with_ties_and_duplicates(tmp_path: Path, options: dict[str, object]):

@@ -24,7 +24,7 @@ LOG = pl.DataFrame({"user": ["a", "a", "a", "b"], "item": [3, 1, 2, 1], "title":
 )
 def test_loading_what_was_saved(events: list[tuple[str, int]], tmp_path_factory: pytest.TempPathFactory):
     rows = [(user, item % 2**63) for user, item in [*events, events[0]]]
-    dataset = prepare(pl.DataFrame(rows, schema=["user", "item"], orient="row"))
+    dataset = prepare(pl.DataFrame(rows, schema=["user", "item"], orient="row"), null_values=())
     folder = tmp_path_factory.mktemp("store") / "out"
     save(dataset, folder)
     again = load(folder)
@@ -56,9 +56,9 @@ def test_users_without_events_keep_their_places(tmp_path: Path):
 def test_what_a_folder_holds(tmp_path: Path):
     save(prepare(LOG, title="title"), tmp_path / "out")
     assert sorted(file.name for file in (tmp_path / "out").iterdir()) == sorted(
-        ["sequences.parquet", "items.parquet", "manifest.json", "long-tail.png"]
+        ["sequences.parquet", "items.parquet", "manifest.json", "long-tail.svg"]
     )
-    assert (tmp_path / "out" / "long-tail.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "out" / "long-tail.svg").read_text().startswith("<svg")
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
     assert {"format", "version", "input", "options", "counts", "notes", "files"} <= set(manifest)
     # The catalogue goes out with a model: items only.

@@ -24,7 +24,7 @@ from tests.recipes import small_recipe
 
 SMALL = [
     *("--preset", "pure", "--epsilon", "20", "--delta", "1e-3", "--seed", "1"),
-    *("--set", "d=8", "--set", "max-length=6", "--set", "epochs=5"),
+    *("--set", "d=8", "--set", "max-length=6", "--set", "epochs=2.5"),
 ]
 
 
@@ -171,14 +171,14 @@ def test_fit_show_and_evaluate(tmp_path, data, dpformer):
     assert "(not private)" in done.err
     # The command line and the library do the same.
     library = tmp_path / "library"
-    assert start(library, data, small_recipe("pure", d=8, max_length=6, epochs=5)).train()
+    assert start(library, data, small_recipe("pure", d=8, max_length=6, epochs=2.5)).train()
     assert (run / "model.safetensors").read_bytes() == (library / "model.safetensors").read_bytes()
     shown = strict_json(dpformer("show", run, "--json").out)
     assert shown["finished"]
     assert shown["steps"] == {"charged": 10, "planned": 10}
     assert shown["spent"]["epsilon"] == result["privacy"]["epsilon"]
     assert "differential privacy" in dpformer("show", run).out
-    figures = strict_json(dpformer("evaluate", run, data, "--json").out)
+    figures = strict_json(dpformer("evaluate", run, "--data", data, "--json").out)
     assert 0 < figures["masked"]["ndcg@10"]["value"] <= 1
     assert "all 20 items ranked for all 55 users" in figures["protocol"]
     assert dpformer("evaluate", run, "--item", "validation").code == 0
@@ -229,16 +229,16 @@ def test_wrong_arguments_are_one_line(tmp_path, data, dpformer, finished):
     assert_one_line(dpformer("fit", data, "--run", tmp_path / "file" / "run", *SMALL), "cannot be written")
     assert_one_line(dpformer("resume", tmp_path), "config.json: is missing")
     assert_one_line(dpformer("show", tmp_path / "nowhere"), "config.json: is missing")
-    assert_one_line(dpformer("evaluate", finished, data, "--item", "first"), "validation")
+    assert_one_line(dpformer("evaluate", finished, "--data", data, "--item", "first"), "validation")
 
 
 def test_evaluate_wants_the_catalogue_of_the_model(tmp_path, dpformer, copy):
     from dpformer.data import prepare, save
 
     save(prepare(small_log().with_columns(item_id="other " + pl.col("item_id"))), tmp_path / "other")
-    assert_one_line(dpformer("evaluate", copy, tmp_path / "other"), "has no item in common with the model")
+    assert_one_line(dpformer("evaluate", copy, "--data", tmp_path / "other"), "has no item in common with the model")
     save(prepare(small_log().with_columns(item_id=pl.col("item_id").replace("i03", "new"))), tmp_path / "some")
-    done = dpformer("evaluate", copy, tmp_path / "some")
+    done = dpformer("evaluate", copy, "--data", tmp_path / "some")
     assert done.code == 0
     assert "1 of 20 items of" in done.err
 
@@ -404,9 +404,9 @@ def test_recommend_from_file_to_file(suffix, finished, dpformer, tmp_path, data,
 
 def test_wrong_requests_are_one_line(finished, dpformer, data, tmp_path):
     assert_one_line(dpformer("recommend", finished, "--file", data, "--users", "nobody"), "has no user 'nobody'")
-    assert_one_line(dpformer("recommend", finished), "either --history or --file")
-    assert_one_line(dpformer("recommend", finished, "--history", "i03", "--file", data), "either --history or --file")
-    assert_one_line(dpformer("recommend", finished, "--history", "i03", "--users", "x"), "--file")
+    assert_one_line(dpformer("recommend", finished), "either --history or --all")
+    assert_one_line(dpformer("recommend", finished, "--history", "i03", "--file", data), "either --history or --all")
+    assert_one_line(dpformer("recommend", finished, "--history", "i03", "--users", "x"), "--all")
     assert_one_line(dpformer("recommend", finished, "--history", "i03", "-o", "x.xlsx"), ".csv, .parquet or .jsonl")
     for suffix in ("csv", "parquet", "jsonl"):
         target = tmp_path / "nowhere" / f"x.{suffix}"

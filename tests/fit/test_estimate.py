@@ -68,5 +68,5 @@ def test_a_slow_micro_batch_is_replaced_by_a_small_one(clock):
 
 def test_a_network_that_is_too_large_is_refused(monkeypatch):
     monkeypatch.setattr(module, "PARAMETERS", 100)
-    with pytest.raises(DPFormerError, match="too large to time here; lower --dim or --blocks"):
+    with pytest.raises(DPFormerError, match=r"too large to time here; lower network\.d"):
         estimate(small_recipe().network, 50, 64, 6)

@@ -42,8 +42,8 @@ def test_the_folder_names_no_item_of_one_person(private, tmp_path, kind):
     run = start(tmp_path / "run", private, small_recipe(seed=None, **RECIPES[kind]))
     run.train()
     run.close()
-    for path in (tmp_path / "run").iterdir():
-        if path.name != "local.json":
+    for path in (tmp_path / "run").rglob("*"):
+        if path.is_file() and path.name != "local.json":
             assert ODD.encode() not in path.read_bytes(), path.name
     model = load_model(tmp_path / "run")
     assert 1 <= len(model.catalogue) <= 6

@@ -1,7 +1,5 @@
 """`dpformer refit`: the same recipe and reading on a new log, charged to the same account, with the old answers as a prior."""
 
-import json
-
 import polars as pl
 import pytest
 
@@ -84,6 +82,48 @@ def test_wrong_arguments_are_one_line(weeks, dpformer, tmp_path):
     old = weeks / "runs" / "a"
     assert_one_line(dpformer("refit", old, weeks / "week2.csv", "--run", old), "exists already")
     assert_one_line(dpformer("refit", weeks / "none", weeks / "week2.csv", "--run", tmp_path / "x"), "is missing")
-    local = json.loads((old / "local.json").read_text())
-    (old / "local.json").write_text(json.dumps({"data": str(tmp_path / "gone"), "account": local["account"]}))
-    assert_one_line(dpformer("refit", old, weeks / "week2.csv", "--run", tmp_path / "x"), "manifest.json")
+    options = ("--run", tmp_path / "x", "--time", "bought")
+    assert_one_line(dpformer("refit", old, weeks / "week1", *options), "leave out the options")
+
+
+def test_a_messy_log_is_read_as_the_last_one_was_without_its_prepared_folder(weeks, dpformer):
+    """Every option that says how a log is read and filtered; the run's folder alone knows them."""
+    log = pl.read_csv(weeks / "week1.csv", infer_schema=False)
+    times = log["bought"].cast(pl.Int64) * 86_400 + 1_700_000_000
+    messy = log.select(
+        who=pl.when(pl.int_range(pl.len()) % 50 == 0).then(pl.lit("n.n.")).otherwise("who"),
+        what="what",
+        bought_on=pl.from_epoch(times).dt.strftime("%d/%m/%Y"),
+        qty=pl.int_range(pl.len()) % 5,
+    )
+    messy.write_csv(weeks / "messy1.csv")
+    messy.reverse().write_csv(weeks / "messy2.csv")
+    reading = ["--user", "who", "--item", "what", "--time", "bought_on", "--time-format", "%d/%m/%Y", "--dedupe"]
+    reading += ["--null-values", "n.n.", "--drop-missing", "--where", "qty > 0", "--min-user-events", 2]
+    assert dpformer("prepare", weeks / "messy1.csv", "-o", weeks / "messy1", *reading).code == 0
+    options = ["--preset", "popularity", "--delta", DELTA, "--quiet"]
+    assert dpformer("fit", weeks / "messy1", "--run", weeks / "runs" / "m1", *options).code == 0
+    expected = load(weeks / "messy1").manifest
+    (weeks / "messy1").rename(weeks / "gone")
+    done = dpformer("refit", weeks / "runs" / "m1", weeks / "messy2.csv", "--run", weeks / "runs" / "m2", "--quiet")
+    assert done.code == 0, done
+    found = load(weeks / "runs" / "m2-data").manifest
+    assert found["options"] == expected["options"]
+    assert found["reading"] == expected["reading"]
+    assert found["counts"] == expected["counts"]
+    # An option that is given replaces the one of the last run.
+    options = ("--run", weeks / "runs" / "m3", "--where", "qty > 1", "--quiet")
+    assert dpformer("refit", weeks / "runs" / "m1", weeks / "messy2.csv", *options).code == 0
+    assert load(weeks / "runs" / "m3-data").manifest["counts"]["where"] > expected["counts"]["where"]
+
+
+def test_new_items_come_with_a_new_catalogue_and_a_date_is_asked_for_again(weeks, dpformer):
+    old, log = weeks / "runs" / "a", weeks / "week2.csv"
+    pl.DataFrame({"what": [f"i{n:02d}" for n in range(40)], "price": range(40)}).write_csv(weeks / "products2.csv")
+    given = ("--catalogue", weeks / "products2.csv", "--date", "1970-01-01 00:00:05", "--quiet")
+    done = dpformer("refit", old, log, "--run", weeks / "runs" / "b", *given)
+    assert done.code == 0, done
+    assert len(load_model(weeks / "runs" / "b").catalogue) == 40
+    assert load(weeks / "runs" / "b-data").sequences.split.date == "1970-01-01 00:00:05"
+    refused = dpformer("refit", weeks / "runs" / "b", log, "--run", weeks / "runs" / "c", "--quiet")
+    assert_one_line(refused, "give the date of the new one with --date")

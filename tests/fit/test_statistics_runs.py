@@ -139,7 +139,7 @@ def test_the_estimator_and_the_command_take_them_too(data, tmp_path, dpformer):
     done = dpformer("fit", data, "--run", tmp_path / "run", "--preset", "popularity", "--set", "delta=1e-4")
     assert done.code == 0, done.err
     assert "1 releases, no steps" in done.err
-    assert dpformer("evaluate", tmp_path / "run", data).code == 0
+    assert dpformer("evaluate", tmp_path / "run", "--data", data).code == 0
     assert "released popularity" in dpformer("recommend", tmp_path / "run", "--history", "nothing known").err
 
 

@@ -87,7 +87,7 @@ def test_tensorboard_reads_what_fit_wrote(dpformer, data, tmp_path):
         "--set",
         "max-length=6",
         "--set",
-        "epochs=5",
+        "epochs=2.5",
     ]
     (tmp_path / "board").mkdir(mode=0o755)
     done = dpformer("fit", data, "--run", tmp_path / "run", *small, "--tensorboard", tmp_path / "board", "--quiet")

@@ -14,7 +14,7 @@ from dpformer.models.ensemble import FLOOR
 from dpformer.privacy import Curator, epsilon, read_ledger
 
 BUDGET = {"seed": 3, "delta": 1e-4}
-SMALL = {**BUDGET, "d": 8, "epochs": 3.0, "max_length": 8}
+SMALL = {**BUDGET, "d": 8, "epochs": 1.5, "max_length": 8}
 STATISTICS = ["histogram", "transitions 1", "transitions 2", "transitions 3"]
 SHARES = [{"stage": "histogram"}, {"stage": "transitions", "share": 0.4}]
 # All four stages: the network learns from the transitions, and steps go on from there.

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dpformer.privacy
+from dpformer.data.split import trained_on
 from dpformer.errors import PrivacyError
-from dpformer.fit.stated import TRAINED_ON
 from dpformer.privacy.accounting import epsilon
 from dpformer.privacy.attack_bounds import attack_bound, percent_up
 from dpformer.privacy.ledger import create_ledger, read_ledger
@@ -186,17 +186,16 @@ def test_what_the_guarantee_does_not_cover_is_told(statistics):
     assert "OUTSIDE OF THE GUARANTEE: items with fewer than 5 events were dropped" in text.splitlines()[3]
 
 
-@pytest.mark.parametrize("hold_out", TRAINED_ON)
+@pytest.mark.parametrize("hold_out", ["validation", "test", "nothing"])
 def test_what_was_trained_on_is_what_the_words_say(statistics, hold_out):
     """The sentence for each `hold_out`, against what training is given of sequences of 1 to 5 events."""
-    made = build_statement(
-        *statistics, Circumstances(DataPart(catalogue="log", trained_on=TRAINED_ON[hold_out])), NO_TUNING
-    )
-    assert f"Trained on: {TRAINED_ON[hold_out]}." in made.text()
+    words = trained_on(hold_out)
+    made = build_statement(*statistics, Circumstances(DataPart(catalogue="log", trained_on=words)), NO_TUNING)
+    assert f"Trained on: {words}." in made.text()
     dropped = {"but the last two": 2, "but the last one": 1, "all events": 0}
-    last = next(count for words, count in dropped.items() if words in TRAINED_ON[hold_out])
-    assert ("fewer than three" in TRAINED_ON[hold_out]) == (last > 0)
-    left = people([[1] * n for n in range(1, 6)]).without_last({"validation": 2, "test": 1, "nothing": 0}[hold_out])
+    last = next(count for part, count in dropped.items() if part in words)
+    assert ("fewer than three" in words) == (last > 0)
+    left = people([[1] * n for n in range(1, 6)]).training(hold_out)
     assert left.lengths.tolist() == [n if n < 3 else n - last for n in range(1, 6)]
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from dpformer import load_model
 from dpformer.artifact.card import commands
-from dpformer.cli.fit import _settings
+from dpformer.cli.recipe_options import _settings
 from dpformer.data import prepare, save
 from dpformer.errors import DPFormerError
 from dpformer.evaluation import evaluate, held_out

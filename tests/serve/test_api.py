@@ -21,7 +21,7 @@ from dpformer.serve.app import create_app
 from dpformer.serve.batcher import Batcher, BusyError
 from dpformer.serve.guard import JsonLines
 from dpformer.serve.limits import Limits
-from dpformer.serve.ranker import Ranker, load_for_serving
+from dpformer.serve.ranker import Query, Ranker, load_for_serving
 from dpformer.serve.search import ItemSearch
 from tests.fit.conftest import ITEMS
 from tests.recipes import small_recipe
@@ -64,15 +64,48 @@ def test_exclude_filters_and_seen(client):
     assert len(plain) == ITEMS - 2
     answer = ask(exclude=[plain[0], "Toy,Story", "zzz"])
     assert ids(answer) == [i for i in plain[1:] if i != "i01"]
-    assert answer.json()["unknown_exclude"] == ["zzz"]
+    assert answer.json()["unknown"] == ["zzz"]
+    assert answer.json()["rankings"][0]["missing"] == ITEMS - len(ids(answer))
     assert set(ids(ask(seen=True))) == {*plain, "i03", "i04"}
     allowed = ["i07", "i03", "i09", "nothing"]
-    assert ids(ask(filters={"item_id": allowed})) == [i for i in plain if i in allowed]
-    assert ids(ask(filters={"item_id": allowed, "title": ["Title 9"]})) == ["i09"]
-    assert ids(ask(filters={"title": []})) == []
-    refused = ask(filters={"genre": ["drama"]})
+    answer = ask(only=allowed)
+    assert ids(answer) == [i for i in plain if i in allowed]
+    assert answer.json()["unknown"] == ["nothing"]
+    assert ids(ask(only=allowed, where="title = 'Title 9'")) == ["i09"]
+    assert ids(ask(only=[])) == []
+    assert (
+        ids(ask(where="item_id in ('i07', 'i03') or title like '%9'", k=2))
+        == [i for i in plain if i in ("i07", "i09", "i19")][:2]
+    )
+    for wrong, said in {
+        "genre = 'drama'": "item_id, title",
+        "title = (select 1": "cannot be read",
+        "max(item_id) > 'a'": "refused",
+    }.items():
+        refused = ask(where=wrong)
+        assert refused.status_code == 422
+        assert said in refused.json()["detail"][0]["msg"]
+
+
+def test_filters_of_one_request_do_not_touch_another(recommender):
+    first, second = (recommender.best([name], None)[0] for name in ("i07", "i09"))
+    queries = [Query([1], 3, [], best) for best in (first, second, recommender.best(None, None)[0], first)]
+    answers = recommender.answer(queries)
+    assert [[number for number, _ in answer] for answer in (*answers[:2], answers[3])] == [[8], [10], [8]]
+    assert len(answers[2]) == 3
+    assert recommender.best(["i07"], None)[0] is first, "kept for the next request"
+
+
+def test_similar_items(client, recommender):
+    answer = client.get("/similar", params={"item_id": "Heat", "k": 3}).json()
+    expected = recommender.artifact.similar("i02", 3)
+    assert [row["item_id"] for row in answer["items"]] == expected["item_id"].to_list()
+    assert answer["missing"] == 0
+    few = client.get("/similar", params={"item_id": "i02", "where": "item_id in ('i02', 'i05')"}).json()
+    assert ([row["item_id"] for row in few["items"]], few["missing"]) == (["i05"], 9)
+    refused = client.get("/similar", params={"item_id": "no such"})
     assert refused.status_code == 422
-    assert "item_id, title" in refused.json()["detail"][0]["msg"]
+    assert "not in the catalogue" in refused.json()["detail"][0]["msg"]
 
 
 def test_columns_that_were_added_to_the_catalogue_can_be_filtered_on(run, tmp_path):
@@ -82,7 +115,8 @@ def test_columns_that_were_added_to_the_catalogue_can_be_filtered_on(run, tmp_pa
     genres = pl.Series("genres", [["drama", "war"] if n % 2 else ["comedy"] for n in range(ITEMS)])
     items.with_columns(year, genres).write_ndjson(copy / "items.jsonl")
     with TestClient(create_app(load_for_serving(copy))) as client:
-        body = {"histories": [[]], "k": ITEMS, "filters": {"year": [1991, 1992], "genres": ["war"]}}
+        where = "year in (1991, 1992) and array_contains(genres, 'war')"
+        body = {"histories": [[]], "k": ITEMS, "where": where}
         wanted = {f"i{n:02d}" for n in range(1, ITEMS) if n % 3 and n % 2}
         assert set(ids(client.post("/recommend", json=body))) == {i for i in items["item_id"] if i in wanted}
 
@@ -99,6 +133,8 @@ def test_columns_that_were_added_to_the_catalogue_can_be_filtered_on(run, tmp_pa
         ({"histories": [[]], "k": 0}, "k"),
         ({"histories": [[]], "k": 101}, "k"),
         ({"histories": [[]], "exclude": ["a"] * 1001}, "exclude"),
+        ({"histories": [[]], "only": ["a"] * 1001}, "only"),
+        ({"histories": [[]], "where": "x" * 501}, "where"),
         ({"histories": [[]], "kk": 3}, "kk"),
     ],
 )

@@ -22,7 +22,8 @@ import dpformer.artifact
 from faulty import Stage
 from dpformer.privacy import chain
 from dpformer.artifact import read as released
-from dpformer.fit import checkpoint, run
+from dpformer.fit import run
+from dpformer.training import checkpoint
 
 def forgetful(self, fields):
     self.position = chain.Position(self.position.entries + 1, chain._line(fields)[1])

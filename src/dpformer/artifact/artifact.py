@@ -14,9 +14,10 @@ from torch import Tensor
 
 from dpformer.errors import DPFormerError
 from dpformer.models import Recommender
+from dpformer.models.recommender import Scores
+from dpformer.models.top import Best, Numbers, top
 from dpformer.privacy import PrivacyStatement
-
-BATCH = 512
+from dpformer.where import rows_where
 
 
 @dataclass(frozen=True)
@@ -79,61 +80,120 @@ class Artifact:
                     break
         return [item for item in items if item]
 
-    def scores(self, history: Tensor, lengths: Tensor) -> Tensor:
-        """Scores `[B, items + 1]` of histories `[B, L]` of item numbers; see `Recommender.forward`."""
-        return self.model.scores(history, lengths)
+    @property
+    def item_count(self) -> int:
+        """The number of items of the catalogue."""
+        return self.model.item_count
 
-    def score_histories(self, histories: Sequence[Sequence[int]], seen: bool | Sequence[bool] = False) -> Tensor:
-        """Scores `[histories, items + 1]` of histories of numbers; -inf for padding and for items of the history, unless `seen`.
+    def candidates(self, best: int, allowed: Tensor) -> Tensor:
+        """As in `Recommender`."""
+        return self.model.candidates(best, allowed)
 
-        All of them at once: give a few hundred at the most.
+    def scorer(self, items: Tensor) -> Scores:
+        """As in `Recommender`."""
+        return self.model.scorer(items)
+
+    def allowed(
+        self, only: Sequence[Any] | None = None, exclude: Sequence[Any] = (), where: str | None = None
+    ) -> tuple[Tensor | None, list[str]]:
+        """Which items pass the filters, bool `[items + 1]`, None for all; and the names that are not in the catalogue.
+
+        Args:
+            only: ids or titles, of which alone to recommend; None for all items.
+            exclude: ids or titles not to recommend.
+            where: an SQL condition on the columns of the catalogue, such as "category = 'Drama' and in_stock".
         """
-        allowed = [seen] * len(histories) if isinstance(seen, bool) else seen
-        cut = [list(h[-(self.model.spec.window or len(h)) :]) for h in histories]
-        tokens = torch.zeros(len(cut), max((1, *(len(h) for h in cut))), dtype=torch.int64)
-        for row, history in zip(tokens, cut, strict=True):
-            row[: len(history)] = torch.tensor(history, dtype=torch.int64)
-        scores = self.scores(tokens, torch.tensor([len(h) for h in cut], dtype=torch.int64))
-        for row, whole, keep in zip(scores, histories, allowed, strict=True):
-            if not keep:
-                row[torch.tensor(list(whole), dtype=torch.int64)] = -torch.inf
-        return scores
+        if only is None and not exclude and where is None:
+            return None, []
+        chosen, unknown = (None, []) if only is None else self.encode(only)
+        taken, unknown_too = self.encode(exclude)
+        allowed = torch.full((len(self.catalogue) + 1,), chosen is None)
+        allowed[chosen or []] = True
+        allowed[[0, *taken]] = False
+        if where is not None:
+            allowed[1:] &= torch.from_numpy(rows_where(where, self.catalogue.drop("item"), "where").to_numpy().copy())
+        return allowed, unknown + unknown_too
 
-    def rank(self, histories: Sequence[Sequence[int]], k: int, seen: bool = False) -> tuple[np.ndarray, np.ndarray]:
-        """The best k items of each history of numbers, and their scores, each `[histories, k]`; exact.
-
-        Items of the history are left out unless `seen`. Where fewer than k items are left, the number is 0.
-        """
+    def best(self, k: int, allowed: Tensor | None = None) -> Best:
+        """Ranks histories of numbers, many at once; see `rank`."""
         if k < 1:
             raise DPFormerError(f"k = {k} is not at least 1")
-        k = min(k, len(self.catalogue))
-        best, values = [], []
-        for start in range(0, len(histories), BATCH):
-            top = self.score_histories(histories[start : start + BATCH], seen).topk(k, dim=1)
-            best.append(torch.where(top.values > -torch.inf, top.indices, 0).numpy())
-            values.append(top.values.numpy())
-        if not best:
-            return np.zeros((0, k), dtype=np.int64), np.zeros((0, k), dtype=np.float32)
-        return np.concatenate(best), np.concatenate(values)
+        return Best(self.model, k, allowed)
 
-    def recommend(self, histories: Sequence[Sequence[Any]], k: int = 10, seen: bool = False) -> pl.DataFrame:
-        """Rank items for histories of ids or titles.
+    def rank(
+        self,
+        histories: Numbers,
+        k: int,
+        seen: bool = False,
+        allowed: Tensor | None = None,
+        left_out: Numbers | None = None,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The best k items of each history of numbers, and their scores, each `[histories, k]`; exact.
 
-        Returns columns `history` (its place), `rank`, `item_id`, `title` if there is one, `score`. Items that are not in
-        the catalogue are skipped; `encode` returns them.
+        Items of the history are left out unless `seen`, and those of `left_out`, one list per history. Where fewer than k items
+        are left, the number is 0.
         """
-        return self.frame(*self.rank([self.encode(h)[0] for h in histories], k, seen))
+        return self.best(k, allowed).rank(self.read(histories), without(histories, seen, left_out))
+
+    def read(self, histories: Numbers) -> Numbers:
+        """The part of histories that the model reads."""
+        window = self.model.spec.window
+        return histories if window is None else [history[-window:] for history in histories]
+
+    def recommend(
+        self,
+        histories: Sequence[Sequence[Any]],
+        k: int = 10,
+        seen: bool = False,
+        only: Sequence[Any] | None = None,
+        exclude: Sequence[Any] = (),
+        where: str | None = None,
+    ) -> pl.DataFrame:
+        """Rank items for histories of ids or titles; `only`, `exclude` and `where` as in `allowed`.
+
+        Returns columns `history` (its place), `rank`, `item_id`, `title` if there is one, `score`; fewer than k
+        rows where no more items pass. Items that are not in the catalogue are skipped; `encode` returns them.
+        """
+        allowed, _ = self.allowed(only, exclude, where)
+        return self.frame(*self.rank([self.encode(h)[0] for h in histories], k, seen, allowed))
+
+    def similar(
+        self,
+        item: Any,
+        k: int = 10,
+        only: Sequence[Any] | None = None,
+        exclude: Sequence[Any] = (),
+        where: str | None = None,
+    ) -> pl.DataFrame:
+        """The items most like an item (id or title), by released values alone; filters as in `allowed`.
+
+        Returns columns `rank`, `item_id`, `title` if there is one, `score`.
+        """
+        numbers, unknown = self.encode([item])
+        if unknown:
+            raise DPFormerError(f"{item!r} is not in the catalogue; give an id or a title of it")
+        scores = self.model.similar(numbers[0])
+        if scores is None:
+            raise DPFormerError(
+                f"nothing was released about what is like {item!r}: {self.model.spec.name} has values for the most frequent "
+                "items only, or none for pairs of items; try a more frequent one"
+            )
+        allowed, _ = self.allowed(only, exclude, where)
+        scores = scores.masked_fill(~allowed, -torch.inf) if allowed is not None else scores.clone()
+        scores[[0, numbers[0]]] = -torch.inf
+        values, found = top(scores[None], k)
+        return self.frame(torch.where(values > -torch.inf, found, 0).numpy(), values.numpy()).drop("history")
 
     def frame(self, best: np.ndarray, values: np.ndarray) -> pl.DataFrame:
         """The result of `rank` as a table with one row per recommendation."""
         places, ranks = np.nonzero(best)
-        frame = pl.DataFrame(
-            {
-                "history": places.astype(np.int64),
-                "rank": ranks.astype(np.int64) + 1,
-                "item": best[places, ranks].astype(np.int32),
-                "score": values[places, ranks],
-            }
-        )
-        joined = frame.join(self.catalogue, on="item", how="left", maintain_order="left").drop("item")
-        return joined.select("history", "rank", pl.exclude("history", "rank", "score"), "score")
+        frame = self.catalogue.select(pl.col("^(item_id|title)$"))[best[places, ranks] - 1]
+        first = pl.DataFrame({"history": places.astype(np.int64), "rank": ranks.astype(np.int64) + 1})
+        return pl.concat([first, frame, pl.DataFrame({"score": values[places, ranks]})], how="horizontal")
+
+
+def without(histories: Numbers, seen: bool, left_out: Numbers | None) -> Numbers:
+    """The items to leave out of each list: those of the history unless `seen`, and those of `left_out`."""
+    if left_out is None:
+        return [()] * len(histories) if seen else histories
+    return left_out if seen else [[*history, *own] for history, own in zip(histories, left_out, strict=True)]

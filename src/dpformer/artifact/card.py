@@ -22,9 +22,12 @@ _EVALUATED = {
 
 def model_card(spec: Spec, statement: PrivacyStatement, config: dict[str, Any]) -> str:
     """Markdown for people who get the model without its history. config: the content of config.json."""
-    hold_out = str(config.get("recipe", {}).get("hold_out"))
+    hold_out, date = str(config.get("recipe", {}).get("hold_out")), _table(config, "log").get("date")
+    asked = _EVALUATED.get(hold_out, "")
+    if date is not None and hold_out != "nothing":
+        asked = f"`dpformer evaluate` asks for each user's first item from {date} (UTC) on: {_RANKED}"
     made = "\n".join(commands(config, "RUN"))
-    return f"""# A next-item recommender
+    return f"""{_front_matter(statement)}# A next-item recommender
 
 {spec.name} over {spec.items:,} items, made with dpformer. It reads a history of item ids and ranks all items as the next one.
 
@@ -44,13 +47,22 @@ load_model("this folder").recommend([["item", "another item"]], k=10)
 {made}
 ```
 
-Trained on {statement.data.trained_on}. {_EVALUATED.get(hold_out, "")}
+Trained on {statement.data.trained_on}. {asked}
 
 ## Not private
 
 `metrics.json` and `events.jsonl`, where they are here, were computed on people's data without noise: keep them to yourself, or
 delete them before the folder is published.
 """
+
+
+def _front_matter(statement: PrivacyStatement) -> str:
+    """What model hubs read: YAML, of which JSON values are a part."""
+    tags = ["recommender", "sequential-recommendation"]
+    tags += ["differential-privacy"] if statement.private and not statement.insecure else ["not-private"]
+    privacy = {"epsilon": statement.epsilon, "delta": statement.delta, "unit": statement.unit}
+    fields = {"library_name": "dpformer", "tags": tags, "differential_privacy": privacy}
+    return "---\n" + "".join(f"{name}: {json.dumps(value)}\n" for name, value in fields.items()) + "---\n\n"
 
 
 def evaluated(config: dict[str, Any]) -> bool:

@@ -15,7 +15,7 @@ from dpformer.cli.plan import plan
 from dpformer.cli.plugins import Commands
 from dpformer.cli.prepare import prepare
 from dpformer.cli.privacy import privacy
-from dpformer.cli.recommend import recommend
+from dpformer.cli.recommend import recommend, similar
 from dpformer.cli.refit import refit
 from dpformer.cli.report import report
 from dpformer.cli.serve import serve
@@ -39,6 +39,7 @@ COMMANDS = (
     evaluate,
     report,
     recommend,
+    similar,
     serve,
     export,
     show,

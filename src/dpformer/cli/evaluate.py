@@ -1,4 +1,6 @@
-"""`dpformer evaluate`: how well a released model ranks what people did next."""
+"""`dpformer evaluate`: how well released models rank what people did next."""
+
+from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -6,95 +8,178 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
+    import numpy as np
     from rich.table import Table
 
-    from dpformer.evaluation import Evaluation
+    from dpformer.artifact import Artifact
+    from dpformer.data import Dataset
+    from dpformer.evaluation import Evaluation, Figure
 
 
 def evaluate(
-    run: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
+    runs: Annotated[list[Path], typer.Argument(help="Folders of finished runs; several are compared with the first.")],
     data: Annotated[
-        Path | None, typer.Argument(help="A prepared folder of the same items; the one it was trained on by default.")
+        Path | None, typer.Option(help="A prepared folder of the same items; the one it was trained on by default.")
     ] = None,
     item: Annotated[str, typer.Option("--item", help="Which item is held out: test or validation.")] = "test",
+    k: Annotated[int, typer.Option("--k", "-k", min=1, help="Items at the top that count.")] = 10,
+    sample: Annotated[
+        int | None, typer.Option(min=1, help="Evaluate so many users, drawn uniformly; the protocol line says so.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Figures as JSON on stdout.")] = False,
 ) -> None:
     """Rank all items for all users and write metrics.json. Figures are computed on people's data: they are not private."""
-    from dpformer.artifact import load as load_artifact
-    from dpformer.artifact.layout import LOCAL, METRICS
-    from dpformer.cli.output import print_json, stderr, stdout
-    from dpformer.data import load
-    from dpformer.errors import DPFormerError
-    from dpformer.evaluation import evaluate as evaluate_model
-    from dpformer.evaluation import held_out
-    from dpformer.files import read_json, write_json
+    from dataclasses import asdict
 
-    model = load_artifact(run)
-    if data is None:
-        if not (run / LOCAL).exists():
-            raise DPFormerError(f"{run}: does not record where its data is; run: dpformer evaluate {run} DATA")
-        local = read_json(run / LOCAL)
-        if not isinstance(local, dict) or not isinstance(local.get("data"), str):
-            raise DPFormerError(f"{run / LOCAL}: is damaged; run: dpformer evaluate {run} DATA")
-        data = Path(local["data"])
-    dataset = load(data)
+    from dpformer.artifact import load as load_artifact
+    from dpformer.artifact.layout import METRICS
+    from dpformer.cli.output import print_json, stderr, stdout
+    from dpformer.cli.progress import counting
+    from dpformer.data import load
+    from dpformer.data.store import MANIFEST
+    from dpformer.errors import DPFormerError
+    from dpformer.evaluation import difference, held_out
+    from dpformer.evaluation import evaluate as evaluate_model
+    from dpformer.evaluation.metrics import CUTOFFS
+    from dpformer.fit.scorers import count_events
+
+    if len(runs) > 1 and data is None and (runs[-1] / MANIFEST).exists():
+        raise DPFormerError(f"{runs[-1]}: is a prepared folder; give it as --data {runs[-1]}")
+    models = {run: load_artifact(run) for run in runs}
+    folders = {run: data or _recorded(run) for run in runs}
+    folder = folders[runs[0]]
+    if folder is None:
+        raise DPFormerError(
+            f"{runs[0]}: does not record where its data is; run: dpformer evaluate {runs[0]} --data DATA"
+        )
+    if set(folders.values()) != {folder}:
+        raise DPFormerError("the runs were trained on different data; pass --data DATA to compare them on")
+    dataset = load(folder)
+    for run, model in models.items():
+        _refuse_seen(run, model, item, folder)
+    held = held_out(dataset.sequences, item)
+    cutoffs = (*CUTOFFS, k)
+    found: dict[str, Evaluation] = {}
+    for run, model in models.items():
+        numbered = held.renumbered(_numbers(run, model, dataset, folder))
+        with counting("people", len(held.evaluated)) as done:
+            found[str(run)] = evaluate_model(
+                model, numbered, model.item_count, cutoffs=cutoffs, sample=sample, on_progress=done
+            )
+    counted, items = count_events(held.histories, len(dataset.catalogue)), len(dataset.catalogue)
+    popular = evaluate_model(counted, held, items, cutoffs=cutoffs, sample=sample)
+    first, *others = found
+    differences = {name: difference(found[name].ranks, found[first].ranks, cutoffs=cutoffs) for name in others}
+    shown: dict[str, Any] = {name: one.figures() for name, one in found.items()}
+    for run in runs:
+        shown[str(run)]["popularity"] = popular.figures()["masked"]
+        if _recorded(run) in (None, folder.resolve()):
+            _keep(run / METRICS, item, shown[str(run)])
+    if as_json:
+        others_shown = {
+            name: {key: asdict(one) for key, one in figures.items()} for name, figures in differences.items()
+        }
+        print_json(shown[first] if not others else {"runs": shown, "difference": others_shown})
+        return
+    name = models[runs[0]].model.spec.name
+    title = f"{name}, {item} item" if not others else f"{item} item, seen masked"
+    stdout.print(table(title, found, popular, differences, k))
+    stderr.print("computed on people's data without noise: not private (RUN/metrics.json)", soft_wrap=True)
+
+
+def table(
+    title: str,
+    found: dict[str, Evaluation],
+    popular: Evaluation,
+    differences: dict[str, dict[str, Figure]] | None = None,
+    k: int = 10,
+) -> Table:
+    """The figures at k, in percent, with their intervals; the others are in metrics.json."""
+    from rich.table import Table
+
+    first = next(iter(found))
+    metrics = [f"ndcg@{k}", f"hit@{k}"]
+    protocol = found[first].protocol.line()
+    shown = Table("", *map(str.upper, metrics), title=title, caption=protocol, caption_justify="left")
+    if differences:
+        rows = {name: one.masked for name, one in found.items()} | {
+            f"{name} minus {first}": figures for name, figures in differences.items()
+        }
+    else:
+        one = found[first]
+        rows = {"seen masked": one.masked, "unmasked": one.unmasked}
+        rows |= {f"{name} targets ({part.users:,})": part.metrics for name, part in one.slices.items()}
+    for name, figures in (rows | {"popularity, counted without noise": popular.masked}).items():
+        row = (figures[key] for key in metrics)
+        shown.add_row(name, *(f"{100 * f.value:.2f}  [{100 * f.low:.2f}, {100 * f.high:.2f}]" for f in row))
+    return shown
+
+
+def _recorded(run: Path) -> Path | None:
+    """Where the data of a run was, if it records that."""
+    from dpformer.artifact.layout import LOCAL
+    from dpformer.errors import DPFormerError
+    from dpformer.files import read_json
+
+    if not (run / LOCAL).exists():
+        return None
+    local = read_json(run / LOCAL)
+    if not isinstance(local, dict) or not isinstance(local.get("data"), str):
+        raise DPFormerError(f"{run / LOCAL}: is damaged; delete it, and run: dpformer evaluate {run} --data DATA")
+    return Path(local["data"]).resolve()
+
+
+def _refuse_seen(run: Path, model: Artifact, item: str, folder: Path) -> None:
+    """Refuse an item that the model was trained on. What another log holds is not known here: that is said."""
+    from dpformer.cli.output import stderr
+    from dpformer.errors import DPFormerError
+
+    hold_out = str(model.recipe.get("hold_out"))
+    seen = {"validation": (), "test": ("validation",), "nothing": ("validation", "test")}.get(hold_out)
+    if seen is None:
+        raise DPFormerError(f"{run}: config.json does not say what training held out; copy the released folder again")
+    if item not in seen:
+        return
+    if _recorded(run) not in (None, folder.resolve()):
+        stderr.print(
+            f"{run}: was trained with hold_out {hold_out!r}; the figures count if none of the events held out of {folder} "
+            "were in its log",
+            soft_wrap=True,
+        )
+        return
+    cure = f"fit with --set hold_out={item}" if item == "validation" else f"a run with hold_out={item}"
+    other = "on the test item, or " if hold_out == "test" else ""
+    raise DPFormerError(
+        f"{run}: was trained with hold_out {hold_out!r}, so that it has seen the {item} item; evaluate {other}{cure}"
+    )
+
+
+def _numbers(run: Path, model: Artifact, dataset: Dataset, folder: Path) -> np.ndarray:
+    """The numbers of the data's items in the model's catalogue; those that are missing are said."""
+    from dpformer.cli.output import stderr
+    from dpformer.errors import DPFormerError
+
     numbers = dataset.numbers_in(model.catalogue)
     missing = int((numbers[1:] == 0).sum())
     if missing == len(dataset.catalogue):
         raise DPFormerError(
-            f"{data}: has no item in common with the model in {run}; evaluate on the data it was made for"
+            f"{folder}: has no item in common with the model in {run}; evaluate on the data it was made for"
         )
     if missing:
         stderr.print(
-            f"{missing:,} of {len(dataset.catalogue):,} items of {data} are not in the model's catalogue: they are left out of "
-            "histories, and missed where they are the item held out",
+            f"{missing:,} of {len(dataset.catalogue):,} items of {folder} are not in the catalogue of {run}: they are left out "
+            "of histories, and missed where they are the item held out",
             soft_wrap=True,
         )
-    hold_out = model.recipe.get("hold_out")
-    seen = {"validation": (), "test": ("validation",), "nothing": ("validation", "test")}.get(str(hold_out))
-    if seen is None:
-        raise DPFormerError(f"{run}: config.json does not say what training held out; copy the released folder again")
-    if item in seen:
-        raise DPFormerError(
-            f"{run}: was trained with hold_out {hold_out!r}, so that it has seen the {item} item; evaluate "
-            + (
-                f"on the test item, or fit with --set hold_out={item}"
-                if item == "validation"
-                else f"a run with hold_out={item}"
-            )
-        )
-    with stderr.status("ranking all items for all users ..."):
-        held = held_out(dataset.sequences, item).renumbered(numbers)
-        evaluation = evaluate_model(model, held, len(model.catalogue))
-    figures: dict[str, Any] = evaluation.figures()
-    path = run / METRICS
+    return numbers
+
+
+def _keep(path: Path, item: str, figures: dict[str, Any]) -> None:
+    """Write the figures of an item beside those of others."""
+    from dpformer.errors import DPFormerError
+    from dpformer.files import read_json, write_json
+
     written = read_json(path) if path.exists() else {"not_private": True}
     if not isinstance(written, dict):
         raise DPFormerError(f"{path}: is damaged; delete it and evaluate again")
     write_json(path, written | {item: figures}, mode=0o600)
-    if as_json:
-        print_json(figures)
-        return
-    stdout.print(table(f"{model.model.spec.name}, {item} item", evaluation))
-    stderr.print(f"written to {path}; computed on people's data without noise: not private", soft_wrap=True)
-
-
-def table(title: str, evaluation: "Evaluation") -> "Table":
-    """The figures at 10, in percent, with their intervals; the others are in metrics.json."""
-    from rich.table import Table
-
-    from dpformer.evaluation import HEADLINE
-
-    shown = Table(
-        "",
-        *(name.upper() for name in HEADLINE),
-        title=title,
-        caption=evaluation.protocol.line(),
-        caption_justify="left",
-    )
-    rows = {"seen masked": evaluation.masked, "unmasked": evaluation.unmasked}
-    rows |= {f"{name} targets ({part.users:,})": part.metrics for name, part in evaluation.slices.items()}
-    for name, metrics in rows.items():
-        figures = (metrics[key] for key in HEADLINE)
-        shown.add_row(name, *(f"{100 * f.value:.2f}  [{100 * f.low:.2f}, {100 * f.high:.2f}]" for f in figures))
-    return shown

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from dpformer.privacy.account import PeopleAccount
 
 ACCOUNTANTS = {"pld": "PLD", "rdp": "RDP", "gaussian": "the closed form for Gaussians"}
-# NDCG@10 in percent of preset default by epsilon, at delta 1e-5: docs/guides/account.md has the command.
+# NDCG@10 in percent of preset default by epsilon, at delta 1e-5: docs/guides/epsilon.md has the command.
 MEASURED: dict[str, dict[float, float]] = {
     "ml-1m": {0.5: 4.44, 0.85: 6.09, 1: 6.38, 2: 9.1, 3: 9.94, 5: 11.68, 8: 12.98, 10: 13.56},
     "amazon-games": {0.5: 0.42, 0.85: 1.33, 1: 1.54, 2: 2.28, 3: 2.79, 5: 3.44, 8: 3.89, 10: 4.09},

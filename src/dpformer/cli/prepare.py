@@ -43,6 +43,13 @@ def prepare(
         int | None,
         typer.Option("--min-user-events", help="Smallest number of events per user; other users stay, without events."),
     ] = None,
+    split: Annotated[
+        str | None,
+        typer.Option(
+            help="Held out for evaluation: each user's last items (leave-one-out, default), or events from --date on (time)."
+        ),
+    ] = None,
+    date: Annotated[str | None, typer.Option(help="For --split time, such as 2025-02-01 (UTC).")] = None,
     source: Annotated[
         str | None, typer.Option("--from", help="The file of a named data set, instead of a download.")
     ] = None,
@@ -72,6 +79,8 @@ def prepare(
         "min_events": min_events,
         "filter": rule,
         "min_user_events": min_user_events,
+        "split": split,
+        "date": date,
     }
     options = reading | {name: value for name, value in given.items() if value is not None}
     named = log in NAMED or log == DEMO
@@ -167,7 +176,7 @@ def statistics_table(figures: dict[str, Any]) -> "Table":
         table.add_row(key, f"{figures[key]:,}")
     table.add_row("density", f"{figures['density']:.4%}")
     table.add_row("users to evaluate", f"{figures['evaluated_users']:,}")
-    table.add_row("users with fewer than 3 events", f"{figures['short_users']:,}")
+    table.add_row("users left out of evaluation", f"{figures['short_users']:,}")
     table.add_section()
     table.add_row("mean length", f"{figures['length']['mean']:.1f}")
     for row in (("shortest", "p10", "p25", "median"), ("p75", "p90", "p99", "longest")):

@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from dpformer.fit.run import Run
     from dpformer.fit.stage import Progress
 
+# Seconds before plain lines begin.
+PLAIN_AFTER = 10.0
 TITLES = {"histogram": "histogram", "transitions": "transitions", "distil": "distillation", "dpsgd": "step"}
 
 
@@ -73,6 +75,31 @@ def show_progress(run: Run, quiet: bool) -> Iterator[Callable[[Progress], None]]
             bar.update(tasks[progress.stage], completed=progress.done, line=_line(progress, spent))
 
         yield live
+
+
+@contextmanager
+def counting(title: str, total: int) -> Iterator[Callable[[int], None]]:
+    """A bar on a terminal, a plain line at each tenth elsewhere (none for short work); call it with how many are done."""
+    import time
+
+    from rich.progress import Progress as Bar
+
+    from dpformer.cli.output import stderr
+
+    if stderr.is_terminal:
+        with Bar(console=stderr, transient=True) as bar:
+            task = bar.add_task(title, total=total)
+            yield lambda done: bar.update(task, completed=done)
+        return
+    began, tenth = time.monotonic(), 0
+
+    def plain(done: int) -> None:
+        nonlocal tenth
+        if time.monotonic() - began > PLAIN_AFTER and 10 * done // max(total, 1) > tenth:
+            tenth = 10 * done // max(total, 1)
+            stderr.print(f"{title} {done:,}/{total:,}", soft_wrap=True)
+
+    yield plain
 
 
 def _line(progress: Progress, spent: dict[int, float]) -> str:

@@ -1,4 +1,4 @@
-"""`dpformer recommend`: ranked items from a released model, for a history or a file of them."""
+"""`dpformer recommend` and `dpformer similar`: ranked items from a released model."""
 
 from __future__ import annotations
 
@@ -11,12 +11,25 @@ import typer
 from dpformer.cli.reading import reads_log
 
 if TYPE_CHECKING:
+    import numpy as np
     import polars as pl
+    from torch import Tensor
 
     from dpformer.artifact import Artifact
     from dpformer.data import Dataset
 
-_ROWS = 4096
+_ROWS = 16_384
+Count = Annotated[int, typer.Option("-k", help="How many items.")]
+Only = Annotated[
+    str | None,
+    typer.Option(help="Of these items alone: ids or titles separated by commas, or @FILE with one per line."),
+]
+Exclude = Annotated[str | None, typer.Option(help="None of these items; as --only.")]
+Where = Annotated[
+    str | None,
+    typer.Option(help="An SQL condition on columns of the catalogue, such as \"category = 'Drama' and in_stock\"."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="The result as JSON on stdout.")]
 
 
 @reads_log(where="--log-where")
@@ -29,16 +42,24 @@ def recommend(
     file: Annotated[
         Path | None,
         typer.Option(
-            "--file", help="A log, read like the one the model was fitted on, or a prepared folder: one list per user."
+            "--all",
+            "--file",
+            help="A log, read like the one the model was fitted on, or a prepared folder: one list per user.",
         ),
     ] = None,
-    users: Annotated[str | None, typer.Option(help="With --file: only these users, separated by commas.")] = None,
-    k: Annotated[int, typer.Option("-k", help="How many items.")] = 10,
+    users: Annotated[str | None, typer.Option(help="With --all: only these users, separated by commas.")] = None,
+    k: Count = 10,
     seen: Annotated[bool, typer.Option("--seen", help="Recommend items of the history too.")] = False,
+    only: Only = None,
+    exclude: Exclude = None,
+    where: Where = None,
+    exclude_for: Annotated[
+        Path | None, typer.Option(help="With --all: a table of users and items that they are not to get.")
+    ] = None,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Write to a .csv, .parquet or .jsonl file instead.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="The result as JSON on stdout.")] = False,
+    as_json: AsJson = False,
     *,
     reading: dict[str, Any],
 ) -> None:
@@ -50,31 +71,56 @@ def recommend(
     from dpformer.errors import DPFormerError
 
     if (history is None) == (file is None):
-        raise DPFormerError("give either --history or --file")
-    if users is not None and file is None:
-        raise DPFormerError("--users chooses from a log: give it with --file")
+        raise DPFormerError("give either --history or --all")
+    if (users is not None or exclude_for is not None) and file is None:
+        raise DPFormerError("--users and --exclude-for name users of a log: give them with --all")
     if output is not None and output.suffix not in (".csv", ".parquet", ".jsonl"):
         raise DPFormerError(f"{output}: write to a .csv, .parquet or .jsonl file")
     model = load(run)
+    allowed = _allowed(model, only, exclude, where)
     if history is not None:
-        items = model.split(history)
-        numbers, unknown = model.encode(items)
+        numbers, unknown = model.encode(model.split(history))
         for item in unknown:
             stderr.print(f"not in the catalogue, skipped: {item}", markup=False)
         if not numbers:
             stderr.print(f"no known item in the history: ranked by {model.cold_start}")
-        parts = iter([model.recommend([items], k, seen).drop("history")])
+        frame = model.frame(*model.rank([numbers], k, seen, allowed)).drop("history")
+        parts, people = iter([frame]), 1
+        _say_short(int(len(frame) < k), 1, k)
     else:
         assert file is not None
-        parts = _for_users(model, _dataset(model, file, reading), users, k, seen)
+        dataset = _dataset(model, file, reading)
+        places = _chosen(dataset, users)
+        own = None if exclude_for is None else _exclusions(model, dataset, exclude_for)
+        parts, people = _for_users(model, dataset, places, own, k, seen, allowed), len(places)
     if output is not None:
-        stderr.print(f"{_write(parts, output):,} rows written to {output}", markup=False)
+        rows = _write(parts, output)
+        stderr.print(f"{rows:,} rows for {people:,} lists written to {output}", markup=False)
         return
     frame = pl.concat(parts)
     if as_json:
         print_json(frame.to_dicts())
     else:
         stdout.print(_table(frame))
+
+
+def similar(
+    run: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
+    item: Annotated[str, typer.Argument(help="An item id or a title.")],
+    k: Count = 10,
+    only: Only = None,
+    exclude: Exclude = None,
+    where: Where = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the items most like an item, by the released model alone: no people's data is read."""
+    from dpformer.artifact import load
+    from dpformer.cli.output import print_json, stdout
+
+    model = load(run)
+    frame = model.similar(item, k, _names(model, only), _names(model, exclude) or (), where)
+    _say_short(int(len(frame) < k), 1, k)
+    print_json(frame.to_dicts()) if as_json else stdout.print(_table(frame))
 
 
 def _dataset(model: Artifact, file: Path, reading: dict[str, Any]) -> Dataset:
@@ -93,29 +139,99 @@ def _dataset(model: Artifact, file: Path, reading: dict[str, Any]) -> Dataset:
     return dataset
 
 
-def _for_users(model: Artifact, dataset: Dataset, wanted: str | None, k: int, seen: bool) -> Iterator[pl.DataFrame]:
-    """The recommendations, some thousand users at a time, so that a file of any size can be written."""
-    import polars as pl
-
-    from dpformer.cli.output import stderr
+def _chosen(dataset: Dataset, wanted: str | None) -> np.ndarray:
+    """Places of the users, all or those that are wanted; those that are not in the log are named."""
     from dpformer.errors import DPFormerError
 
     asked = None if wanted is None else [user.strip() for user in wanted.split(",")]
     places, missing = dataset.sequences.places(asked)
     if missing and not len(places):
         raise DPFormerError(f"the log has no user {missing[0]!r}; check --users")
+    _say_unknown("not in the log, left out", missing)
+    return places
+
+
+def _exclusions(model: Artifact, dataset: Dataset, file: Path) -> dict[int, np.ndarray]:
+    """The items that each user of the data, by place, is not to get. The table has the columns of the log, without times."""
+    from dpformer.data import like, prepare
+
+    columns = {"columns": model.log.get("columns", {})}
+    table = prepare(str(file), **like(columns, single_events=True, no_time=True))
+    lists = table.sequences.renumbered(table.numbers_in(model.catalogue))
+    places, missing = dataset.sequences.places(lists.users)
+    _say_unknown(f"users of {file} who are not in the log", missing)
+    gone = set(missing)
+    inside = [n for n, user in enumerate(lists.users) if user not in gone]
+    return {int(place): lists[n] for place, n in zip(places, inside, strict=True)}
+
+
+def _for_users(
+    model: Artifact,
+    dataset: Dataset,
+    places: np.ndarray,
+    own: dict[int, np.ndarray] | None,
+    k: int,
+    seen: bool,
+    allowed: Tensor | None,
+) -> Iterator[pl.DataFrame]:
+    """The recommendations, some thousand users at a time, so that a file of any size can be written."""
+    import polars as pl
+
+    from dpformer.artifact.artifact import without
+    from dpformer.cli.progress import counting
+
     numbers = dataset.numbers_in(model.catalogue)
     unknown = dataset.catalogue["item_id"].filter(pl.Series(numbers[1:] == 0))
-    for what, left_out in (("not in the log, left out", missing), ("not in the catalogue, skipped", unknown.to_list())):
-        if left_out:
-            shown = ", ".join(map(str, left_out[:5])) + (", ..." if len(left_out) > 5 else "")
-            stderr.print(f"{what}: {len(left_out):,} ({shown})", markup=False, soft_wrap=True)
-    sequences = dataset.sequences.renumbered(numbers)
-    for start in range(0, len(places), _ROWS):
-        chosen = places[start : start + _ROWS]
-        part = model.frame(*model.rank([sequences[n].tolist() for n in chosen], k, seen))
-        who = sequences.users[chosen][part["history"]].alias("user_id")
-        yield part.drop("history").insert_column(0, who)
+    _say_unknown("not in the catalogue, skipped", unknown.to_list())
+    sequences, best, short = dataset.sequences.renumbered(numbers), model.best(k, allowed), 0
+    with counting("people", len(places)) as done:
+        for start in range(0, len(places), _ROWS):
+            chosen = places[start : start + _ROWS]
+            histories = [sequences[n] for n in chosen]
+            left_out = None if own is None else [own.get(int(n), ()) for n in chosen]
+            ranked = best.rank(model.read(histories), without(histories, seen, left_out))
+            short += int((ranked[0][:, -1] == 0).sum()) if k <= model.item_count else len(chosen)
+            part = model.frame(*ranked)
+            who = sequences.users[chosen][part["history"]].alias("user_id")
+            yield part.drop("history").insert_column(0, who)
+            done(start + len(chosen))
+    _say_short(short, len(places), k)
+
+
+def _allowed(model: Artifact, only: str | None, exclude: str | None, where: str | None) -> Tensor | None:
+    """What passes the filters; names that are not in the catalogue are named."""
+    from dpformer.errors import DPFormerError
+
+    allowed, unknown = model.allowed(_names(model, only), _names(model, exclude) or (), where)
+    _say_unknown("in --only or --exclude and not in the catalogue", unknown)
+    if allowed is not None and not allowed.any():
+        raise DPFormerError("no item of the catalogue passes --only, --exclude and --where; change them")
+    return allowed
+
+
+def _names(model: Artifact, given: str | None) -> list[str] | None:
+    """Ids or titles of an option: a text with commas, or @FILE with one per line."""
+    from dpformer.files import read_small
+
+    if given is None or not given.startswith("@"):
+        return None if given is None else model.split(given)
+    lines = read_small(Path(given[1:])).decode("utf-8", "replace").splitlines()
+    return [line.strip() for line in lines if line.strip()]
+
+
+def _say_unknown(what: str, names: list[Any]) -> None:
+    from dpformer.cli.output import stderr
+
+    if names:
+        shown = ", ".join(map(str, names[:5])) + (", ..." if len(names) > 5 else "")
+        stderr.print(f"{what}: {len(names):,} ({shown})", markup=False, soft_wrap=True)
+
+
+def _say_short(short: int, lists: int, k: int) -> None:
+    from dpformer.cli.output import stderr
+
+    if short:
+        stderr.print(f"{short:,} of {lists:,} lists have fewer than {k} items: no more pass", soft_wrap=True)
 
 
 def _write(parts: Iterator[pl.DataFrame], output: Path) -> int:
@@ -139,7 +255,7 @@ def _write(parts: Iterator[pl.DataFrame], output: Path) -> int:
                 with open(aside, "wb") as file:
                     for part in parts:
                         if output.suffix == ".csv":
-                            _flat(part).write_csv(file, include_header=rows == 0)
+                            part.write_csv(file, include_header=rows == 0)
                         else:
                             part.write_ndjson(file)
                         rows += len(part)
@@ -147,20 +263,6 @@ def _write(parts: Iterator[pl.DataFrame], output: Path) -> int:
     except OSError as error:
         raise DPFormerError(f"{output}: cannot be written ({error.strerror or error})") from None
     return rows
-
-
-def _flat(frame: pl.DataFrame) -> pl.DataFrame:
-    """Lists and objects of the catalogue as JSON text: CSV has no place for them."""
-    import json
-
-    import polars as pl
-
-    nested = [name for name, dtype in frame.schema.items() if dtype.is_nested()]
-    texts = [
-        pl.Series(name, [json.dumps(cell, default=str) for cell in frame[name].to_list()], dtype=pl.String)
-        for name in nested
-    ]
-    return frame.with_columns(texts)
 
 
 def _table(frame: pl.DataFrame) -> Any:

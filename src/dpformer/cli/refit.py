@@ -7,17 +7,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dpformer.cli.reading import reads_log
 from dpformer.cli.recipe_options import AccountFolder, Epsilon, account_of
 
 if TYPE_CHECKING:
     from dpformer.artifact import Artifact
 
 
+@reads_log()
 def refit(
     run: Annotated[Path, typer.Argument(help="Folder of the last run.")],
     log: Annotated[Path, typer.Argument(help="The new log, or a folder made of it by `dpformer prepare`.")],
     new: Annotated[Path, typer.Option("--run", "-o", help="Folder of the new run.")],
     data: Annotated[Path | None, typer.Option(help="Folder for the prepared log; NEW-data by default.")] = None,
+    catalogue: Annotated[
+        str | None, typer.Option(help="A new FILE of public items; by default the items of the last run.")
+    ] = None,
+    date: Annotated[str | None, typer.Option(help="Split the new log by time, at this date.")] = None,
     epsilon: Epsilon = None,
     account: AccountFolder = None,
     prior: Annotated[
@@ -26,14 +32,21 @@ def refit(
     ] = True,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="The result as JSON on stdout.")] = False,
+    *,
+    reading: dict[str, Any],
 ) -> None:
-    """Fit the same recipe on a new log, read as the last one was, and charge it to the same account of people."""
+    """Fit the same recipe on a new log, read as the last one was, and charge it to the same account of people.
+
+    The columns of the log, its filters, the catalogue and the account are those of the last run, unless an option says otherwise.
+    """
     from dpformer.artifact import load as load_artifact
     from dpformer.artifact.layout import LOCAL
     from dpformer.cli.fit import train
     from dpformer.cli.output import stderr
+    from dpformer.cli.prepare import print_summary
     from dpformer.data import load, prepare, save
     from dpformer.data.store import MANIFEST
+    from dpformer.errors import DPFormerError
     from dpformer.files import read_json
     from dpformer.fit.folder import read_recipe, refuse_used
     from dpformer.fit.prior import prior_from
@@ -46,10 +59,15 @@ def refit(
     local = read_json(run / LOCAL) if (run / LOCAL).exists() else {}
     people = account_of(account or (Path(local["account"]) if "account" in local else None))
     refuse_used(new)
-    if not (log / MANIFEST).exists():
-        prepared = data or new.with_name(f"{new.name}-data")
-        save(prepare(str(log), **_reading(artifact, local)), prepared)
-        log = prepared
+    if (log / MANIFEST).exists():
+        if reading or catalogue or date:
+            raise DPFormerError(f"{log}: is prepared already; leave out the options that say how a log is read")
+    else:
+        dataset = prepare(str(log), **_options(artifact, catalogue, date, reading))
+        log = data or new.with_name(f"{new.name}-data")
+        save(dataset, log)
+        if not quiet:
+            print_summary(dataset.manifest)
     if people is None and not quiet:
         stderr.print(f"{run}: was charged to no account of people, and neither is this run (--account)", soft_wrap=True)
     earlier = None
@@ -61,25 +79,17 @@ def refit(
     train(start(new, log, recipe, account=people, prior=earlier), [], quiet, as_json)
 
 
-def _reading(artifact: Artifact, local: dict[str, Any]) -> dict[str, Any]:
-    """Options for `prepare`: the columns, the filters and the catalogue of the last run."""
-    from dpformer.data.store import MANIFEST
+def _options(artifact: Artifact, catalogue: str | None, date: str | None, reading: dict[str, Any]) -> dict[str, Any]:
+    """Options for `prepare`: the columns, the filters and the catalogue of the last run, but for those that are given."""
+    from dpformer.data import like
     from dpformer.errors import DPFormerError
-    from dpformer.files import read_json
 
-    manifest = read_json(Path(local.get("data", "nowhere")) / MANIFEST)
-    if "dataset" in manifest:
+    if date is None and "date" in artifact.log:
         raise DPFormerError(
-            f"{manifest['dataset']['name']} has its own columns; prepare the new log first, then refit on its folder"
+            f"the last log was split at {artifact.log['date']}; give the date of the new one with --date, or prepare it first"
         )
-    columns = {
-        role.removesuffix("_id").replace("timestamp", "time"): name
-        for role, name in manifest["input"]["columns"].items()
-    }
-    filters = {name: value for name, value in manifest["options"].items() if value}
-    mode = manifest.get("catalogue", {}).get("mode", "log")
+    split = {} if date is None else {"split": "time", "date": date}
+    mode: Any = artifact.statement.data.catalogue
     # The items of the last model, in the same order: numbers stay the same, and further columns too.
-    catalogue = artifact.catalogue.drop("item") if mode == "public" else mode
-    if mode == "public":
-        columns.pop("title", None)
-    return columns | filters | {"catalogue": catalogue}
+    items = artifact.catalogue.drop("item") if mode == "public" else mode
+    return like(artifact.log, whole=True, **reading, **split, catalogue=items if catalogue is None else catalogue)

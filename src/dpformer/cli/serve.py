@@ -63,7 +63,7 @@ def serve(
             "proxy in front of the server checks who asks"
         )
     app = Reloading(
-        run, lambda folder: create_app(load_for_serving(folder, not_private), limits, token, metrics), watch
+        run, lambda folder: create_app(load_for_serving(folder, not_private, limits.k), limits, token, metrics), watch
     )
 
     def say() -> None:

@@ -76,6 +76,12 @@ class Events:
         times = None if self.times is None else self.times.filter(pl.Series(kept))
         return replace(self, users=users, items=items if self.public else compact(items), times=times)
 
+    def before(self, cut: int) -> np.ndarray:
+        """Count each user's events before a time, int64 [N]."""
+        assert self.times is not None
+        early = (self.times < cut).to_numpy()
+        return np.bincount(self.users.codes[early], minlength=len(self.users.ids))
+
     def sequences(self) -> Sequences:
         """Group events by user and sort each group by time; events with equal times stay in file order.
 

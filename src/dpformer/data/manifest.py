@@ -15,7 +15,8 @@ from dpformer.data.read.columns import ITEM, TIME, TITLE, USER
 from dpformer.data.read.ids import suspicious_users
 from dpformer.data.read.log import Log
 from dpformer.data.read.times import Unit
-from dpformer.data.sequences import SHORTEST_SPLIT
+from dpformer.data.sequences import TimeSplit
+from dpformer.data.split import places
 from dpformer.errors import DataError
 
 MANIFEST_FORMAT, MANIFEST_VERSION = "dpformer-sequences", 1
@@ -26,7 +27,7 @@ class Record:
     """A log that is being prepared, and what the manifest will say about it.
 
     counts: users, items and events as read, and what each step removed. notes: sentences for the user.
-    times: unit and range of the times.
+    times: unit and range of the times. cut: the date of a split by time, in that unit.
     """
 
     log: Log
@@ -35,10 +36,17 @@ class Record:
     counts: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     times: dict[str, Any] = field(default_factory=lambda: {"time": None})
+    cut: int | None = None
 
     def set_times(self, unit: Unit, first: float, last: float) -> None:
-        """Record the unit and the range of the times."""
+        """Record the unit and the range of the times; a date that splits nothing is an error."""
         self.times = {"time": unit.name, "from": unit.text(first), "to": unit.text(last)}
+        self.cut = self.options.cut(unit.per_second)
+        if self.cut is not None and not first < self.cut <= last:
+            raise DataError(
+                f"{self.log.name}: all events are on one side of --date {self.options.date} (they are from {unit.text(first)} to "
+                f"{unit.text(last)}, UTC); give a date between them"
+            )
 
     def no_rows(self) -> DataError:
         """Return the error for a log without events."""
@@ -73,7 +81,7 @@ class Record:
                 f"{self.catalogue.source} and are dropped; check that both write ids in the same way"
             )
 
-    def count_lengths(self, ids: pl.Series, lengths: np.ndarray) -> None:
+    def count_lengths(self, ids: pl.Series, lengths: np.ndarray, split: TimeSplit | None) -> None:
         """Count users to evaluate, and name suspicious ones. Fails if no user has two events. ids: [N]; lengths: int [N]."""
         self.notes += suspicious_users(ids, lengths)
         users, longest = len(lengths), int(lengths.max())
@@ -87,12 +95,12 @@ class Record:
         if longest < 2:
             wrong = f"each of {users:,} users has only one event, so there are no sequences"
             raise self.log.error(0, USER, wrong, "name the column of the user with --user NAME")
-        short, empty = int((lengths < SHORTEST_SPLIT).sum()), int((lengths == 0).sum())
+        _, evaluated, _, left_out = places(lengths, split, "test")
+        short, empty = int((~evaluated).sum()), int((lengths == 0).sum())
         self.counts |= {"evaluated_users": users - short, "short_users": short, "empty_users": empty}
         if short:
             self.notes.append(
-                f"{short:,} of {users:,} users have fewer than {SHORTEST_SPLIT} events: they stay in training and "
-                "are left out of evaluation"
+                f"{short:,} of {users:,} users are left out of evaluation ({left_out}); they stay in training"
             )
         if empty:
             self.notes.append(f"{empty:,} of {users:,} users have no events left; they still count as users")
@@ -140,6 +148,8 @@ def open_log(source: Any, options: Options) -> Record:
         )
     # With a public catalogue, `title` names a column of it.
     log = read_log(source, options.wanted(titles=catalogue.mode != PUBLIC))
+    if options.date is not None and TIME not in log.columns:
+        raise DataError(f"{log.name}: has no times, which --split time needs; name the column with --time NAME")
     log = replace(log, nulls=options.nulls, time_format=options.time_format)
     notes = [] if catalogue.note is None else [catalogue.note]
     return Record(log, options, catalogue, notes=notes + title_notes(log, catalogue.mode))

@@ -3,6 +3,7 @@
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from datetime import UTC, datetime
 from typing import Any
 
 from dpformer.data.read.columns import ITEM, TIME, TITLE, USER, Wanted
@@ -10,11 +11,14 @@ from dpformer.data.read.missing import NULLS
 from dpformer.errors import DataError
 
 SINGLE_PASS, ITERATIVE = "single-pass", "iterative"
+LEAVE_ONE_OUT, BY_TIME = "leave-one-out", "time"
 # The options that say how a log is read, and their types; a further log is read with the same ones.
 READING = {
     **{"user": str, "item": str, "time": str, "no_time": bool, "time_format": str},
     **{"null_values": list, "drop_missing": bool, "where": str, "dedupe": bool},
 }
+# The others that a further log is prepared with.
+PREPARING = {"min_events": int, "filter": str, "min_user_events": int, "title": str}
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,8 @@ class Options:
             fewer. "iterative" repeats until all users and items have the minimum (the k-core).
         min_user_events: users with fewer events stay as users without events.
         dedupe: keep only the first of the events that agree in user, item and time.
+        split: what training does not see: "leave-one-out", each user's last items; "time", events from `date` on.
+        date: for a split by time, such as "2025-02-01" or "2025-02-01 12:00" (UTC). It must not depend on the log.
         hints: role to the name of a column in an earlier log, which is used where this log has it.
         single_events: each user may have one event only, as in a log of histories to recommend for.
 
@@ -62,6 +68,8 @@ class Options:
     filter: str = SINGLE_PASS
     min_user_events: int = 0
     dedupe: bool = False
+    split: str = LEAVE_ONE_OUT
+    date: str | None = None
     hints: Mapping[str, str] = field(default_factory=dict)
     single_events: bool = False
 
@@ -75,6 +83,18 @@ class Options:
                 raise DataError(f"{option} {value} is negative; give 0 (keep all) or more")
         if self.filter not in (SINGLE_PASS, ITERATIVE):
             raise DataError(f"--filter {self.filter!r} is unknown; give {SINGLE_PASS} or {ITERATIVE}")
+        if self.split not in (LEAVE_ONE_OUT, BY_TIME):
+            raise DataError(f"--split {self.split!r} is unknown; give {LEAVE_ONE_OUT} or {BY_TIME}")
+        if (self.split == BY_TIME) != (self.date is not None):
+            raise DataError("--split time and --date go together: give --split time --date 2025-02-01")
+        if self.split == BY_TIME and self.no_time:
+            raise DataError("--split time needs times; leave out --no-time")
+        if self.date is not None:
+            object.__setattr__(self, "date", utc_date(self.date))
+
+    def cut(self, per_second: int) -> int | None:
+        """The date of a split by time, as a time with so many units per second."""
+        return None if self.date is None else int(datetime.fromisoformat(f"{self.date}+00:00").timestamp()) * per_second
 
     @property
     def nulls(self) -> tuple[str, ...]:
@@ -104,6 +124,7 @@ class Options:
             "filter": self.filter if self.min_events > 1 else None,
             "min_user_events": self.min_user_events,
             "dedupe": self.dedupe,
+            **({"split": self.split, "date": self.date} if self.date else {}),
         }
 
     def outside_guarantee(self) -> list[str]:
@@ -114,17 +135,36 @@ class Options:
         return [f"{filtered}: one person's events decide whether events of other people stay"]
 
 
-def like(reading: Mapping[str, Any], **given: Any) -> dict[str, Any]:
-    """Options to read a further log as an earlier one was read. reading: of its manifest; `given` options replace those.
+def utc_date(text: str) -> str:
+    """A date or time in UTC, to the second.
+
+    >>> utc_date("2025-02-01"), utc_date("2025-02-01T01:30+01:00")
+    ('2025-02-01 00:00:00', '2025-02-01 00:30:00')
+    """
+    try:
+        time = datetime.fromisoformat(text.strip())
+    except ValueError:
+        raise DataError(f"--date {text!r} is not a date; write it as 2025-02-01 or 2025-02-01 12:00") from None
+    return (time if time.tzinfo else time.replace(tzinfo=UTC)).astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def like(log: Mapping[str, Any], whole: bool = False, **given: Any) -> dict[str, Any]:
+    """Options to read a further log as an earlier one was read. log: of its `Dataset`; `given` options replace those.
+
+    whole: with the filters and titles too, to prepare it.
 
     Raises:
-        DataError: `reading` is not what a manifest has.
+        DataError: `log` is not what a `Dataset` has.
     """
-    columns, options = reading.get("columns", {}), reading.get("options", {})
-    sound = isinstance(columns, dict) and isinstance(options, dict) and set(options) <= set(READING)
-    if not sound or not all(isinstance(value, READING[name]) for name, value in options.items()):
-        raise DataError("how the log was read is recorded in a damaged form; copy the folder again, or prepare again")
-    if not all(isinstance(name, str) for name in (*columns, *columns.values(), *options.get("null_values", ()))):
+    columns, options = log.get("columns", {}), log.get("options", {})
+    known, options = READING, dict(options) if isinstance(options, dict) else {"damaged": True}
+    if whole:
+        known, options = READING | PREPARING, options | log.get("preparing", {})
+    sound = isinstance(columns, dict) and set(options) <= set(known)
+    sound = sound and all(isinstance(value, known[name]) for name, value in options.items())
+    if not sound or not all(
+        isinstance(name, str) for name in (*columns, *columns.values(), *options.get("null_values", ()))
+    ):
         raise DataError("how the log was read is recorded in a damaged form; copy the folder again, or prepare again")
     drop = {"time"} if given.get("no_time") else {"no_time"} if given.get("time") else set()
     return {"hints": columns} | {name: value for name, value in options.items() if name not in drop} | given

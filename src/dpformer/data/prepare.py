@@ -3,6 +3,7 @@
 import functools
 import operator
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import polars as pl
@@ -15,7 +16,7 @@ from dpformer.data.read.columns import ITEM, TIME, TITLE, USER
 from dpformer.data.read.ids import encode_items, encode_users, id_expression
 from dpformer.data.read.missing import NO_TIME, missing_rows, missing_values, no_time
 from dpformer.data.read.times import check_times, time_expression
-from dpformer.data.sequences import Dataset
+from dpformer.data.sequences import Dataset, TimeSplit
 from dpformer.files import sha256_of
 
 
@@ -37,7 +38,9 @@ def prepare(log: Any, *, on_stage: Callable[[str], None] = lambda stage: None, *
     kept = reduce(_numbered(columns, record.log.untyped_ids), record, on_stage)
     on_stage("sorting by time")
     sequences = kept.sequences()
-    record.count_lengths(sequences.users, sequences.lengths)
+    if record.cut is not None:
+        sequences = replace(sequences, split=TimeSplit(str(record.options.date), kept.before(record.cut)))
+    record.count_lengths(sequences.users, sequences.lengths, sequences.split)
     on_stage("naming items")
     catalogue = record.catalogue.items
     if catalogue is None:

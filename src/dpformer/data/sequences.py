@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from dpformer.data.options import prepare_command
+from dpformer.data.options import PREPARING, prepare_command
 
 # Smallest length to evaluate: one item for testing, one for validation, and one to predict from.
 SHORTEST_SPLIT = 3
@@ -16,16 +16,26 @@ HELD_OUT = {"nothing": 0, "test": 1, "validation": 2}
 
 
 @dataclass(frozen=True)
+class TimeSplit:
+    """Train before a date, test from it on. date: public, UTC. before: int64 [N], the number of each user's items before it."""
+
+    date: str
+    before: np.ndarray
+
+
+@dataclass(frozen=True)
 class Sequences:
     """One sequence per user, oldest item first.
 
     users: ids, [N]; items: int32 [events], numbers 1..M of the catalogue (0 is padding);
     offsets: int64 [N + 1]; the items of user n are `items[offsets[n] : offsets[n + 1]]`. A user may have no items.
+    split: by time; None: leave-one-out.
     """
 
     users: pl.Series
     items: np.ndarray
     offsets: np.ndarray
+    split: TimeSplit | None = None
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -56,32 +66,48 @@ class Sequences:
         """Replace item i by `numbers[i]`, int [M + 1]; items with number 0 are dropped. All users stay."""
         items = numbers[self.items]
         kept = items != 0
-        return Sequences(self.users, items[kept].astype(np.int32), starts(kept)[self.offsets])
+        place, split = starts(kept), None
+        if self.split is not None:
+            first = self.offsets[:-1]
+            split = TimeSplit(self.split.date, place[first + self.split.before] - place[first])
+        return Sequences(self.users, items[kept].astype(np.int32), place[self.offsets], split)
 
-    def without_last(self, count: int) -> "Sequences":
-        """Drop the last `count` items of each user who has at least three."""
-        long = self.lengths >= SHORTEST_SPLIT
-        kept = np.ones(len(self.items), dtype=bool)
-        for place in range(1, count + 1):
-            kept[self.offsets[1:][long] - place] = False
-        return Sequences(self.users, self.items[kept], starts(self.lengths - count * long))
+    def first(self, counts: np.ndarray) -> "Sequences":
+        """Keep the first `counts` items of the users, int64 [N]."""
+        kept = np.arange(len(self.items)) < np.repeat(self.offsets[:-1] + counts, self.lengths)
+        return Sequences(self.users, self.items[kept], starts(counts))
+
+    def training(self, hold_out: str) -> "Sequences":
+        """The items to train on. Each user's are a function of that user's own items, and of a public date.
+
+        Leave-one-out: without the last two items ("validation"), without the last ("test"), or all ("nothing"); users with
+        fewer than three keep all. By time: the items before the date but the last one (users with one keep it), the items
+        before the date, or all.
+        """
+        count = HELD_OUT[hold_out]
+        if self.split is None:
+            return self.first(self.lengths - count * (self.lengths >= SHORTEST_SPLIT))
+        before = self.split.before
+        return self.first([self.lengths, before, before - (before > 1)][count])
 
     def frame(self) -> pl.DataFrame:
-        """Return a frame with `user_id` and `items` (a list, which may be empty), one row per user."""
+        """Return a frame with `user_id`, `items` (a list, which may be empty) and, split by time, `before`; one row per user."""
         people = pl.DataFrame({"user": np.arange(len(self), dtype=np.int32)})
         events = pl.DataFrame({"user": np.repeat(people["user"].to_numpy(), self.lengths), "items": self.items})
         lists = events.with_columns(pl.col("user").set_sorted()).group_by("user", maintain_order=True).agg("items")
         nothing = pl.lit([], dtype=lists.schema["items"])
         complete = people.join(lists, on="user", how="left", maintain_order="left")
-        return complete.select(self.users.alias("user_id"), pl.col("items").fill_null(nothing))
+        before = [] if self.split is None else [pl.Series("before", self.split.before)]
+        return complete.select(self.users.alias("user_id"), pl.col("items").fill_null(nothing), *before)
 
     @classmethod
-    def from_frames(cls, frames: Iterable[pl.DataFrame]) -> "Sequences":
-        """Read one or several parts that `frame` wrote.
+    def from_frames(cls, frames: Iterable[pl.DataFrame], date: str | None = None) -> "Sequences":
+        """Read one or several parts that `frame` wrote. date: of a split by time.
 
         Memory holds the result and one part: the array of items grows in place.
         """
         users: list[pl.Series] = []
+        before: list[np.ndarray] = []
         lengths: list[np.ndarray] = []
         items = np.empty(0, dtype=np.int32)
         for frame in frames:
@@ -90,7 +116,10 @@ class Sequences:
             part = flat(frame["items"]).to_numpy()
             items.resize(len(items) + len(part), refcheck=False)
             items[len(items) - len(part) :] = part
-        return cls(pl.concat(users), items, starts(np.concatenate(lengths)))
+            if date is not None:
+                before.append(frame["before"].to_numpy().astype(np.int64))
+        split = None if date is None else TimeSplit(date, np.concatenate(before))
+        return cls(pl.concat(users), items, starts(np.concatenate(lengths)), split)
 
 
 def starts(lengths: np.ndarray) -> np.ndarray:
@@ -123,8 +152,14 @@ class Dataset:
 
     @property
     def log(self) -> dict[str, Any]:
-        """How the log was read, for `like`, and what to type to prepare it; published with a model."""
-        return {**self.manifest.get("reading", {}), "command": prepare_command(self.manifest)}
+        """How the log was read and filtered, for `like`; the date of a split; the command. Published with a model."""
+        options = {name: value for name, value in self.manifest.get("options", {}).items() if value}
+        date = {"date": options["date"]} if "date" in options else {}
+        title = self.manifest.get("input", {}).get("columns", {}).get("title")
+        options |= {"title": title} if title is not None and self.catalogue_mode == "log" else {}
+        preparing = {name: options[name] for name in PREPARING if name in options}
+        reading = self.manifest.get("reading", {})
+        return {**reading, "preparing": preparing, **date, "command": prepare_command(self.manifest)}
 
     @property
     def outside_guarantee(self) -> list[str]:
@@ -136,8 +171,8 @@ class Dataset:
         return list(self.manifest.get("outside_guarantee", []))
 
     def train(self, hold_out: str) -> Sequences:
-        """Return the training items: without the last two ("validation"), the last ("test"), or all ("nothing")."""
-        return self.sequences.without_last(HELD_OUT[hold_out])
+        """Return the training items; see `Sequences.training`."""
+        return self.sequences.training(hold_out)
 
     def numbers_in(self, catalogue: pl.DataFrame) -> np.ndarray:
         """Map item i to its number in another catalogue, matched by id as text; 0 if missing. int64 [M + 1]."""

@@ -1,10 +1,10 @@
-"""The held-out item: leave-one-out evaluation."""
+"""The held-out item of each user, and the words that say which it is: leave-one-out, or a split by time."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from dpformer.data.sequences import HELD_OUT, SHORTEST_SPLIT, Sequences
+from dpformer.data.sequences import HELD_OUT, SHORTEST_SPLIT, Sequences, TimeSplit
 from dpformer.errors import DataError
 
 
@@ -12,8 +12,9 @@ from dpformer.errors import DataError
 class HeldOut:
     """Histories, and the item that follows each of them.
 
-    item: "test" or "validation". histories: all users' items before the held-out one; users with fewer than three items keep
-    all. evaluated: int64 [E], indices of the users to evaluate; targets: int32 [E], their held-out items.
+    item: "test" or "validation". histories: all users' items before the held-out one; users who are not evaluated keep all.
+    evaluated: int64 [E], indices of the users to evaluate; targets: int32 [E], their held-out items. asked, left_out: which item
+    that is and which users are not evaluated, in words. date: of a split by time.
     A model fitted on `histories` has seen neither the held-out item nor anything after it.
     """
 
@@ -21,20 +22,56 @@ class HeldOut:
     histories: Sequences
     evaluated: np.ndarray
     targets: np.ndarray
+    asked: str
+    left_out: str
+    date: str | None = None
 
     def renumbered(self, numbers: np.ndarray) -> "HeldOut":
         """Replace item i by `numbers[i]`, as in another catalogue. A missing target is 0 and counts as missed."""
-        return HeldOut(self.item, self.histories.renumbered(numbers), self.evaluated, numbers[self.targets])
+        return replace(self, histories=self.histories.renumbered(numbers), targets=numbers[self.targets])
 
 
 def held_out(sequences: Sequences, item: str = "test") -> HeldOut:
-    """Hold out each user's last item ("test"), or the last two and ask for the first of them ("validation").
+    """Hold out one item of each user, and all after it.
+
+    Leave-one-out: the last item ("test"), or the second to last ("validation"), of users with at least three. By time: the first
+    item from the date on ("test"), or the last one before it ("validation"), of users with items before the held-out one.
 
     Raises:
         DataError: `item` is neither.
     """
+    known, evaluated, asked, left_out = places(sequences.lengths, sequences.split, item)
+    targets = sequences.items[(sequences.offsets[:-1] + known)[evaluated]]
+    histories = sequences.first(np.where(evaluated, known, sequences.lengths))
+    date = None if sequences.split is None else sequences.split.date
+    return HeldOut(item, histories, np.flatnonzero(evaluated), targets, asked, left_out, date)
+
+
+def places(lengths: np.ndarray, split: TimeSplit | None, item: str) -> tuple[np.ndarray, np.ndarray, str, str]:
+    """Where the held-out item stands in sequences of these lengths, int64 [N], and who has one, bool [N]; both also in words."""
     if item not in HELD_OUT or item == "nothing":
         raise DataError(f"no item {item!r} is held out; there are: test, validation")
-    long = sequences.lengths >= SHORTEST_SPLIT
-    targets = sequences.items[sequences.offsets[1:][long] - HELD_OUT[item]]
-    return HeldOut(item, sequences.without_last(HELD_OUT[item]), np.flatnonzero(long), targets)
+    if split is None:
+        asked = {"test": "last item", "validation": "second to last item"}[item] + ", from everything before it"
+        left_out, known = f"with fewer than {SHORTEST_SPLIT} events", lengths - HELD_OUT[item]
+        evaluated = lengths >= SHORTEST_SPLIT
+    elif item == "test":
+        asked = f"first item from {split.date} (UTC) on, from everything before that date"
+        left_out, known = "without events on both sides of that date", split.before
+        evaluated = (known > 0) & (known < lengths)
+    else:
+        asked = f"last item before {split.date} (UTC), from everything before that item"
+        left_out, known = "with fewer than 2 events before that date", split.before - 1
+        evaluated = known > 0
+    return known, evaluated, f"each user's {asked}", left_out
+
+
+def trained_on(hold_out: str, date: str | None = None) -> str:
+    """The events that `Sequences.training` keeps, in words. date: of a split by time."""
+    if hold_out == "nothing":
+        return "all events"
+    if date is None:
+        last = {"test": "one", "validation": "two"}[hold_out]
+        return f"each user's events but the last {last} (all of them, of users with fewer than three)"
+    but = {"test": "", "validation": " but the last one (users with one keep it)"}[hold_out]
+    return f"each user's events before {date} (UTC){but}"

@@ -13,13 +13,14 @@ import numpy as np
 import polars as pl
 
 from dpformer.data.manifest import MANIFEST_FORMAT, MANIFEST_VERSION
+from dpformer.data.options import BY_TIME
 from dpformer.data.read.log import READ_ERRORS, first_line, scan
 from dpformer.data.sequences import Dataset, Sequences, flat
 from dpformer.data.summary import draw_long_tail, item_counts
 from dpformer.errors import DataError
 from dpformer.files import sha256_of, to_json
 
-SEQUENCES, ITEMS, MANIFEST, PLOT = "sequences.parquet", "items.parquet", "manifest.json", "long-tail.png"
+SEQUENCES, ITEMS, MANIFEST, PLOT = "sequences.parquet", "items.parquet", "manifest.json", "long-tail.svg"
 # The Spark engine writes several files with sequences: sequences/part-00000.parquet, ...
 SHARDS = "sequences"
 _SHARD = re.compile(rf"{SHARDS}/part-\d{{5}}\.parquet")
@@ -37,7 +38,7 @@ def check_target(folder: Path, force: bool) -> None:
 
 
 def save(dataset: Dataset, folder: Path | str, *, force: bool = False) -> None:
-    """Write sequences.parquet, items.parquet, manifest.json and long-tail.png, readable by their owner only.
+    """Write sequences.parquet, items.parquet, manifest.json and long-tail.svg, readable by their owner only.
 
     Raises:
         DataError: the folder exists (see `force`), is not prepared data, or cannot be written.
@@ -73,7 +74,8 @@ def load(folder: Path | str) -> Dataset:
     try:
         catalogue = scan(folder / ITEMS).collect()
         _check_catalogue(catalogue)
-        sequences = Sequences.from_frames(_checked(file, catalogue) for file in files)
+        date = _date(manifest)
+        sequences = Sequences.from_frames((_checked(file, catalogue, date) for file in files), date)
     except (*READ_ERRORS, ValueError) as error:
         raise DataError(f"{folder}: was not written by dpformer prepare ({first_line(error)}); {_AGAIN}") from None
     # A user in two rows would be sampled and clipped as two users, and the guarantee is for one.
@@ -108,7 +110,13 @@ def _check_catalogue(catalogue: pl.DataFrame) -> None:
         raise ValueError(f"{ITEMS} does not number its items 1, 2, 3, ...")
 
 
-def _checked(file: Path, catalogue: pl.DataFrame) -> pl.DataFrame:
+def _date(manifest: dict[str, Any]) -> str | None:
+    """The date of a split by time."""
+    options = manifest.get("options", {})
+    return str(options["date"]) if options.get("split") == BY_TIME else None
+
+
+def _checked(file: Path, catalogue: pl.DataFrame, date: str | None) -> pl.DataFrame:
     """Read sequences; a `ValueError` unless all items are in the catalogue (a hash does not prove who wrote a file)."""
     sequences = scan(file).collect()
     if "user_id" not in sequences.columns or sequences.schema.get("items") != pl.List(pl.Int32) or not len(sequences):
@@ -119,6 +127,10 @@ def _checked(file: Path, catalogue: pl.DataFrame) -> pl.DataFrame:
     items = flat(lists)
     if items.null_count() or not items.is_between(1, len(catalogue)).all():
         raise ValueError(f"{file.name} holds items that are not in {ITEMS}")
+    if ("before" in sequences.columns) != (date is not None):
+        raise ValueError(f"{file.name} and {MANIFEST} differ about a split by time")
+    if date is not None and not (sequences["before"].is_between(0, lists.list.len()).fill_null(False)).all():
+        raise ValueError(f"{file.name} counts more items before {date} than there are")
     return sequences
 
 

@@ -2,9 +2,10 @@
 
 from dpformer.data import HeldOut, held_out
 from dpformer.evaluation.evaluate import Evaluation, Slice, evaluate
-from dpformer.evaluation.metrics import HEADLINE, Figure, metrics
+from dpformer.evaluation.metrics import HEADLINE, Figure, difference, metrics
 from dpformer.evaluation.protocol import Protocol
-from dpformer.evaluation.ranking import Ranks, Scorer, rank
+from dpformer.evaluation.ranking import Ranks, rank
+from dpformer.models.top import Scorer
 
 __all__ = [
     "HEADLINE",
@@ -15,6 +16,7 @@ __all__ = [
     "Ranks",
     "Scorer",
     "Slice",
+    "difference",
     "evaluate",
     "held_out",
     "metrics",

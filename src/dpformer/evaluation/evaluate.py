@@ -1,15 +1,18 @@
 """All figures of one model on one held-out item."""
 
 import math
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
+from dpformer import notebook
 from dpformer.data import HeldOut
-from dpformer.evaluation.metrics import CUTOFFS, Figure, metrics
+from dpformer.evaluation.metrics import CUTOFFS, HEADLINE, Figure, metrics
 from dpformer.evaluation.protocol import Protocol
-from dpformer.evaluation.ranking import Ranks, Scorer, rank
+from dpformer.evaluation.ranking import Ranks, rank
+from dpformer.models.top import Scorer
 
 SLICES = {"head": 0.5, "torso": 0.8, "tail": 1.0}
 """Items by popularity: the most frequent that make up half of the events, those up to 80 %, and the others."""
@@ -24,13 +27,14 @@ class Slice:
     metrics: dict[str, Figure]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Evaluation:
     """Figures as fractions of 1.
 
     masked, unmasked: the metrics with the items of the history taken out, and without. slices: masked, by the popularity
     of the target. coverage: the share of the catalogue in at least one user's top k. mean_popularity: events of a recommended
-    item per user, in the mean over all top-k lists. These figures come from people's data without noise: they are not private.
+    item per user, in the mean over all top-k lists. ranks: masked, int64 [users], for `difference`.
+    These figures come from people's data without noise: they are not private.
     """
 
     protocol: Protocol
@@ -39,10 +43,25 @@ class Evaluation:
     slices: dict[str, Slice]
     coverage: dict[str, float]
     mean_popularity: dict[str, float]
+    ranks: np.ndarray = field(repr=False)
 
     def figures(self) -> dict[str, Any]:
         """Ready for JSON, the protocol beside the figures; None for a mean over no users."""
-        return {**_plain(asdict(self)), "protocol": self.protocol.line()}
+        found = _plain(asdict(self))
+        del found["ranks"]
+        return {**found, "protocol": self.protocol.line()}
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{name.upper()} {100 * self.masked[name].value:.2f} %" for name in HEADLINE)
+        return f"<Evaluation: {shown}; {self.protocol.item} item of {self.protocol.users:,} users; not private>"
+
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        kinds = {"items of the history masked": self.masked, "unmasked": self.unmasked}
+        kinds |= {f"{name} targets ({part.users:,} users)": part.metrics for name, part in self.slices.items()}
+        rows = [(kind, *(found[name].text() for name in HEADLINE)) for kind, found in kinds.items()]
+        notes = (self.protocol.line(), "Computed on people's data without noise: not private.")
+        return notebook.table("Evaluation, in %", ("", *(name.upper() for name in HEADLINE)), rows, notes)
 
 
 def _plain(value: Any) -> Any:
@@ -52,19 +71,39 @@ def _plain(value: Any) -> Any:
     return None if isinstance(value, float) and math.isnan(value) else value
 
 
-def evaluate(model: Scorer, held: HeldOut, item_count: int, *, seed: int = 0) -> Evaluation:
-    """Rank all items for every evaluated user. Popularity is counted in the histories. `seed` is of the bootstrap."""
-    ranked = rank(model, held, item_count)
+def evaluate(
+    model: Scorer,
+    held: HeldOut,
+    item_count: int,
+    *,
+    seed: int = 0,
+    cutoffs: Sequence[int] = (),
+    sample: int | None = None,
+    on_progress: Callable[[int], None] = lambda users: None,
+) -> Evaluation:
+    """Rank all items for every evaluated user. Popularity is counted in the histories.
+
+    seed: of the bootstrap and of the sample. cutoffs: beside 5, 10 and 20. sample: evaluate so many users, drawn uniformly;
+    the same for every model.
+    """
+    cutoffs, everyone = sorted({*CUTOFFS, *cutoffs}), len(held.evaluated)
+    if sample is not None and sample < everyone:
+        drawn = np.sort(np.random.default_rng(seed).choice(everyone, sample, replace=False))
+        held = replace(held, evaluated=held.evaluated[drawn], targets=held.targets[drawn])
+    ranked = rank(model, held, item_count, max(cutoffs), on_progress)
+    masked, users = ranked["masked"], len(held.histories)
     counts = np.bincount(held.histories.items, minlength=item_count + 1)
     counts[0] = 0
-    users = len(held.histories)
     return Evaluation(
-        protocol=Protocol(held.item, len(held.evaluated), item_count, users - len(held.evaluated)),
-        masked=metrics(ranked["masked"].ranks, seed),
-        unmasked=metrics(ranked["unmasked"].ranks, seed),
-        slices=_slices(ranked["masked"].ranks, held.targets, counts, seed),
-        coverage={f"coverage@{k}": _coverage(ranked["masked"], k, item_count) for k in CUTOFFS},
-        mean_popularity={f"popularity@{k}": _mean_popularity(ranked["masked"], k, counts / users) for k in CUTOFFS},
+        protocol=Protocol(
+            held.item, len(held.evaluated), item_count, users - everyone, held.asked, held.left_out, everyone
+        ),
+        masked=metrics(masked.ranks, seed, cutoffs),
+        unmasked=metrics(ranked["unmasked"].ranks, seed, cutoffs),
+        slices=_slices(masked.ranks, held.targets, counts, seed, cutoffs),
+        coverage={f"coverage@{k}": _coverage(masked, k, item_count) for k in cutoffs},
+        mean_popularity={f"popularity@{k}": _mean_popularity(masked, k, counts / users) for k in cutoffs},
+        ranks=masked.ranks,
     )
 
 
@@ -80,12 +119,14 @@ def popularity_classes(counts: np.ndarray) -> np.ndarray:
     return classes
 
 
-def _slices(ranks: np.ndarray, targets: np.ndarray, counts: np.ndarray, seed: int) -> dict[str, Slice]:
+def _slices(
+    ranks: np.ndarray, targets: np.ndarray, counts: np.ndarray, seed: int, cutoffs: Sequence[int]
+) -> dict[str, Slice]:
     classes = popularity_classes(counts)
     result = {}
     for number, name in enumerate(SLICES):
         chosen = ranks[classes[targets] == number]
-        result[name] = Slice(int((classes[1:] == number).sum()), len(chosen), metrics(chosen, seed))
+        result[name] = Slice(int((classes[1:] == number).sum()), len(chosen), metrics(chosen, seed, cutoffs))
     return result
 
 

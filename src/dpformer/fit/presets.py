@@ -19,7 +19,7 @@ from dpformer.fit.recipe import STAGES, TRANSFORMER_ONLY, NetworkSettings, Recip
 
 Values = dict[str, Any]
 _HISTOGRAM = {"stage": "histogram", "share": 0.03}
-# DP-SGD alone. docs/pure.md has what each setting is worth.
+# DP-SGD alone. docs/statistics.md has what each setting is worth.
 _PURE = {"max_length": 200, "vocabulary": 1000, "recency": 1.2}
 _PURE_STEPS = {"stage": "dpsgd", "epochs": 20.0}
 

@@ -152,7 +152,7 @@ class DPSGDSettings(Settings):
     def batch_of(self, users: int) -> int:
         """The expected batch size for so many users, which is public.
 
-        Few users: more steps of smaller batches (MovieLens-1M); many: fewer of larger ones (Amazon Games). docs/pure.md.
+        Few users: more steps of smaller batches (MovieLens-1M); many: fewer of larger ones (Amazon Games). docs/statistics.md.
         """
         return min(self.batch_size or max(1, users // (4 if users < FEW_USERS else 2)), users)
 

@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 from dpformer.data import Dataset, Sequences
+from dpformer.data.split import trained_on
 from dpformer.fit.recipe import Recipe
 from dpformer.privacy import Curator, PrivacyPlan, PrivacyStatement
 from dpformer.privacy.parts import AccountPart, DataPart, TuningPart
 from dpformer.privacy.statement import Circumstances, build_statement
 from dpformer.training.groups import slack_in_words
-
-TRAINED_ON = {
-    "validation": "each user's events but the last two (all of them, of users with fewer than three)",
-    "test": "each user's events but the last one (all of them, of users with fewer than three)",
-    "nothing": "all events",
-}
-
 
 NOTHING_SELECTED = (
     "no item was selected: without privacy (epsilon inf) all items of the log are in the catalogue, in spite of --catalogue "
@@ -50,7 +44,7 @@ def state_privacy(
 ) -> PrivacyStatement:
     """The privacy statement of a run, from what its ledger says was charged."""
     plan = curator.plan
-    data = data_part(dataset, plan.private, TRAINED_ON[recipe.hold_out])
+    data = data_part(dataset, plan.private, trained_on(recipe.hold_out, dataset.log.get("date")))
     public = ["the catalogue of items"] if data.catalogue == "log" else []
     if recipe.network is not None:
         public.append(f"the greatest length of a history, {recipe.network.max_length}")

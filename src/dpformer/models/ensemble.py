@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
 from torch import Tensor
 
 from dpformer.models.network import Network, NetworkSpec
-from dpformer.models.recommender import Recommender, Spec, build, parse_spec, register
+from dpformer.models.recommender import Recommender, Scores, Spec, build, first_of, parse_spec, register
 from dpformer.models.transitions import TransitionScorer, TransitionsSpec
 
 # Items outside the statistics' head have scores that only order them, far below all others: there the network decides.
@@ -64,6 +64,36 @@ class Ensemble(Recommender):
         transitions = self.transitions(history, lengths)
         both = self.network(history, lengths) + self.spec.weight * transitions.clamp_min(FLOOR)
         return torch.where((lengths == 0)[:, None], transitions, both)
+
+    def candidates(self, best: int, allowed: Tensor) -> Tensor:
+        """What the network or the transitions score by the history, and the first of the other items.
+
+        Those have the score bias + weight max(least of the head + tail, FLOOR): a maximum of two terms, each of which
+        orders them in the same way for all histories. The best of the maximum are among the best of both.
+        """
+        tail, bias = self.transitions.tail, self.network.output_bias
+        inside = self.network.vocabulary() | (tail == 0)
+        orders = (tail, bias, bias + self.spec.weight * tail)
+        rest = [first_of(order, allowed & ~inside, best) for order in orders]
+        return torch.cat([(allowed & inside).nonzero()[:, 0], *rest]).unique()
+
+    def scorer(self, items: Tensor) -> Scores:
+        """The weighted sum for some columns."""
+        parts = self.network.scorer(items), self.transitions.scorer(items)
+
+        def scores(history: Tensor, lengths: Tensor) -> Tensor:
+            network, transitions = (part(history, lengths) for part in parts)
+            network.add_(transitions.clamp_min(FLOOR), alpha=self.spec.weight)
+            empty = lengths == 0
+            network[empty] = transitions[empty]
+            return network
+
+        return scores
+
+    def similar(self, item: int) -> Tensor | None:
+        """By the network; by the transitions for items that it does not have."""
+        found = self.network.similar(item)
+        return self.transitions.similar(item) if found is None else found
 
     def popularity(self) -> Tensor | None:
         """The network's frequencies if they were released, else those of the transitions."""

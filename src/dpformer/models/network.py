@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from pydantic import Field
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from dpformer.models.recommender import Recommender, Spec, last_kept
+from dpformer.models.recommender import Recommender, Scores, Spec, first_of, last_kept
 
 
 class NetworkSpec(Spec):
@@ -132,6 +133,44 @@ class Network(Recommender):
             own = last @ self.table[1:].T
             scores = self.output_bias.expand(own.shape[0], -1).index_add(1, self.chosen[1:], own)
         return torch.where((lengths == 0)[:, None], self._without_history(), scores)
+
+    def vocabulary(self) -> Tensor:
+        """The items that the history scores, bool `[items + 1]`."""
+        return self.places() > 0
+
+    def candidates(self, best: int, allowed: Tensor) -> Tensor:
+        """The vocabulary, and of the other items the first by their bias, and by frequency for empty histories."""
+        if self.chosen is None:
+            return super().candidates(best, allowed)
+        inside = self.vocabulary()
+        orders = (self.output_bias, self._without_history())
+        rest = [first_of(order, allowed & ~inside, best) for order in orders]
+        return torch.cat([(allowed & inside).nonzero()[:, 0], *rest]).unique()
+
+    @torch.no_grad()
+    def scorer(self, items: Tensor) -> Scores:
+        """`forward` for some columns. The part of a small table is copied once, of a large one for each batch."""
+        rows, count = self.places()[items], self.spec.items
+        every = len(items) == count and torch.equal(items, torch.arange(1, count + 1))
+        small = None if self.chosen is None else self.table.detach()[rows] * (rows > 0)[:, None]
+        bias, cold = self.output_bias[items], self._without_history()[items]
+
+        def scores(history: Tensor, lengths: Tensor) -> Tensor:
+            table = small if small is not None else self.table[1:] if every else self.table[items]
+            found = torch.addmm(bias, self.last_state(history, lengths), table.T)
+            found[lengths == 0] = cold
+            return found
+
+        return scores
+
+    @torch.no_grad()
+    def similar(self, item: int) -> Tensor | None:
+        """The cosine of rows of the output table."""
+        rows = self.places()
+        if not rows[item]:
+            return None
+        unit = F.normalize(self.table, dim=1)
+        return (unit @ unit[rows[item]])[rows].masked_fill(rows == 0, -torch.inf)
 
     def popularity(self) -> Tensor | None:
         """The released frequencies."""

@@ -8,7 +8,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from dpformer.models.recommender import Recommender, Spec, register, restore
+from dpformer.models.recommender import Recommender, Scores, Spec, first_of, register, restore
 
 
 class PopularitySpec(Spec):
@@ -41,6 +41,15 @@ class Popularity(Recommender):
     def forward(self, history: Tensor, lengths: Tensor) -> Tensor:
         """The counts, for every history."""
         return self.counts.expand(history.shape[0], -1).clone()
+
+    def candidates(self, best: int, allowed: Tensor) -> Tensor:
+        """The most frequent items."""
+        return first_of(self.counts, allowed, best)
+
+    def scorer(self, items: Tensor) -> Scores:
+        """Their counts."""
+        counts = self.counts[items]
+        return lambda history, lengths: counts.repeat(history.shape[0], 1)
 
     def popularity(self) -> Tensor:
         """The counts, at least the floor."""

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from dpformer.models.network import Network
 
 
+Scores = Callable[[Tensor, Tensor], Tensor]
+
+
 class Spec(BaseModel):
     """All that is needed to build a model, but for its tensors; saved as `model.json`. A subclass per model."""
 
@@ -39,6 +42,11 @@ class Recommender(nn.Module):
         super().__init__()
         self.spec = spec
 
+    @property
+    def item_count(self) -> int:
+        """The number of items of the catalogue."""
+        return self.spec.items
+
     def forward(self, history: Tensor, lengths: Tensor) -> Tensor:
         """Score all items.
 
@@ -57,6 +65,24 @@ class Recommender(nn.Module):
         scores: Tensor = self(history, lengths)
         return scores
 
+    def candidates(self, best: int, allowed: Tensor) -> Tensor:
+        """Numbers of items among which, for every history, are the `best` best of the items `allowed`, bool `[items + 1]`.
+
+        Where scores tie, they are some of the best. Models that score few items by the history return few.
+        """
+        return allowed.nonzero()[:, 0]
+
+    def scorer(self, items: Tensor) -> Scores:
+        """A function from history and lengths, as in `forward`, to the scores of these items alone, `[B, len(items)]`."""
+        return lambda history, lengths: self(history, lengths)[:, items]
+
+    def similar(self, item: int) -> Tensor | None:
+        """How alike each item is to this one, `[items + 1]`, by released values; -inf for items of which nothing is known.
+
+        None if nothing about this item was released.
+        """
+        return None
+
     def popularity(self) -> Tensor | None:
         """Released frequencies of items up to a factor, `[items + 1]`; 0 for padding, and where only an order was released.
 
@@ -70,6 +96,12 @@ class Recommender(nn.Module):
 
     def check(self) -> None:
         """Raise a ValueError if a tensor holds values that this model cannot have; shapes are right already."""
+
+
+def first_of(order: Tensor, allowed: Tensor, best: int) -> Tensor:
+    """Numbers of the `best` allowed items with the largest values, `[items + 1]`."""
+    inside = allowed.nonzero()[:, 0]
+    return inside[order[inside].topk(min(best, len(inside))).indices]
 
 
 Model = TypeVar("Model", bound=Recommender)

@@ -13,7 +13,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from dpformer.models.recommender import Recommender, Spec, last_kept, register, restore
+from dpformer.models.recommender import Recommender, Scores, Spec, first_of, last_kept, register, restore
 
 
 class TransitionsSpec(Spec):
@@ -64,16 +64,41 @@ class TransitionScorer(Recommender):
 
     def forward(self, history: Tensor, lengths: Tensor) -> Tensor:
         """The formula above; `prior` and `tail` alone for an empty history."""
+        return self._columns(history, lengths, self._places(), slice(None))
+
+    def _places(self) -> Tensor:
+        """The place in the head of each item, `[items + 1]`; P outside of it."""
+        numbers = torch.arange(self.spec.head, device=self.head.device)
+        return torch.full_like(self.tail, self.spec.head, dtype=torch.int64).scatter(0, self.head, numbers)
+
+    def _columns(self, history: Tensor, lengths: Tensor, place: Tensor, items: Tensor | slice) -> Tensor:
+        """Scores of these items."""
         size, recent = self.spec.head, self.spec.recent
-        numbers = torch.arange(size, device=self.head.device)
-        place = torch.full_like(self.tail, size, dtype=torch.int64).scatter(0, self.head, numbers)
         places = place[history]
         inside = torch.arange(history.shape[1], device=history.device) < lengths[:, None]
         last, _ = last_kept(places, inside & (places < size), recent, size)
         weights = (1 / torch.arange(1, recent + 1, device=history.device)).expand(last.shape[0], -1).contiguous()
         head = F.embedding_bag(last, self.matrix, per_sample_weights=weights, mode="sum") + self.prior
         # One more column, for all items outside the head: they stand below its least score.
-        return torch.cat([head, head.amin(1, keepdim=True)], 1)[:, place] + self.tail
+        return torch.cat([head, head.amin(1, keepdim=True)], 1)[:, place[items]] + self.tail[items]
+
+    def candidates(self, best: int, allowed: Tensor) -> Tensor:
+        """The head, and the first items outside of it."""
+        head = self._places() < self.spec.head
+        return torch.cat([(allowed & head).nonzero()[:, 0], first_of(self.tail, allowed & ~head, best)])
+
+    def scorer(self, items: Tensor) -> Scores:
+        """`forward` for some columns."""
+        place = self._places()
+        return lambda history, lengths: self._columns(history, lengths, place, items)
+
+    def similar(self, item: int) -> Tensor | None:
+        """The cosine of what follows and what goes before: rows and columns of M."""
+        place = self._places()
+        if place[item] == self.spec.head:
+            return None
+        both = F.normalize(torch.cat([self.matrix[:-1], self.matrix[:-1].T], 1), dim=1)
+        return torch.cat([both @ both[place[item]], both.new_full((1,), -torch.inf)])[place]
 
     def popularity(self) -> Tensor | None:
         """The noisy histogram over its mean, in the head; of the other items only the order was released."""

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Field, ValidationError, model_validator
 
-from dpformer import __version__
+from dpformer import __version__, notebook
 from dpformer.errors import PrivacyError
 from dpformer.privacy import wording
 from dpformer.privacy.accounting import epsilon
@@ -85,6 +85,19 @@ class PrivacyStatement(Part):
     def text(self) -> str:
         """The statement in words, a few lines."""
         return wording.in_words(self)
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def __repr__(self) -> str:
+        return f"<PrivacyStatement: {self.text().splitlines()[0]}>"
+
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        title, *lines = self.text().splitlines()
+        named = (line.partition(": ") for line in lines)
+        rows = [(name, text) if text and len(name) < 40 else ("", name + colon + text) for name, colon, text in named]
+        return notebook.table(title, (), rows)
 
 
 @dataclass(frozen=True)

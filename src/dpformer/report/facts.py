@@ -133,7 +133,7 @@ def written_histories(artifact: Artifact, weights: Tensor, count: int = HISTORIE
     length = max(1, min(length, items - 1, longest))
     s = torch.multinomial(weights, count, replacement=True, generator=generator)[:, None]
     while s.shape[1] < length:
-        scores = artifact.scores(s, torch.full((count,), s.shape[1]))
+        scores = artifact.model.scores(s, torch.full((count,), s.shape[1]))
         scores[:, 0] = -torch.inf
         scores.scatter_(1, s, -torch.inf)
         s = torch.cat([s, torch.multinomial(scores.softmax(1), 1, generator=generator)], 1)

@@ -8,7 +8,7 @@ from markupsafe import Markup
 
 from dpformer.evaluation.evaluate import SLICES
 from dpformer.report.facts import Facts
-from dpformer.report.svg import Axis, Bar, Series, bars, intervals, lines
+from dpformer.svg import Axis, Bar, Series, bars, intervals, lines
 
 
 def _percent(value: float) -> str:

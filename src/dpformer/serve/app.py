@@ -13,13 +13,14 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
 from dpformer import __version__
+from dpformer.errors import DPFormerError
 from dpformer.serve import schema
 from dpformer.serve.batcher import Batcher, BusyError
 from dpformer.serve.guard import Guard
 from dpformer.serve.limits import Limits
 from dpformer.serve.metrics import CONTENT_TYPE, Metrics
 from dpformer.serve.ranker import Query as Ask
-from dpformer.serve.ranker import Ranker, UnknownColumnError
+from dpformer.serve.ranker import Ranker
 from dpformer.serve.search import ItemSearch
 
 SERVED = (
@@ -78,13 +79,16 @@ def create_app(
         """The best k items for each history. Items that are not in the catalogue are skipped and named."""
         request.scope["histories"] = len(asked.histories)
         try:
-            forbidden = ranker.forbidden(asked.filters)
-        except UnknownColumnError as error:
-            problem = {"type": "unknown_column", "loc": ["body", "filters"], "msg": str(error)}
-            return JSONResponse({"detail": [problem]}, 422)
+            # Without filters it is made already; a condition on many items takes some milliseconds.
+            plain = asked.only is None and asked.where is None
+            best, unknown_only = (
+                ranker.best(None, None) if plain else await asyncio.to_thread(ranker.best, asked.only, asked.where)
+            )
+        except DPFormerError as error:
+            return _refused("where", error)
         exclude, unknown_exclude = artifact.encode(asked.exclude)
         encoded = [artifact.encode(history) for history in asked.histories]
-        queries = [Ask(history, asked.k, exclude, forbidden, asked.seen) for history, _ in encoded]
+        queries = [Ask(history, asked.k, exclude + ([] if asked.seen else history), best) for history, _ in encoded]
         try:
             answers = await asyncio.wait_for(batcher.ask(queries), limits.timeout)
         except (TimeoutError, BusyError):
@@ -92,20 +96,13 @@ def create_app(
         rankings = [
             {
                 "items": [item(n) | {"rank": rank, "score": score} for rank, (n, score) in enumerate(ranked, 1)],
+                "missing": asked.k - len(ranked),
                 "unknown": unknown,
                 "ranked_by": "history" if history else artifact.cold_start,
             }
             for ranked, (history, unknown) in zip(answers, encoded, strict=True)
         ]
-        return JSONResponse({"rankings": rankings, "unknown_exclude": unknown_exclude})
-
-    # The limits of this server are in the type, so the route is added by hand.
-    recommend.__annotations__ = {
-        "asked": schema.request_within(limits, ranker.columns),
-        "request": Request,
-        "return": JSONResponse,
-    }
-    app.post("/recommend", response_model=schema.RecommendAnswer, responses=_BUSY)(recommend)
+        return JSONResponse({"rankings": rankings, "unknown": unknown_only + unknown_exclude})
 
     @app.get("/items", response_model=schema.ItemsAnswer)
     def items(
@@ -115,6 +112,30 @@ def create_app(
         """Items of the catalogue by what people type."""
         places, more = search.find(q, limit)
         return JSONResponse({"items": [item(place + 1) for place in places], "more": more})
+
+    def similar(item_id: str, k: int = 10, where: str | None = None) -> JSONResponse:
+        """The items most like an item, by the released model alone."""
+        try:
+            rows = artifact.similar(item_id, k, where=where).to_dicts()
+        except DPFormerError as error:
+            return _refused("item_id", error)
+        items = [{**row, "item_id": str(row["item_id"]), "title": row.get("title")} for row in rows]
+        return JSONResponse({"items": items, "missing": k - len(items)})
+
+    # The limits of this server are in the types, so these routes are added by hand.
+    recommend.__annotations__ = {
+        "asked": schema.request_within(limits, ranker.columns),
+        "request": Request,
+        "return": JSONResponse,
+    }
+    app.post("/recommend", response_model=schema.RecommendAnswer, responses=_BUSY)(recommend)
+    similar.__annotations__ = {
+        "item_id": Annotated[str, Query(max_length=1000, description="An item id or a title.")],
+        "k": Annotated[int, Query(ge=1, le=limits.k)],
+        "where": Annotated[str | None, Query(max_length=schema.WHERE, description=schema.where_text(ranker.columns))],
+        "return": JSONResponse,
+    }
+    app.get("/similar", response_model=schema.SimilarAnswer, responses=_BUSY)(similar)
 
     privacy_text = JSONResponse(
         {"text": artifact.statement.text(), "served": SERVED, "statement": artifact.statement.model_dump(mode="json")}
@@ -132,7 +153,7 @@ def create_app(
             "status": "ok",
             "model": artifact.model.spec.name,
             "items": len(ranker.ids),
-            "filters": ranker.columns,
+            "columns": ranker.columns,
             "max_k": limits.k,
             "max_history": limits.history,
         }
@@ -163,6 +184,10 @@ def create_app(
         content = (files("dpformer.serve") / "page" / name).read_bytes()
         app.get(path, include_in_schema=False)(_file(content, kind))
     return app
+
+
+def _refused(field: str, error: DPFormerError) -> JSONResponse:
+    return JSONResponse({"detail": [{"type": "refused", "loc": [field], "msg": str(error)}]}, 422)
 
 
 def _file(content: bytes, kind: str) -> Any:

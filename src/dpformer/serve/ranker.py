@@ -2,43 +2,41 @@
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import polars as pl
-import torch
-from torch import Tensor
 
 from dpformer.artifact import Artifact, load
 from dpformer.artifact.layout import MODEL
 from dpformer.errors import DPFormerError
 from dpformer.files import sha256
+from dpformer.models.top import Best
 
-_MASKS = 64
+_FILTERS = 16
 
 
 @dataclass(frozen=True)
 class Query:
-    """One history of item numbers, and what is wanted for it. forbidden: bool `[items + 1]`, or None."""
+    """One history of item numbers, how many items are wanted, which are left out, and what ranks them: the filters."""
 
     history: list[int]
     k: int
-    exclude: list[int]
-    forbidden: Tensor | None
-    seen: bool
-
-
-class UnknownColumnError(DPFormerError):
-    """A filter names a column that the catalogue does not have."""
+    left_out: list[int]
+    best: Best
 
 
 class Ranker:
-    """A released model that answers many queries at once. name, sha256: of its run folder and of its weights."""
+    """A released model that answers many queries at once, of at most `k` items each.
 
-    def __init__(self, artifact: Artifact, name: str = "", sha256: str = "") -> None:
-        self.artifact, self.name, self.sha256 = artifact, name, sha256
+    name, sha256: of its run folder and of its weights.
+    """
+
+    def __init__(self, artifact: Artifact, name: str = "", sha256: str = "", k: int = 100) -> None:
+        self.artifact, self.name, self.sha256, self.k = artifact, name, sha256, k
         catalogue = artifact.catalogue
         self.ids = catalogue["item_id"].cast(pl.String).to_list()
         has_titles = "title" in catalogue.columns
@@ -46,52 +44,37 @@ class Ranker:
             catalogue["title"].cast(pl.String).to_list() if has_titles else [None] * len(catalogue)
         )
         self.columns = [name for name in catalogue.columns if name != "item"]
-        self._masks: OrderedDict[str, Tensor] = OrderedDict()
-        self.answer([Query([], 1, [], None, False), Query([1], 1, [], None, False)])  # the first pass is a slow one
+        self._filters: OrderedDict[str, Best] = OrderedDict()
+        self._lock = threading.Lock()
+        everything = self.best(None, None)[0]
+        self.answer([Query([], 1, [], everything), Query([1], 1, [], everything)])  # the first pass is a slow one
 
-    def forbidden(self, filters: Mapping[str, Sequence[str]]) -> Tensor | None:
-        """What the filters leave out, bool `[items + 1]`; None without filters. An item has to pass all of them."""
-        if not filters:
-            return None
-        key = repr(sorted((column, sorted(set(values))) for column, values in filters.items()))
-        if key not in self._masks:
-            allowed = torch.ones(len(self.ids), dtype=torch.bool)
-            for column, values in filters.items():
-                if column not in self.columns:
-                    raise UnknownColumnError(
-                        f"the catalogue has no column {column!r} to filter on: it has {', '.join(self.columns)}"
-                    )
-                series = self.artifact.catalogue[column]
-                wanted = pl.Series(list(values), dtype=pl.String)
-                if isinstance(series.dtype, pl.List):  # an item with several values passes with any of them
-                    rows = series.cast(pl.List(pl.String)).list.set_intersection(wanted.to_list()).list.len() > 0
-                else:
-                    rows = series.cast(pl.String).is_in(wanted.implode())
-                allowed &= torch.from_numpy(rows.fill_null(False).to_numpy().copy())
-            self._masks[key] = torch.cat([torch.ones(1, dtype=torch.bool), ~allowed])
-        self._masks.move_to_end(key)
-        while len(self._masks) > _MASKS:
-            self._masks.popitem(last=False)
-        return self._masks[key]
+    def best(self, only: Sequence[str] | None, where: str | None) -> tuple[Best, list[str]]:
+        """What ranks the items that pass these filters, and what of `only` is not in the catalogue."""
+        unknown = [] if only is None else self.artifact.encode(only)[1]
+        key = repr((None if only is None else sorted(only), where))
+        with self._lock:
+            if key not in self._filters:
+                self._filters[key] = self.artifact.best(self.k, self.artifact.allowed(only, (), where)[0])
+            self._filters.move_to_end(key)
+            if len(self._filters) > _FILTERS:
+                self._filters.popitem(last=False)
+            return self._filters[key], unknown
 
-    @torch.inference_mode()
     def answer(self, queries: Sequence[Query]) -> list[list[tuple[int, float]]]:
         """Item numbers and scores for each query, best first; fewer than k where fewer are left."""
-        scores = self.artifact.score_histories([q.history for q in queries], [q.seen for q in queries])
-        for row, query in zip(scores, queries, strict=True):
-            if query.forbidden is not None:
-                row.masked_fill_(query.forbidden, -torch.inf)
-            if query.exclude:
-                row[torch.tensor(query.exclude, dtype=torch.int64)] = -torch.inf
-        top = scores.topk(min(max(q.k for q in queries), len(self.ids)), dim=1)
-        rows = zip(queries, top.indices.tolist(), top.values.tolist(), strict=True)
-        return [
-            [(item, score) for item, score in zip(items[: q.k], values[: q.k], strict=True) if score > -torch.inf]
-            for q, items, values in rows
-        ]
+        answers: list[list[tuple[int, float]]] = [[] for _ in queries]
+        for best in {id(query.best): query.best for query in queries}.values():
+            places = [place for place, query in enumerate(queries) if query.best is best]
+            asked = [queries[place] for place in places]
+            ranked = best.rank(self.artifact.read([q.history for q in asked]), [q.left_out for q in asked])
+            for place, query, items, values in zip(places, asked, *(part.tolist() for part in ranked), strict=True):
+                pairs = zip(items[: query.k], values[: query.k], strict=True)
+                answers[place] = [(item, value) for item, value in pairs if item]
+        return answers
 
 
-def load_for_serving(run: Path, not_private: bool = False) -> Ranker:
+def load_for_serving(run: Path, not_private: bool = False, k: int = 100) -> Ranker:
     """The ranker of a run folder; refuses what should not be put before people."""
     artifact = load(run)
     statement = artifact.statement
@@ -105,4 +88,4 @@ def load_for_serving(run: Path, not_private: bool = False) -> Ranker:
             f"{run}: its guarantee does not hold ({'; '.join(statement.insecure)}); serve another run, or say --not-private "
             "if that is meant"
         )
-    return Ranker(artifact, run.resolve().name, sha256(run / MODEL))
+    return Ranker(artifact, run.resolve().name, sha256(run / MODEL), k)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, create_model
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model
 
 from dpformer.privacy import PrivacyStatement
 from dpformer.serve.limits import Limits
 
 # Of ids that are numbers: all of 64 bits. A power of ten, since those who write JSON may round larger powers of two.
 MOST = 10**19
+# Characters of a condition.
+WHERE = 500
 
 
 def _text(value: Any) -> Any:
@@ -44,34 +46,35 @@ class RecommendRequest(_Request):
 
     histories: list[list[Item]]
     k: int
+    only: list[Item] | None
     exclude: list[Item]
-    filters: dict[str, list[Item]]
+    where: str | None
     seen: bool
+
+
+def where_text(columns: list[str]) -> str:
+    """The description of a condition on the catalogue."""
+    return f"An SQL condition on the columns of the catalogue ({', '.join(columns)}), such as: item_id <> 'a'"
 
 
 def request_within(limits: Limits, columns: list[str]) -> type[RecommendRequest]:
     """The request, with the limits of this server and the columns that it can filter on."""
     history = Annotated[list[Item], Field(max_length=limits.history)]
-    listed = Annotated[list[Item], Field(max_length=limits.listed)]
     fields: dict[str, Any] = {
         "histories": (
             list[history],
             Field(min_length=1, max_length=limits.histories, description="Items of each person, oldest first."),
         ),
         "k": (int, Field(10, ge=1, le=limits.k, description="How many items for each.")),
+        "only": (
+            list[Item] | None,
+            Field(None, max_length=limits.listed, description="Recommend these items alone."),
+        ),
         "exclude": (
             list[Item],
             Field([], max_length=limits.listed, description="Items that are not to be recommended."),
         ),
-        "filters": (
-            dict[str, listed],
-            Field(
-                {},
-                max_length=8,
-                description="Columns of the catalogue, each with the values that are allowed.",
-                json_schema_extra={"propertyNames": {"enum": list[JsonValue](columns)}},
-            ),
-        ),
+        "where": (str | None, Field(None, max_length=WHERE, description=where_text(columns))),
         "seen": (bool, Field(False, strict=True, description="Recommend items of the history too.")),
     }
     example: Any = {"histories": [["book-000", "book-001"]], "k": 5, "exclude": ["book-002"]}
@@ -99,15 +102,23 @@ class Ranking(BaseModel):
     """The answer to one history: best first, and what was not understood."""
 
     items: list[RankedItem]
+    missing: int = Field(description="How many fewer than k they are: no more items pass the filters.")
     unknown: list[str] = Field(description="Items of the history that are not in the catalogue; they were skipped.")
     ranked_by: str = Field(description="'history', or how a history without an item of the catalogue was ranked.")
 
 
 class RecommendAnswer(BaseModel):
-    """One ranking a history, in their order."""
+    """One ranking per history, in their order."""
 
     rankings: list[Ranking]
-    unknown_exclude: list[str] = Field(description="Excluded items that are not in the catalogue.")
+    unknown: list[str] = Field(description="Items of `only` and `exclude` that are not in the catalogue.")
+
+
+class SimilarAnswer(BaseModel):
+    """The items most like an item, best first, and how many fewer than k they are."""
+
+    items: list[RankedItem]
+    missing: int
 
 
 class ItemsAnswer(BaseModel):
@@ -123,7 +134,7 @@ class Health(BaseModel):
     status: str
     model: str
     items: int
-    filters: list[str] = Field(description="Columns of the catalogue that can be filtered on.")
+    columns: list[str] = Field(description="Columns of the catalogue for `where`.")
     max_k: int
     max_history: int
 

@@ -41,13 +41,13 @@ def show(figures: dict[str, Any]) -> Group:
 
 
 def markdown(figures: dict[str, Any]) -> str:
-    """The whole page; `dpformer bench -o docs` writes it."""
+    """The whole page; `dpformer bench -o docs/results` writes it."""
     machine = figures["machine"]
     sources = "; ".join(
         f"{key}: {w['source']}, {w['users']:,} users, {w['items']:,} items, L {w['L']}, {w['tokens']:,} tokens per epoch"
         for key, w in figures["workloads"].items()
     )
-    command = "dpformer bench --quick -o docs" if figures["quick"] else "dpformer bench -o docs"
+    command = "dpformer bench --quick -o docs/results" if figures["quick"] else "dpformer bench -o docs/results"
     text = f"""# Speed and memory
 
 <!-- not run: it writes this page, and takes minutes -->
@@ -66,9 +66,9 @@ the batch, evenly from the longest to the shortest users, and their time is scal
 process that does nothing else, including interpreter, libraries and data.
 
 Private training divides a batch into groups by people's places, sums each group in float32 and adds groups as whole numbers (see
-[the privacy page](privacy.md)). With two threads or more, two workers share the groups, each with half of the groups and half
+[the privacy page](../privacy.md)). With two threads or more, two workers share the groups, each with half of the groups and half
 of the token budget of a micro-batch, or less if the catalogue is large. One table shows the cost of the groups in padding,
-micro-batches and time, on one thread; `dpformer bench grouping -o docs` updates that table alone.
+micro-batches and time, on one thread; `dpformer bench grouping -o docs/results` updates that table alone.
 
 Ordinary PyTorch uses micro-batches of the whole budget, one after the other, with all threads. Much of its time goes into new
 memory, which the C library requests from the system for every tensor of logits and returns at once; private training reuses its

@@ -56,7 +56,9 @@ def page(figures: dict[str, Any]) -> Page:
     who = f"{OURS}: ours; {GHOST}: Ghost Clipping; {PLAIN}: no privacy"
     note = f"The paper claims {CLAIMS[name]}, in figures without numbers. {who}."
     headings = ("workload", "contender", unit, "ours is better by a factor of")
-    return Page(name.capitalize(), f"dpformer reproduce {name} --report docs -o docs/results", headings, rows, [note])
+    return Page(
+        name.capitalize(), f"dpformer reproduce {name} --report docs/results -o docs/results", headings, rows, [note]
+    )
 
 
 def draw(figures: dict[str, Any]) -> Figure:

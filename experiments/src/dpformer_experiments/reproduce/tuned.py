@@ -18,8 +18,7 @@ from typing import Any
 import numpy as np
 
 from dpformer.data import Sequences, load
-from dpformer.evaluation import held_out, rank
-from dpformer.evaluation.ranking import Scorer
+from dpformer.evaluation import Scorer, held_out, rank
 from dpformer.fit.scorers import to_scorer
 from dpformer.models import TransitionScorer
 from dpformer.privacy import Answer, Charge, Curator, PrivacyPlan, Query, Sample, Statistic
@@ -76,7 +75,7 @@ class Earlier:
 
     def sum(self, people: Sequences, sample: Sample, grid: float) -> Mapping[str, np.ndarray]:
         """The query's sum over these events."""
-        return self._query.sum(people.without_last(2), sample, grid)
+        return self._query.sum(people.training("validation"), sample, grid)
 
 
 class AskEarlier:

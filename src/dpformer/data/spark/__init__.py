@@ -1,4 +1,4 @@
-"""Prepare logs larger than one machine with Spark. See docs/scaling.md."""
+"""Prepare logs larger than one machine with Spark. See docs/data.md."""
 
 from dpformer.data.spark.engine import prepare_spark
 

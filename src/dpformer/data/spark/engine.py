@@ -30,7 +30,7 @@ from dpformer.data.options import Options
 from dpformer.data.read.columns import ITEM, TIME, TITLE, USER
 from dpformer.data.read.ids import sorted_ids
 from dpformer.data.read.log import first_line, scan
-from dpformer.data.sequences import flat
+from dpformer.data.sequences import TimeSplit, flat
 from dpformer.data.spark.events import Disk, SparkEvents
 from dpformer.data.spark.slices import Slices, check, cut, digest, read_events, read_votes
 from dpformer.data.store import ITEMS, SHARDS, finish, whole_folder
@@ -121,19 +121,24 @@ def _write(
         catalogue = make_catalogue(sorted_ids(ids, slices.untyped), titles)
     catalogue.write_parquet(aside / ITEMS)
     on_stage("sorting by time")
-    shards = _shards(events, catalogue, aside, max(1, math.ceil(len(events) / shard_events)))
+    shards = _shards(events, catalogue, aside, max(1, math.ceil(len(events) / shard_events)), record.cut)
     on_stage("counting")
-    users, lengths, item_events = _counted(shards, len(catalogue))
-    record.count_lengths(users, lengths)
+    people, item_events = _counted(shards, len(catalogue))
+    lengths = people["length"].to_numpy()
+    split = None if record.cut is None else TimeSplit(str(record.options.date), people["before"].to_numpy())
+    record.count_lengths(people["user_id"], lengths, split)
     on_stage("hashing the input")
     sizes = {"users": len(lengths), "items": len(catalogue), "events": int(lengths.sum())}
     manifest = record.manifest(sizes, digest(disk.spark, record.log.files))
     finish(aside, len(lengths), item_events, manifest, [*(f"{SHARDS}/{shard.name}" for shard in shards), ITEMS])
-    return {**manifest, "statistics": figures(lengths, item_events)}
+    return {**manifest, "statistics": figures(lengths, item_events, split)}
 
 
-def _shards(events: SparkEvents, catalogue: pl.DataFrame, aside: Path, count: int) -> list[Path]:
-    """Write one row per user, items sorted by time and row, users sorted by id, to part-00000, ..."""
+def _shards(events: SparkEvents, catalogue: pl.DataFrame, aside: Path, count: int, cut: int | None) -> list[Path]:
+    """Write one row per user, items sorted by time and row, users sorted by id, to part-00000, ...
+
+    cut: the time of a split, whose earlier events are counted in `before`.
+    """
     from pyspark.sql import functions as f
 
     # Items of a public catalogue are matched by text.
@@ -141,23 +146,25 @@ def _shards(events: SparkEvents, catalogue: pl.DataFrame, aside: Path, count: in
     numbers = events.disk.table(catalogue.select(key, "item"))
     order = [name for name in (TIME, "row") if name in events.frame.columns]
     numbered = events.frame.join(numbers, ITEM).select(USER, f.struct(*order, "item").alias("event"))
-    lists = numbered.groupBy(USER).agg(f.sort_array(f.collect_list("event"))["item"].alias("items"))
+    columns = [f.sort_array(f.collect_list("event"))["item"].alias("items")]
+    if cut is not None:
+        columns.append(f.count_if(f.col(f"event.{TIME}") < cut).alias("before"))
+    lists = numbered.groupBy(USER).agg(*columns)
     if events.people is not None:
-        nothing = f.array().cast("array<int>")
-        lists = events.people.join(lists, USER, "left").select(USER, f.coalesce("items", nothing).alias("items"))
+        empty = {"items": f.array().cast("array<int>"), "before": f.lit(0)}
+        filled = [f.coalesce(name, empty[name]).alias(name) for name in lists.columns if name != USER]
+        lists = events.people.join(lists, USER, "left").select(USER, *filled)
     written = events.disk.files(lists.repartitionByRange(count, USER).sortWithinPartitions(USER))
     full = [file for file in written if scan(file).select(pl.len()).collect().item()]
     (aside / SHARDS).mkdir()
     return [file.rename(aside / SHARDS / f"part-{place:05}.parquet") for place, file in enumerate(full)]
 
 
-def _counted(shards: list[Path], items: int) -> tuple[pl.Series, np.ndarray, np.ndarray]:
-    """Users, lengths of sequences, int64 [N], and events per item, int64 [M]; memory holds one shard's events at a time."""
-    users, lengths, counts = [], [], np.zeros(items + 1, dtype=np.int64)
+def _counted(shards: list[Path], items: int) -> tuple[pl.DataFrame, np.ndarray]:
+    """Users with `length` and, split by time, `before`; and events per item, int64 [M]. One shard is in memory at a time."""
+    users, counts = [], np.zeros(items + 1, dtype=np.int64)
     for shard in shards:
         frame = scan(shard).collect()
-        users.append(frame["user_id"])
-        lists = frame["items"]
-        lengths.append(lists.list.len().to_numpy().astype(np.int64))
-        counts += np.bincount(flat(lists).to_numpy(), minlength=items + 1)
-    return pl.concat(users), np.concatenate(lengths), counts[1:]
+        users.append(frame.with_columns(length=pl.col("items").list.len().cast(pl.Int64)).drop("items"))
+        counts += np.bincount(flat(frame["items"]).to_numpy(), minlength=items + 1)
+    return pl.concat(users), counts[1:]

@@ -155,13 +155,13 @@ $("unhide").addEventListener("click", () => {
   changed("Nothing is hidden.");
   $("k").focus();
 });
-$("k").addEventListener("change", () => changed(""));
+for (const name of ["k", "where", "seen"]) $(name).addEventListener("change", () => changed(""));
 
 // Recommendations
 
 async function recommend(news = "") {
   const turn = ++asked;
-  const body = { histories: [history.map((item) => item.item_id)], k: Number($("k").value), exclude: hidden.map((item) => item.item_id) };
+  const body = { histories: [history.map((item) => item.item_id)], k: Number($("k").value), exclude: hidden.map((item) => item.item_id), where: $("where").value.trim() || null, seen: $("seen").checked };
   let ranking;
   try {
     ranking = (await answer("recommend", body)).rankings[0];
@@ -172,6 +172,7 @@ async function recommend(news = "") {
   if (turn !== asked) return; // a newer question is under way
   warn("");
   $("by").textContent = ranking.ranked_by === "history" ? "After this history, best first." : "No history yet: ranked by " + ranking.ranked_by + ".";
+  if (ranking.missing) $("by").textContent += ` Only ${ranking.items.length} items are left.`;
   const held = $("ranked").contains(document.activeElement);
   const scores = ranking.items.map((item) => item.score);
   const best = Math.max(...scores), least = Math.min(...scores);
@@ -204,7 +205,8 @@ async function start() {
     const s = privacy.statement;
     const guaranteed = s.private && !s.insecure.length;
     $("version").textContent = `${version.run} (${version.sha256.slice(0, 12)}), dpformer ${version.dpformer}`;
-    $("served").textContent = `${health.model} over ${health.items.toLocaleString("en")} items`;
+    $("served").textContent = `${version.run}: ${health.model} over ${health.items.toLocaleString("en")} items`;
+    $("where-help").textContent = `An SQL condition such as: ${health.columns[0]} <> 'a'. Columns: ${health.columns.join(", ")}. Enter applies it.`;
     $("budget").textContent = s.private ? `ε = ${Number(s.epsilon).toPrecision(3)}, δ = ${s.delta.toExponential()}` : "Not private";
     if (guaranteed) $("reading").textContent = `For each of the ${s.users.toLocaleString("en")} people it was trained on, with all of their events. ${s.attack.reading}`;
     else {

@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from matplotlib.backends.backend_svg import FigureCanvasSVG
-from matplotlib.figure import Figure
 from rich.table import Table
 
 from dpformer.files import write_file, write_json
+from dpformer.svg import Axis, Bar, Series, alone, bars, lines
 from dpformer.trust.audit.suite import Audit
 
 Rows = list[tuple[str, ...]]
@@ -92,22 +91,22 @@ def markdown(result: Audit) -> str:
 
 def draw(result: Audit, path: Path) -> None:
     """Scores of canaries that were in and out; and the lower bounds beside the claim."""
-    figure = Figure(figsize=(9, 3.4), layout="constrained")
-    FigureCanvasSVG(figure)
-    left, right = figure.subplots(1, 2)
     run = result.one_run
-    bins = np.linspace(run.scores.min(), run.scores.max(), 30).tolist()
-    left.hist(run.scores[~run.inside], bins, alpha=0.6, label="canary out", color="#1b4f72")
-    left.hist(run.scores[run.inside], bins, alpha=0.6, label="canary in", color="#d95f02")
-    left.set(title="one training: score of each canary", xlabel="score", ylabel="canaries")
-    left.legend(frameon=False)
-    names = ["claimed", "found, mu-GDP", "found, (eps, delta)"]
-    values = [run.claimed_epsilon, run.gdp_epsilon_low, run.epsilon_low]
-    right.barh(names[::-1], values[::-1], color=["#999999", "#d95f02", "#1b4f72"])
-    for place, value in enumerate(values[::-1]):
-        right.text(value, place, f" {value:.2f}", va="center")
-    right.set(title=f"epsilon at delta {run.delta:g}: claim and lower bounds", xlim=(0, 1.15 * max(values)))
-    figure.savefig(path, format="svg", metadata={"Date": None})
+    edges = np.linspace(run.scores.min(), run.scores.max(), 31)
+    middles = (edges[1:] + edges[:-1]) / 2
+    series = [
+        Series(name, list(zip(middles.tolist(), np.histogram(scores, edges)[0].astype(float).tolist(), strict=True)))
+        for name, scores in (("canary in", run.scores[run.inside]), ("canary out", run.scores[~run.inside]))
+    ]
+    scores = lines("canaries by score", series, Axis("score"), Axis("canaries", low=0.0))
+    found = {
+        "claimed": run.claimed_epsilon,
+        "found, mu-GDP": run.gdp_epsilon_low,
+        "found, (eps, delta)": run.epsilon_low,
+    }
+    axis = Axis(f"epsilon at delta {run.delta:g}: claim and lower bounds", low=0.0, tick="{:.2f}".format)
+    claim = bars("claim and lower bounds", list(found), {"epsilon": [Bar(value) for value in found.values()]}, axis)
+    path.write_text(alone(scores, claim), encoding="utf-8")
 
 
 def write_report(result: Audit, folder: Path) -> None:

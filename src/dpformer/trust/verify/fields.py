@@ -109,7 +109,7 @@ def _other_content(folder: Path, artifact: Artifact, recipe: Recipe) -> Iterator
     expected: dict[str, tuple[Any, Any]] = {
         CONFIG: (config["recipe"], recipe.settings()),
         f"{CONFIG}: command": (config["command"], json.loads(json.dumps(command(recipe)))),
-        f"{CONFIG}: log": (set(artifact.log) - {"columns", "options", "command"}, set()),
+        f"{CONFIG}: log": (set(artifact.log) - {"columns", "options", "preparing", "date", "command"}, set()),
         SPEC: (read_json(folder / SPEC), artifact.model.spec.model_dump(mode="json")),
         MODEL: ((folder / MODEL).read_bytes(), to_safetensors(state)),
         PRIVACY: (read_json(folder / PRIVACY), json.loads(artifact.statement.to_json())),

@@ -14,9 +14,11 @@ from dp_accounting.pld import PLDAccountant
 from scipy.optimize import brentq
 from scipy.stats import norm
 
+from dpformer.artifact import read_config
 from dpformer.artifact.layout import PRIOR
+from dpformer.data.split import trained_on
 from dpformer.fit.recipe import Recipe
-from dpformer.fit.stated import TRAINED_ON, assumptions
+from dpformer.fit.stated import assumptions
 from dpformer.privacy import PrivacyStatement, read_ledger
 from dpformer.privacy.accounting import rdp_epsilon
 from dpformer.privacy.charge import Charge
@@ -55,7 +57,7 @@ def ledger_against_statement(folder: Path, statement: PrivacyStatement, recipe: 
         "neighbours": (NEIGHBOURS, statement.neighbours),
         "noise": (NoisePart(mode=mode, generator=GENERATORS[mode], grid=GRID), statement.noise),
         "marked insecure": (recipe.seed is not None, bool(statement.insecure)),
-        "trained on": (TRAINED_ON[recipe.hold_out], statement.data.trained_on),
+        "trained on": (trained_on(recipe.hold_out, read_config(folder)["log"].get("date")), statement.data.trained_on),
         "steps": (bool(plan.steps), steps is not None),
         "assumptions": (assumptions(plan, (folder / PRIOR).exists()), statement.assumptions),
     }

@@ -11,7 +11,7 @@ import polars as pl
 
 from dpformer.data import Dataset, Sequences, save
 from dpformer.data.manifest import MANIFEST_FORMAT, MANIFEST_VERSION
-from dpformer.data.sequences import SHORTEST_SPLIT, starts
+from dpformer.data.sequences import starts
 from dpformer.fit.recipe import Recipe, Tuning
 
 # People spread over the log, and events of the person who repeats one item.
@@ -69,12 +69,7 @@ def emptied(people: Sequences, out: np.ndarray | list[int]) -> Sequences:
 
 def write_data(folder: Path, sequences: Sequences, catalogue: pl.DataFrame) -> Path:
     """A prepared folder with these sequences."""
-    long = int((sequences.lengths >= SHORTEST_SPLIT).sum())
-    counts = {"evaluated_users": long, "short_users": len(sequences) - long}
-    save(
-        Dataset(sequences, catalogue, {"format": MANIFEST_FORMAT, "version": MANIFEST_VERSION, "counts": counts}),
-        folder,
-    )
+    save(Dataset(sequences, catalogue, {"format": MANIFEST_FORMAT, "version": MANIFEST_VERSION}), folder)
     return folder
 
 

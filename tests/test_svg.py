@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpformer.report.svg import WIDTH, Axis, Bar, Series, _Scale, _thinned, _ticks, bars, intervals, lines
+from dpformer.svg import WIDTH, Axis, Bar, Series, _Scale, _thinned, _ticks, alone, bars, intervals, lines
 
 finite = st.floats(-1e6, 1e6, allow_nan=False)
 
@@ -54,3 +54,11 @@ def test_text_is_escaped_and_what_is_no_number_left_out():
         assert "nan" not in svg
         assert f"0 0 {WIDTH}" in root.get("viewBox")
     assert len(ElementTree.fromstring(made[1]).findall("rect")) == 1
+
+
+def test_plots_side_by_side_are_one_file():
+    plot = lines("a < b", [Series("<i>", [(0.0, 1.0), (1.0, 2.0)])], Axis("x"), Axis("y"))
+    page = ElementTree.fromstring(alone(plot, plot))
+    assert [part.get("x") for part in page if part.tag.endswith("svg")] == ["0", str(WIDTH)]
+    assert page.get("width") == str(2 * WIDTH)
+    assert "<i>" in "".join(page.itertext())

@@ -1,6 +1,7 @@
 """Small plots as inline SVG. Colours come from the page's style sheet, so that one plot suits light, dark and paper.
 
-Everything that is text is escaped here; what a function returns is safe to put into a page.
+`alone` makes a file of plots, with a style sheet of its own. Everything that is text is escaped here; what a function returns
+is safe to put into a page.
 """
 
 from __future__ import annotations
@@ -12,6 +13,13 @@ from dataclasses import dataclass
 from markupsafe import Markup, escape
 
 WIDTH, HEIGHT = 440, 250
+_STYLE = """
+svg{background:#fff}text{fill:#444;font:12px system-ui,"DejaVu Sans",sans-serif}.grid,.whisker{stroke:#ddd;fill:none}
+.line{fill:none;stroke-width:2.2}.dashed{stroke-dasharray:5 4}
+.s0{stroke:#2f8a57}.s1{stroke:#1f77b4}.s2{stroke:#c2571a}.s3{stroke:#888}.bar{fill-opacity:.5}.bar.s0{fill:#2f8a57}.bar.s1{fill:#1f77b4}
+@media(prefers-color-scheme:dark){svg{background:#1b1e22}text{fill:#ccc}.grid,.whisker{stroke:#444}
+.s0{stroke:#7fd1a0}.s1{stroke:#7db8ee}.s2{stroke:#f0a268}.bar.s0{fill:#7fd1a0}.bar.s1{fill:#7db8ee}}
+"""
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 24, 30, 42
 _POINTS = 400
 
@@ -114,6 +122,17 @@ def intervals(label: str, rows: Sequence[tuple[str, Bar]], x: Axis) -> Markup:
         )
         parts.append(_text(high + 8, y + 8, x.tick(bar.value), "start", "value"))
     return _svg(label, parts, height)
+
+
+def alone(*plots: Markup) -> str:
+    """A file of its own, with these plots side by side; light or dark by the reader's setting."""
+    placed = "".join(
+        str(plot).replace("<svg ", f'<svg x="{place * WIDTH}" width="{WIDTH}" height="{HEIGHT}" ', 1)
+        for place, plot in enumerate(plots)
+    )
+    wide = len(plots) * WIDTH
+    start = f'<svg xmlns="http://www.w3.org/2000/svg" width="{wide}" height="{HEIGHT}" viewBox="0 0 {wide} {HEIGHT}">'
+    return f"{start}<style>{_STYLE}</style>{placed}</svg>\n"
 
 
 class _Scale:
