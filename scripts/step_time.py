@@ -183,12 +183,12 @@ def old_trainer(people: dict[str, Any], items: int, counts: np.ndarray, batch: i
     """By the classes of 8e3cf82."""
     import polars as pl
     import torch
+    from dpformer.training.recipe import Recipe
+    from dpformer.training.trainer import Trainer
 
     from dpformer.data import Sequences
     from dpformer.privacy import PrivacyPlan, create_ledger
     from dpformer.privacy.noise import noise_source
-    from dpformer.training.recipe import Recipe
-    from dpformer.training.trainer import Trainer
 
     users = len(people["users"])
     plan = PrivacyPlan(users, batch, STEPS, EPSILON, DELTA, SIGMA)
