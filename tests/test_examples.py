@@ -30,12 +30,6 @@ def test_a_tied_gpt2_learns_text_within_its_budget(capsys, monkeypatch):
     assert "of their norm" in out
 
 
-def test_the_tour(capsys):
-    out = run("tour.py", capsys)
-    assert "(8, 1e-05)-differential privacy" in out
-    assert float(re.search(r"transitions: NDCG@10 (\d+\.\d)", out)[1]) > 30  # popularity has 13.6
-
-
 def test_a_rule_of_ones_own(capsys):
     out = run("custom_rule.py", capsys)
     assert "'decay' is used by decayed_sum, which has no clipping rule" in out

@@ -221,9 +221,10 @@ def show_cells() -> Any:
 def _ended(outcome: Any, left: float) -> str:
     if outcome.record is None:
         return f"{outcome.cell.label}: {outcome.why or 'stopped and saved'}"
-    figure = 100 * outcome.record["test"]["masked"]["ndcg@10"]["value"]
+    item = "test" if "test" in outcome.record else "validation"
+    figure = 100 * outcome.record[item]["masked"]["ndcg@10"]["value"]
     return (
-        f"{outcome.cell.label}: NDCG@10 {figure:.2f} %, {outcome.record['core_seconds'] / 60:.1f} min; "
+        f"{outcome.cell.label}: {item} NDCG@10 {figure:.2f} %, {outcome.record['core_seconds'] / 60:.1f} min; "
         f"about {left / 60:,.0f} min of estimated work left"
     )
 

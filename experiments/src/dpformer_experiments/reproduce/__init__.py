@@ -29,6 +29,9 @@ RESULTS: dict[str, Result] = {
     "table-1": Result("tables", "accuracy on MovieLens-1M beside the paper's", {"name": "table-1"}),
     "table-2": Result("tables", "accuracy on Amazon Games beside the paper's", {"name": "table-2"}),
     "rates": Result("common", "learning rates of the common recipe, on the validation item"),
+    "paper": Result("queue_of_runs", "all trainings of these results, in the order of their value"),
+    "reattention": Result("regimes", "Re-Attention in paired runs, by regime"),
+    "ceiling": Result("ceiling", "SASRec without privacy, under the same evaluation"),
     "embedding-sharing": Result(
         "heat_maps", "a shared embedding, over batch sizes and rates", {"name": "embedding-sharing"}
     ),
@@ -40,5 +43,7 @@ RESULTS: dict[str, Result] = {
     "error-table": Result("error_table", "variances through activations"),
     "attention": Result("attention", "attention distraction, measured"),
     "transitions": Result("transitions", "the DP transition statistics, all slices"),
+    "claims": Result("claims", "the paper's claims and what was measured, in docs/paper.md"),
+    "refit": Result("refit", "release again after each quarter of MovieLens-1M: fit, or refit"),
     "results": Result("results", "all tables in one page, docs/results.md"),
 }

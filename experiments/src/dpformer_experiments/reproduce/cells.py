@@ -22,7 +22,8 @@ FREE = {"tuning"}
 class Cell:
     """work: a key of `work.WORK`; "recipe" trains `make_recipe(preset, **options)` in a run folder, with seeded noise.
 
-    every: also evaluate the iterate each time this many epochs have passed; these figures are not private.
+    every: also evaluate the iterate each time this many epochs have passed; these figures are not private. search: look at the
+    validation item only.
     """
 
     dataset: str
@@ -34,6 +35,7 @@ class Cell:
     options: dict[str, Any] = field(default_factory=dict)
     every: float | None = None
     delta: float = 1e-5
+    search: bool = False
 
     @property
     def recipe(self) -> Recipe:
@@ -58,6 +60,8 @@ class Cell:
         }
         if self.every is not None:
             settings["every"] = self.every
+        if self.search:
+            settings["search"] = True
         if self.work != "recipe":
             return settings | self.options
         typed = command(self.recipe)

@@ -1,5 +1,6 @@
 """Accuracy every five epochs, the vanilla Transformer against DPFormer, with bands over seeds.
 
+The paper's shape, repaired (`methods.REPAIR`), with one block of width 32. All of its 100 epochs are made.
 The figures of iterates come from people's data without noise: they are not private, choose nothing, and are marked so.
 """
 
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from dpformer_experiments.reproduce import paper
 from dpformer_experiments.reproduce.cells import Cell
-from dpformer_experiments.reproduce.methods import PAPER_ON
+from dpformer_experiments.reproduce.methods import REPAIR, SMALL
 from dpformer_experiments.reproduce.page import Page, new_figure
 from dpformer_experiments.reproduce.runner import CellResult, Running, run_cells
 from dpformer_experiments.reproduce.summary import METRICS, check_seeds, ending, mean_and_spread, with_spread
@@ -41,7 +42,7 @@ def declare(
             seed,
             "recipe",
             preset,
-            {**PAPER_ON.get(dataset, {}), **(options or {}), **own},
+            {**REPAIR, **SMALL.get(dataset, {}), **(options or {}), **own},
             every,
         )
         for seed in range(1, seeds + 1)
@@ -66,9 +67,9 @@ def measure(outcomes: Sequence[CellResult]) -> dict[str, Any]:
         curves = [outcome.record["iterates"] for outcome in mine if outcome.record is not None]
         missing = next((outcome.why for outcome in mine if outcome.record is None), "")
         if not curves:
-            rows.append({**about, "epoch": None, "seeds": 0, "not run": missing})
+            rows.append({**about, "epoch": None, "seeds": 0, "missing": missing})
         for points in zip(*curves, strict=True):
-            row: dict[str, Any] = {**about, "epoch": points[0]["epoch"], "seeds": len(points), "not run": missing}
+            row: dict[str, Any] = {**about, "epoch": points[0]["epoch"], "seeds": len(points), "missing": missing}
             for metric in METRICS:
                 values = [100 * point[metric] for point in points]
                 row |= mean_and_spread(metric, values)
@@ -84,13 +85,13 @@ def page(figures: dict[str, Any]) -> Page:
         point: tuple[str, ...] = ("", "", "")
         if row["epoch"] is not None:
             point = (f"{row['epoch']:g}", *(with_spread(row, metric) for metric in METRICS))
-        rows.append((row["dataset"], f"{row['epsilon']:g}", row["model"], *point, str(row["seeds"]), row["not run"]))
+        rows.append((row["dataset"], f"{row['epsilon']:g}", row["model"], *point, str(row["seeds"]), row["missing"]))
     note = (
         "In %, test item, seen masked, full ranking; mean and standard deviation over seeds. Figures of iterates come from "
         "people's data without noise: **they are not private**, and nothing is chosen by them. The paper shows curves, no "
         "numbers."
     )
-    headings = ("data", "epsilon", "model", "epoch", "NDCG@10", "HIT@10", "seeds", "not run")
+    headings = ("data", "epsilon", "model", "epoch", "NDCG@10", "HIT@10", "seeds", "missing")
     return Page("Convergence (not private)", "dpformer reproduce convergence -o docs/results", headings, rows, [note])
 
 

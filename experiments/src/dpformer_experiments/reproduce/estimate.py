@@ -54,16 +54,16 @@ class Estimates:
 
     def seconds(self, cell: Cell, folder: Path) -> float | None:
         """The seconds left for a cell; None if there is no estimate: it has no steps, and none of its kind is finished."""
-        left = 1.0
-        if (folder / PROGRESS).exists():
-            progress = read_json(folder / PROGRESS)
-            if progress["step"]:
-                left = 1 - progress["step"] / progress["steps"]
-        if finished := self._finished.get(_kind(cell)):
-            return left * sum(finished) / len(finished)
+        if (seconds := self.finished(cell, folder)) is not None:
+            return seconds
         if cell.work != "recipe" or not cell.recipe.steps_on_data:
             return None
-        return left * self._measured(cell)
+        return _left(folder) * self._measured(cell)
+
+    def finished(self, cell: Cell, folder: Path) -> float | None:
+        """The seconds left by finished cells of its kind alone, without a measurement."""
+        finished = self._finished.get(_kind(cell))
+        return _left(folder) * sum(finished) / len(finished) if finished else None
 
     def _measured(self, cell: Cell) -> float:
         shape = _kind(replace(cell, every=None), {*_FREE, "dpsgd.batch_size", "dpsgd.epochs"})
@@ -80,6 +80,12 @@ class Estimates:
     @functools.cache  # noqa: B019  - lives as long as one run of the runner
     def _users(self, name: str) -> int:
         return len(load(self._data[name]).sequences)
+
+
+def _left(folder: Path) -> float:
+    """The part of a cell's steps that is left."""
+    progress = read_json(folder / PROGRESS) if (folder / PROGRESS).exists() else {"step": 0}
+    return 1 - progress["step"] / progress["steps"] if progress["step"] else 1.0
 
 
 def _kind(cell: Cell, free: Collection[str] = _FREE) -> str:

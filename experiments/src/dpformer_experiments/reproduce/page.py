@@ -15,10 +15,19 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
+class Part:
+    """Some rows of a table under a heading of their own, with their protocol."""
+
+    title: str
+    protocol: str
+    rows: Sequence[tuple[str, ...]]
+
+
+@dataclass(frozen=True)
 class Page:
     """title, the command that makes it, a table of texts, and notes below it (the protocol is one of them).
 
-    brief: how many of the columns a terminal shows; all by default.
+    brief: how many of the columns a terminal shows; all by default. parts: the rows in parts, for markdown.
     """
 
     title: str
@@ -27,11 +36,17 @@ class Page:
     rows: Sequence[tuple[str, ...]]
     notes: list[str] = field(default_factory=list)
     brief: int | None = None
+    parts: Sequence[Part] = ()
 
     def grid(self) -> str:
-        """The table alone, in markdown."""
+        """The table alone, in markdown; each part under its heading."""
+        if not self.parts:
+            return self._lines(self.rows)
+        return "\n\n".join(f"### {part.title}\n\n{part.protocol}\n\n{self._lines(part.rows)}" for part in self.parts)
+
+    def _lines(self, rows: Sequence[tuple[str, ...]]) -> str:
         lines = ["| " + " | ".join(self.headings) + " |", "|" + "---|" * len(self.headings)]
-        return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in self.rows])
+        return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])
 
     def markdown(self) -> str:
         """The whole page."""

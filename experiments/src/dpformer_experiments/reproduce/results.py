@@ -116,7 +116,7 @@ def render(prose: str, all_tables: dict[str, Any], out: Path) -> str:
     def fill(mark: re.Match[str]) -> str:
         if mark[1] not in PARTS:
             raise DPFormerError(f"{PROSE}: no part is called {mark[1]!r}; there are: {', '.join(PARTS)}")
-        return PARTS[mark[1]](all_tables, out) or "Not run yet."
+        return PARTS[mark[1]](all_tables, out) or "Not made yet."
 
     return f"{_MADE}\n\n" + _MARK.sub(fill, prose)
 

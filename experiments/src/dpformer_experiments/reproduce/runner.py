@@ -30,13 +30,14 @@ _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 @dataclass
 class CellResult:
-    """A cell, its folder, and its record, or the reason (`why`) that there is none."""
+    """A cell, its folder, and its record, or the reason (`why`) that there is none. earlier: the line of an earlier version."""
 
     cell: Cell
     folder: Path
     record: Done | None = None
     why: str = ""
     failed: bool = False
+    earlier: Done | None = None
 
 
 class Watch:
@@ -101,15 +102,18 @@ def run_cells(
         outcome.record = finished.find(outcome.cell.key(prints[outcome.cell.dataset]), outcome.cell.defaults())
         if outcome.record is not None:
             estimates.learn(outcome.cell, outcome.record["core_seconds"])
-        elif not wanted(outcome.cell):
-            outcome.why = "not run: not asked for"
+            continue
+        cell = outcome.cell
+        outcome.earlier = finished.earlier(cell.dataset, cell.method, cell.epsilon, cell.seed)
+        if not wanted(cell):
+            outcome.why = "queued"
     waiting = [outcome for outcome in outcomes if outcome.record is None and not outcome.why]
     cached = sum(outcome.record is not None for outcome in outcomes)
     how.watch.begin(cached + len(waiting), cached)
     _Session(how, folders, finished, estimates).run(waiting)
     for outcome in waiting:
         if outcome.record is None and not outcome.why:
-            outcome.why = _reason(estimates.seconds(outcome.cell, outcome.folder))
+            outcome.why = _reason(estimates.finished(outcome.cell, outcome.folder))
     return outcomes
 
 
@@ -149,7 +153,7 @@ class _Session:
             for future in done:
                 outcome = running.pop(future)
                 self._settle(outcome, future)
-                estimated = [self._estimates.seconds(o.cell, o.folder) or 0.0 for o in [*left, *running.values()]]
+                estimated = [self._estimates.finished(o.cell, o.folder) or 0.0 for o in [*left, *running.values()]]
                 watch.ended(outcome, sum(estimated) / self._count)
             if stopped() and not stopping:
                 stopping = True
@@ -180,9 +184,7 @@ class _Session:
 
 
 def _reason(seconds: float | None) -> str:
-    if seconds is None:
-        return "not run: no time was left"
-    return f"not run: needs about {max(1, round(seconds / 60)):,} min"
+    return "queued" if seconds is None else f"queued: about {max(1, round(seconds / 60)):,} min"
 
 
 class _Here:

@@ -24,7 +24,9 @@ class Runs:
     def __init__(self, path: Path) -> None:
         self._path = path
         # Lines without a key are of runs that were started by `dpformer fit`: kept for their figures.
-        self._lines = {line["key"]: line for line in read_lines(path) if "key" in line}
+        lines = read_lines(path)
+        self._lines = {line["key"]: line for line in lines if "key" in line}
+        self._named = {_name(line): line for line in lines}
 
     def find(self, key: str, defaults: Line) -> Line | None:
         """The line of a cell; None if there is none, or if it was made with other defaults (or does not record its defaults)."""
@@ -34,10 +36,18 @@ class Runs:
             return None
         return line
 
+    def earlier(self, dataset: str, method: str, epsilon: float, seed: int) -> Line | None:
+        """The last line of this name, whatever its settings: the figures of an earlier version."""
+        return self._named.get((dataset, method, str(epsilon), seed))
+
     def add(self, line: Line) -> None:
         """Add a finished cell."""
         append_line(self._path, line)
         self._lines[line["key"]] = line
+
+
+def _name(line: Line) -> tuple[str, str, str, int]:
+    return line["dataset"], line["method"], str(line["epsilon"]), line["seed"]
 
 
 def read_lines(path: Path) -> list[Line]:

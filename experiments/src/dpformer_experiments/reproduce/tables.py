@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from dpformer.errors import DPFormerError
 from dpformer_experiments.reproduce import paper
 from dpformer_experiments.reproduce.cells import Cell
-from dpformer_experiments.reproduce.methods import DELTA, METHODS, Method, in_order
-from dpformer_experiments.reproduce.page import Page, new_figure
+from dpformer_experiments.reproduce.methods import DELTA, FAMILIES, METHODS, Method, in_order
+from dpformer_experiments.reproduce.page import Page, Part, new_figure
 from dpformer_experiments.reproduce.runner import CellResult, Running, run_cells
 from dpformer_experiments.reproduce.summary import (
     METRICS,
@@ -53,13 +53,14 @@ def run(
 def measure(name: str, methods: tuple[Method, ...], outcomes: Sequence[CellResult]) -> dict[str, Any]:
     """The figures of a table of these methods, from the results of their cells."""
     rows = []
+    dataset = outcomes[0].cell.dataset
     for method in methods:
         mine = [outcome for outcome in outcomes if outcome.cell.method == method.name]
-        for epsilon in dict.fromkeys(outcome.cell.epsilon for outcome in mine):
-            rows.append(_row(name, method, [o for o in mine if o.cell.epsilon == epsilon]))
+        for epsilon in sorted({*method.shown, *(outcome.cell.epsilon for outcome in mine)}):
+            rows.append(_row(name, method, dataset, epsilon, [o for o in mine if o.cell.epsilon == epsilon]))
     return {
         "name": name,
-        "dataset": outcomes[0].cell.dataset,
+        "dataset": dataset,
         "unit": "%",
         "delta": DELTA,
         "seeds": max(outcome.cell.seed for outcome in outcomes),
@@ -69,18 +70,20 @@ def measure(name: str, methods: tuple[Method, ...], outcomes: Sequence[CellResul
     }
 
 
-def _row(name: str, method: Method, outcomes: list[CellResult]) -> dict[str, Any]:
+def _row(name: str, method: Method, dataset: str, epsilon: float, outcomes: list[CellResult]) -> dict[str, Any]:
     """A row of the table: means and spreads over finished seeds, the paper's figures, and why seeds are missing."""
     outcomes = sorted(outcomes, key=lambda outcome: outcome.cell.seed)
-    cell = outcomes[0].cell
-    records = [outcome.record for outcome in outcomes if outcome.record is not None]
+    by_seed = {o.cell.seed: o.record for o in outcomes if o.record is not None}
+    earlier = {} if by_seed else {o.cell.seed: o.earlier for o in outcomes if o.earlier is not None}
+    records = list((by_seed or earlier).values())
     row: dict[str, Any] = {
-        "dataset": cell.dataset,
-        "method": cell.method,
-        "epsilon": str(cell.epsilon) if math.isinf(cell.epsilon) else cell.epsilon,
-        "delta": cell.delta,
+        "family": method.family,
+        "dataset": dataset,
+        "method": method.name,
+        "epsilon": str(epsilon) if math.isinf(epsilon) else epsilon,
+        "delta": DELTA,
     }
-    said = paper.reported(cell.dataset, method.compare or method.name, cell.epsilon)
+    said = paper.reported(dataset, method.compare or method.name, epsilon)
     for place, metric in enumerate(METRICS):
         values = [100 * record["test"]["masked"][metric]["value"] for record in records]
         row |= mean_and_spread(metric, values)
@@ -93,11 +96,14 @@ def _row(name: str, method: Method, outcomes: list[CellResult]) -> dict[str, Any
             row |= mean_and_spread(f"{label} {metric}", values)
     privacy = records[0]["privacy"] if records else None
     row["epsilon at delta 1/N"] = None if privacy is None else privacy["epsilon_at_delta_1_over_users"]
-    row["seeds"] = [outcome.cell.seed for outcome in outcomes if outcome.record is not None]
-    row["minutes a seed"] = mean_of([record["core_seconds"] / 60 for record in records])
+    row["seeds"] = list(by_seed or earlier)
+    row["minutes a seed"] = mean_of([record.get("minutes", record.get("core_seconds", 0) / 60) for record in records])
+    row["version"] = "earlier" if earlier else "this"
     missing = [outcome for outcome in outcomes if outcome.record is None]
-    row["not run"] = {str(outcome.cell.seed): outcome.why for outcome in missing}
-    row["command"] = cell.command(name)
+    row["missing"] = {str(o.cell.seed): o.why if o.failed or not method.instead else method.instead for o in missing}
+    if not outcomes:
+        row["missing"] = {"1": method.instead}
+    row["command"] = outcomes[0].cell.command(name) if outcomes else None
     return row
 
 
@@ -116,21 +122,25 @@ def page(figures: dict[str, Any]) -> Page:
         "DPFormer. "
         "The paper's delta is not stated, and its figures are the best of a grid of 25 settings on the test item; ours are of "
         "settings that were fixed before the test item was looked at, of the last iterate. "
-        "Epsilon inf: without privacy. An empty cell was not run, for the reason given. Minutes: of one core.",
-        "Models are trained on all but the last two items of each user, or on all but the last one if the method says so: "
-        "settings were chosen on the validation item before. The test item is predicted from all items before it. Noise is "
-        "seeded so that the figures can be reproduced.",
+        "Epsilon inf: without privacy. A row without figures says what there is instead. Minutes: of one core.",
+        "The test item is predicted from all items before it. Noise is seeded so that the figures can be reproduced.",
         *protocol,
     ]
     seeds = f" --seeds {figures['seeds']}" if figures["seeds"] != SEEDS else ""
-    rows = [texts(row) for row in figures["rows"]]
     title = TITLES.get(figures["name"], figures["name"])
-    return Page(title, f"dpformer reproduce {figures['name']}{seeds} -o docs/results", HEADINGS, rows, notes, brief=6)
+    families = dict.fromkeys(row["family"] for row in figures["rows"])
+    parts = [
+        Part(family, FAMILIES[family], [texts(row) for row in figures["rows"] if row["family"] == family])
+        for family in families
+    ]
+    rows = [row for part in parts for row in part.rows]
+    command = f"dpformer reproduce {figures['name']}{seeds} -o docs/results"
+    return Page(title, command, HEADINGS, rows, notes, brief=6, parts=parts)
 
 
 def texts(row: dict[str, Any]) -> tuple[str, ...]:
     """A row as texts."""
-    reasons = list(dict.fromkeys(row["not run"].values()))
+    reasons = ["of an earlier version"] if row["version"] == "earlier" else list(dict.fromkeys(row["missing"].values()))
     at_n = row["epsilon at delta 1/N"]
     return (
         row["method"],

@@ -15,11 +15,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from dpformer import __version__
 from dpformer.artifact import load as load_artifact
 from dpformer.artifact import read_statement
 from dpformer.artifact.layout import MODEL, PRIVACY, PRIVATE
-from dpformer.data import Dataset, load
+from dpformer.data import Dataset, collate, load
 from dpformer.evaluation import Scorer, evaluate, held_out
 from dpformer.files import read_json, sha256, write_json
 from dpformer.fit.folder import finish_written, read_recipe
@@ -27,6 +29,8 @@ from dpformer.fit.recipe import Recipe
 from dpformer.fit.run import Run, resume, start
 from dpformer.fit.scorers import count_events
 from dpformer.fit.stage import Progress
+from dpformer.models import Recommender
+from dpformer.models.transformer import Transformer
 from dpformer_experiments.reproduce.cells import FREE, Cell
 from dpformer_experiments.reproduce.data_sets import fingerprint
 from dpformer_experiments.reproduce.runs import append_line, read_lines
@@ -129,8 +133,9 @@ def train(cell: Cell, data: Path, folder: Path, should_stop: ShouldStop, on_step
         finally:
             run.close()
     model, statement = load_artifact(place), read_statement(place)
-    # An item that training has seen is not evaluated.
+    # An item that training has seen is not evaluated, nor the test item in a search.
     items = ITEMS if model.recipe["hold_out"] == "validation" else ("test",)
+    items = ("validation",) if cell.search else items
     figures = figures_of(model, load(data), items)
     write_json(place / METRICS, {"not_private": True, **figures})
     steps = statement.steps
@@ -145,6 +150,9 @@ def train(cell: Cell, data: Path, folder: Path, should_stop: ShouldStop, on_step
         "steps": 0 if steps is None else steps.charged,
     }
     record: Done = {**figures, "privacy": privacy, "statement": sha256(place / PRIVACY)}
+    if (variances := item_variances(model.model)) is not None:
+        record["item variances"] = variances
+        record["attention shift"] = attention_shift(model.model, load(data))
     if cell.every is not None:
         record["iterates"] = read_lines(folder / ITERATES)
     return record
@@ -196,6 +204,33 @@ def figures_of(model: Scorer, dataset: Dataset, asked: tuple[str, ...] = ITEMS) 
     """All figures of a model on the given held-out items. They are not private."""
     items = len(dataset.catalogue)
     return {item: _plain(evaluate(model, held_out(dataset.sequences, item), items).figures()) for item in asked}
+
+
+def item_variances(model: Recommender, points: int = 40) -> Done | None:
+    """The error of item embeddings that Re-Attention uses, at some ranks of popularity; None without Re-Attention.
+
+    Rows of a vocabulary are in the order of the released histogram, so this is a function of released numbers.
+    """
+    network = model.trained_network()
+    if not isinstance(network, Transformer) or not network.tracks_errors() or network.chosen is None:
+        return None
+    ranks = np.unique(np.geomspace(1, len(network.chosen) - 1, points).round().astype(int)).tolist()
+    return {"rank": ranks, "variance": [float(f"{network.var_items[rank]:.4g}") for rank in ranks]}
+
+
+def attention_shift(model: Recommender, dataset: Dataset, users: int = 256) -> float:
+    """How far the correction moves attention: mean total variation from the uncorrected, over the rows of the first block.
+
+    It is measured on some users' histories, so it is not private.
+    """
+    network = model.trained_network()
+    assert isinstance(network, Transformer)
+    held = held_out(dataset.sequences, "test")
+    batch = collate(held.histories, held.evaluated[:users], network.spec.max_length)
+    items, maps = network.attention_maps(batch.tokens)
+    corrected, plain = (maps[name][0] for name in ("with Re-Attention", "plain attention"))
+    distances = (corrected - plain).abs().sum(-1)[:, 0] / 2
+    return float(f"{distances[items > 0].mean():.4g}")
 
 
 def popularity(cell: Cell, data: Path, folder: Path, should_stop: ShouldStop, on_step: OnStep) -> Done:

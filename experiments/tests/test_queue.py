@@ -1,0 +1,75 @@
+"""The queue of all trainings: every cell of the other results once; rates that were chosen are the best of the finished runs."""
+
+import json
+from pathlib import Path
+
+from dpformer_experiments.reproduce import ceiling, common, convergence, heat_maps, queue_of_runs, regimes, tables
+from dpformer_experiments.reproduce.cells import Cell
+from dpformer_experiments.reproduce.methods import METHODS, in_order
+from dpformer_experiments.reproduce.runner import CellResult, Running, run_cells
+from dpformer_experiments.reproduce.runs import FILE, read_lines
+from small_table import TINY
+
+RUNS = Path(__file__).parents[1] / "results" / FILE
+
+
+def about(cell: Cell) -> str:
+    return json.dumps([cell.dataset, cell.settings()], sort_keys=True)
+
+
+def test_the_queue_has_every_training_of_the_other_results_once():
+    queued = [about(cell) for cells in queue_of_runs.phases().values() for cell in cells]
+    assert len(set(queued)) == len(queued)
+    wanted = [cell for dataset in tables.SETS.values() for cell in in_order(METHODS, dataset, 3)]
+    wanted += common.cells() + regimes.cells() + ceiling.cells() + convergence.declare(convergence.SETS, 5)
+    wanted += [cell for maps in heat_maps.MAPS.values() for cell in maps.cells(1)]
+    assert {about(cell) for cell in wanted} == set(queued)
+
+
+def test_chosen_rates_are_the_best_of_the_finished_searches():
+    lines = {(line["dataset"], line["method"]): line for line in read_lines(RUNS)}
+    for dataset in common.SETS:
+        for architecture, rate in common.CHOSEN[dataset].items():
+            found = {r: lines.get((dataset, f"{architecture}, common recipe, rate {r:g}")) for r in common.RATES}
+            values = {r: line["validation"]["masked"]["ndcg@10"]["value"] for r, line in found.items() if line}
+            if len(values) == len(common.RATES):
+                assert rate == max(values, key=lambda r: values[r]), (dataset, architecture)
+                assert not any("test" in line for line in found.values() if line)
+
+
+def test_a_search_does_not_look_at_the_test_item(demo, tmp_path):
+    options = {**TINY, "reattention": "off"}
+    cell = Cell("demo", "search", 8.0, 0, preset="paper", options=options, search=True)
+    [outcome] = run_cells([cell], demo, Running(tmp_path, workers=1))
+    assert "test" not in outcome.record
+    assert outcome.record["validation"]["masked"]["ndcg@10"]["value"] >= 0
+
+
+def test_pairs_of_reattention_differ_in_the_correction_alone_and_gains_are_of_the_same_seed(demo, tmp_path):
+    first, second, third = regimes.cells()[:3]
+    assert first.seed == second.seed == third.seed
+    kept = [{k: v for k, v in cell.options.items() if k != "reattention"} for cell in (first, second, third)]
+    assert kept[0] == kept[1] == kept[2]
+    small = [
+        Cell("demo", cell.method, 8.0, cell.seed, preset="paper", options={**TINY, "vocabulary": 20} | correction)
+        for cell in regimes.cells(2)[:6]
+        for correction in [{"reattention": cell.options["reattention"]}]
+    ]
+    outcomes: list[CellResult] = run_cells(small, demo, Running(tmp_path, workers=1))
+    figures = regimes.measure(outcomes)
+    off, on = (100 * o.record["test"]["masked"]["ndcg@10"]["value"] for o in (outcomes[3], outcomes[4]))
+    row = figures["rows"][0]
+    assert row["seeds"] == [1, 2]
+    assert row["test gains"][1] == round(on - off, 4)
+    assert set(figures["item variances"]["whole catalogue, pre-norm"]) == {"the paper's errors", "accumulated errors"}
+    assert "(" in regimes.page(figures).rows[0][5]
+    assert regimes.page(figures).rows[-1][5] == "queued"
+    assert len(regimes.draw(figures).axes) == 1
+
+
+def test_a_ceiling_is_without_privacy_and_gives_records(demo, tmp_path):
+    assert {cell.epsilon for cell in ceiling.cells()} == {float("inf")}
+    assert all(cell.recipe.network.dropout > 0 and cell.recipe.network.d >= 64 for cell in ceiling.cells())
+    figures = ceiling.measure([CellResult(cell, tmp_path) for cell in ceiling.cells()])
+    assert figures["records"] == []
+    assert [row[2] for row in ceiling.page(figures).rows] == ["queued", "queued"]
