@@ -6,7 +6,7 @@ RUNTIME := $(VENV)/.runtime
 STAMP := $(VENV)/.installed
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-all test-slow lint format docs bench clean
+.PHONY: demo test test-all test-slow lint format docs pages bench paper paper-pages dist clean
 
 # What the package itself needs; the tools for tests, documents and experiments come with the other targets.
 $(RUNTIME): pyproject.toml constraints.txt
@@ -44,8 +44,32 @@ format: $(STAMP)
 docs: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
+# What is made from commands and results: the pages of results and claims, the tables of README.md, the command-line reference.
+pages: $(STAMP)
+	$(BIN)/dpformer reproduce results -o docs
+	$(BIN)/dpformer reproduce claims -o docs
+	$(BIN)/python scripts/readme_tables.py README.md
+	$(BIN)/python scripts/cli_reference.py docs/cli.md
+
+# All trainings behind docs/results.md and docs/paper.md, then their pages. It takes days from nothing, needs both data sets
+# (docs/results.md), and can be stopped and started again; finished trainings are in runs.jsonl.
+RUNS := experiments/results/runs.jsonl
+paper: $(STAMP)
+	$(BIN)/dpformer reproduce paper --runs $(RUNS) -o reproduced
+	$(MAKE) paper-pages
+
+paper-pages: $(STAMP)
+	for result in rates table-1 table-2 reattention ceiling convergence embedding-sharing grid; do \
+	  $(BIN)/dpformer reproduce $$result --budget-minutes 0 --cells reproduced/cells --runs $(RUNS) -o docs/results || exit 1; \
+	done
+	$(MAKE) pages
+
 bench: $(STAMP)
 	$(BIN)/dpformer bench
+
+# Builds and checks the package, and tries the wheel alone; REPOSITORY=https://... makes the links of its page absolute.
+dist: $(STAMP)
+	$(BIN)/python scripts/dist.py dist $(if $(REPOSITORY),--repository $(REPOSITORY))
 
 clean:
 	rm -rf $(VENV) build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -32,7 +32,8 @@ NIGHTLY = (
         "tests/distributed/test_torchrun.py",
     ),
     *("tests/fit/test_finish.py", "tests/privacy/test_accounting.py", "tests/serve/test_fuzz.py", "tests/test_docs.py"),
-    *("tests/test_examples.py", "tests/trust/test_faults.py", "tests/trust/test_fuzz.py"),
+    "tests/clipping/test_architectures.py::test_all",
+    *("tests/test_examples.py", "tests/test_notebooks.py", "tests/trust/test_faults.py", "tests/trust/test_fuzz.py"),
 )
 
 

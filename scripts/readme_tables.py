@@ -41,10 +41,12 @@ def results() -> str:
         head += [f"{title}, epsilon {EPSILONS[0]:g}", *(f"{e:g}" for e in EPSILONS[1:])]
     rows = []
     for label, method, key in ROWS:
-        cells = [found.get((name, method, e)) for name in SETS for e in EPSILONS]
-        if cells == [None] * len(cells):  # not private: one figure for each data set
-            cells = [found[name, method, math.inf] if e == EPSILONS[0] else None for name in SETS for e in EPSILONS]
-        rows.append((label, ["" if row is None else f"{row[key]:.2f}" for row in cells]))
+        figures = [found.get((name, method, e), {}).get(key) for name in SETS for e in EPSILONS]
+        if not any(figures):  # not private: one figure for each data set
+            without = {name: found.get((name, method, math.inf), {}).get(key) for name in SETS}
+            figures = [without[name] if e == EPSILONS[0] else None for name in SETS for e in EPSILONS]
+        if any(figures):  # a method that has not been run has no row
+            rows.append((label, ["" if figure is None else f"{figure:.2f}" for figure in figures]))
     return _table(head, rows)
 
 

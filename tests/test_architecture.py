@@ -27,7 +27,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "report": RELEASED | {"evaluation"},
     "training": RELEASED | {"clipping"},
     "fit": RELEASED | {"clipping", "data", "statistics", "training"},
-    "trust": RELEASED | {"clipping", "data", "statistics", "training", "fit", "evaluation"},
+    "trust": RELEASED | {"clipping", "data", "statistics", "training", "fit", "evaluation", "report"},
 }
 SHOWN = ("training", "models", "artifact", "statistics", "evaluation", "export", "report")
 

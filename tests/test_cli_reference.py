@@ -8,7 +8,7 @@ PAGE = Path(__file__).parent.parent / "docs" / "cli.md"
 
 
 def test_the_page_is_current():
-    assert PAGE.read_text() == reference(), "run: python scripts/cli_reference.py docs/cli.md"
+    assert PAGE.read_text() == reference(), "run: make pages"
 
 
 def test_it_has_every_command_with_its_options():

@@ -16,6 +16,7 @@ import polars as pl
 from dpformer import notebook
 from dpformer.artifact import Artifact, load
 from dpformer.artifact.layout import CONFIG, LEDGER, LEDGER_HEAD, PRIVACY, RELEASED
+from dpformer.cli.progress import show_progress
 from dpformer.data import Dataset, like, prepare
 from dpformer.data import save as save_data
 from dpformer.errors import DPFormerError
@@ -56,14 +57,15 @@ class DPFormer:
     def fit(
         self,
         log: Any,
-        on_progress: Callable[[Progress], None] = lambda progress: None,
+        on_progress: Callable[[Progress], None] | None = None,
         trackers: Iterable[Tracker] = (),
+        progress: bool = False,
         **options: Any,
     ) -> DPFormer:
         """Prepare the log (`options`: those of `prepare`, such as time="purchased_at") and train on it; returns itself.
 
-        `trackers` follow the training (see docs/training.md). The ledger of what was spent is in `folder`, and stays there until
-        `save` copies it.
+        `trackers` follow the training (see docs/training.md); `progress` shows it, in a notebook and on a terminal. The ledger
+        of what was spent is in `folder`, and stays there until `save` copies it.
         """
         if "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1:
             raise DPFormerError(
@@ -79,7 +81,8 @@ class DPFormer:
             save_data(self._dataset, folder / "data")
             self._folder = folder / "run"
             run = start(self._folder, folder / "data", self.recipe, account=self._account)
-            run.train(on_progress, trackers=trackers)
+            with show_progress(run.plan, quiet=not progress) as shown:
+                run.train(on_progress or shown, trackers=trackers)
             run.close()
         finally:
             shutil.rmtree(folder / "data")

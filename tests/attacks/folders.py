@@ -20,34 +20,10 @@ from dpformer.data import Sequences, load
 from dpformer.fit.recipe import Recipe
 from dpformer.fit.run import start
 from dpformer.privacy import Answer, Curator
-from dpformer.privacy.query import SCALE, Statistic
+from dpformer.privacy.query import SCALE
 from dpformer.statistics.histogram import Histogram
+from dpformer.trust.audit.planted import OldNoise  # noqa: F401
 from tests.attacks.support import Target
-
-
-class OldNoise(Curator[Sequences]):
-    """The control: exact sums in float64, to which float32 Gaussians times the standard deviation are added. No grid.
-
-    That is how noise was made before there was a Curator. Plan, ledger, multipliers and bounds are those of the product.
-    """
-
-    def __init__(self, *arguments: Any, seed: int) -> None:
-        super().__init__(*arguments)
-        self._generator = np.random.Generator(np.random.SFC64(seed))
-
-    def ask(self, query: Any) -> Answer:
-        assert isinstance(query, Statistic)
-        planned = self.plan.planned(self.keys.place)
-        assert query.name == planned.name
-        exact = np.zeros(query.numbers)
-        for _, cell, value in query.vectors(self._people):
-            exact += np.bincount(cell, weights=value, minlength=query.numbers)
-        std = planned.noise_multiplier * query.bound
-        assert self.ledger is not None
-        self.ledger.charge(self.keys.place, query.name, self.keys.tag(query.name, b""))
-        noise = std * self._generator.standard_normal(query.numbers, dtype=np.float32).astype(np.float64)
-        self.keys.ratchet()
-        return Answer(query.name, {query.name: (exact + noise).reshape(query.shape)}, std, 0.0)
 
 
 class Hearing(Curator[Sequences]):

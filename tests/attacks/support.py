@@ -16,6 +16,8 @@ from typing import Protocol
 
 import numpy as np
 
+from dpformer.trust.audit import floating
+
 # Candidates for the mean that are tried at the most, and at one time.
 _MOST, _AT_ONCE = 20_000_000, 1 << 18
 # Other people's items by which the mean is found.
@@ -33,22 +35,15 @@ class Noise(Protocol):
         """The value that follows."""
         ...
 
-
-class Float32Noise:
-    """std times a float32."""
-
-    def __init__(self, std: float) -> None:
-        self.std = std
-
-    def at_least(self, low: np.ndarray) -> np.ndarray:
-        z = (low / self.std).astype(np.float32)
-        return self.std * np.where(z.astype(np.float64) < low / self.std, _next(z), z).astype(np.float64)
-
-    def after(self, value: np.ndarray) -> np.ndarray:
-        return self.std * _next((value / self.std).astype(np.float32)).astype(np.float64)
-
     def between(self, low: float, high: float) -> np.ndarray | None:
         """All values from low to high; None if there are too many to hold."""
+        ...
+
+
+class Float32Noise(floating.Float32Noise):
+    """std times a float32."""
+
+    def between(self, low: float, high: float) -> np.ndarray | None:
         first, last = (_rank(np.float32(end / self.std)) for end in (low, high))
         if last - first > _MOST:
             return None
@@ -57,20 +52,10 @@ class Float32Noise:
         return self.std * bits.view(np.float32).astype(np.float64)
 
 
-class GridNoise:
+class GridNoise(floating.GridNoise):
     """Whole steps of a grid."""
 
-    def __init__(self, grid: float) -> None:
-        self.grid = grid
-
-    def at_least(self, low: np.ndarray) -> np.ndarray:
-        return np.ceil(low / self.grid) * self.grid
-
-    def after(self, value: np.ndarray) -> np.ndarray:
-        return value + self.grid
-
     def between(self, low: float, high: float) -> np.ndarray | None:
-        """All values from low to high; None if there are too many to hold."""
         first, last = np.ceil(low / self.grid), np.floor(high / self.grid)
         return None if last - first > _MOST else np.arange(first, last + 1) * self.grid
 
@@ -198,10 +183,6 @@ def _verdict(could_be_in: bool, could_be_out: bool) -> str:
     if could_be_in == could_be_out:
         return "?" if could_be_in else "neither"
     return "in" if could_be_in else "out"
-
-
-def _next(z: np.ndarray) -> np.ndarray:
-    return np.nextafter(z, np.float32(np.inf))
 
 
 def _rank(z: np.float32) -> int:

@@ -54,7 +54,7 @@ def test_equal_to_opacus_per_sample_gradients():
 
 def test_the_documented_failures_are_reproducible():
     """docs/clipping.md shows what this script prints."""
-    script = Path(__file__).parents[2] / "scripts" / "peer_failures.py"
+    script = Path(__file__).parents[2] / "attacks" / "peer_ties.py"
     printed = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True).stdout
     rows = {tuple(line[:31].split(maxsplit=1)): line[31:].split() for line in printed.splitlines()[1:]}
     rows_by_method = {(tie, method.strip()): row for (tie, method), row in rows.items()}

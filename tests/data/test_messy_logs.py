@@ -93,6 +93,8 @@ def test_times_that_are_not_used_are_an_error(shop, tmp_path, dpformer):
         "order_date": ["2025-02-01", "2025-02-02", "", "n/a", "2025-03-01"],
         "purchase_date": [1_738_000_000, 1_738_000_001, None, 1_738_000_001, 1_738_000_001],
         "zoned": ["2025-02-01 10:00 Europe/Berlin"] * 5,
+        "us": ["5/17/2025 9:00 PM", "12/1/2025", "1/2/2026", "1/2/26", ""],
+        "month": ["17 May 2025", "Sat, 17 May 2025 10:00", "May 17, 2025", "17-may-2025", "soon"],
     }.items():
         frame = pl.DataFrame({"user_id": [1, 1, 1, 2, 2], "item_id": list("abcab"), name: values})
         frame.write_ndjson(tmp_path / "log.jsonl")
@@ -103,6 +105,28 @@ def test_times_that_are_not_used_are_an_error(shop, tmp_path, dpformer):
     assert len(prepare(ids).sequences) == 1
     with pytest.raises(DataError, match="contradict"):
         prepare(ids, time="price", no_time=True)
+
+
+def test_a_second_column_of_times_is_an_error_unless_one_of_them_is_named():
+    """A column may be called `created_at` and tell when the account was made."""
+    log = pl.DataFrame(
+        {
+            "user_id": [1, 1],
+            "item_id": ["b", "a"],
+            "created_at": ["2020-01-01", "2020-01-02"],
+            "purchased_at": ["2025-01-02", "2025-01-01"],
+            "phone": [1_700_000_000, 1_700_000_001],
+        }
+    )
+    with pytest.raises(DataError, match="sorted by 'created_at'; give --time purchased_at, or --time created_at"):
+        prepare(log)
+    assert items(prepare(log, time="purchased_at"))[0] == "a"
+    dataset = prepare(log, time="created_at")
+    assert items(dataset)[0] == "b"
+    assert items(prepare(log, **like(dataset.log)))[0] == "b"
+    assert items(prepare(log.drop("purchased_at")))[0] == "b"  # a number beside a column of times may be anything
+    amazon = log.drop("purchased_at", "phone").with_columns(reviewTime=pl.lit("01 5, 2013"), unixReviewTime=pl.lit(1))
+    assert len(prepare(amazon).sequences) == 1  # other names for the time
 
 
 @pytest.mark.parametrize(
@@ -195,6 +219,12 @@ def test_suspicious_ids_are_named():
     for said in ("user 'busy' has 500 events", "user 'unknown' has 3 events", "such as 'Ann' and 'ann '"):
         assert said in notes
     assert "'bob'" not in notes
+    assert "give --fold-users" in notes
+    folded = prepare(log, fold_users=True)
+    assert folded.sequences.users.to_list() == ["ann", "bob", "busy", "unknown"]
+    assert folded.sequences.lengths.tolist() == [4, 2, 500, 3]
+    assert "fold-users" not in " ".join(folded.manifest["notes"])
+    assert like(folded.log)["fold_users"] is True
 
 
 CONDITIONS = {

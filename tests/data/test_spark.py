@@ -31,7 +31,6 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:
         "spark.ui.enabled": "false",
         "spark.sql.shuffle.partitions": "3",
         "spark.log.level": "OFF",
-        "spark.executorEnv.POLARS_MAX_THREADS": "1",
         "spark.local.dir": str(tmp_path_factory.mktemp("spark")),
     }
     session = SparkSession.builder.master("local[2]").config(map=settings).getOrCreate()
@@ -56,7 +55,7 @@ def same(one: Dataset, other: Dataset) -> None:
 def compare(log: object, folder: Path, **options: object) -> Dataset:
     """Both engines on one log: sequences, catalogue, manifest, statistics. Small slices and shards, so that there are several."""
     expected = prepare(log, **options)
-    told = prepare_spark(log, folder, slice_events=90, shard_events=60, force=True, **options)
+    told = prepare_spark(log, folder, shard_events=60, force=True, **options)
     found = load(folder)
     same(found, expected)
     assert told.pop("statistics") == statistics(expected)
@@ -191,7 +190,7 @@ def test_errors_are_those_of_polars(tmp_path: Path, fault: str):
     with pytest.raises(DataError) as expected:
         prepare(tmp_path / "log")
     with pytest.raises(DataError) as found:
-        prepare_spark(tmp_path / "log", tmp_path / "out", slice_events=1)
+        prepare_spark(tmp_path / "log", tmp_path / "out")
     assert str(found.value) == str(expected.value)
     assert [path.name for path in tmp_path.iterdir()] == ["log"]
 

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from xml.etree import ElementTree
 
 import pytest
 
@@ -43,7 +44,7 @@ def test_two_runs_say_what_they_spend_alone_and_together(tmp_path, data, account
     assert first.account.epsilon == pytest.approx(3, rel=1e-5)
     assert second.account.epsilon == together(account.read().runs, DELTA) > 4
     assert (second.account.runs, second.account.cap) == (2, 8)
-    assert "this run alone. Together with the 1 runs charged before it" in second.text()
+    assert "this run alone. Together with 1 earlier run charged to account" in second.text()
     assert checked(tmp_path / "a").good
     assert checked(tmp_path / "b").good
     assert second.text() in (tmp_path / "b" / "README.md").read_text()
@@ -198,6 +199,11 @@ def test_the_commands(tmp_path, data, dpformer):
     text = dpformer("account", "show", people).out
     assert "cap epsilon 5 at delta 0.001" in text
     assert "█" in text
+    assert dpformer("account", "show", people, "--plot", tmp_path / "spent.svg").code == 0
+    drawn = ElementTree.parse(tmp_path / "spent.svg").getroot()
+    words = " ".join(drawn.itertext())
+    assert "cap 5" in words
+    assert shown["runs"][0]["time"][8:10] in words
     dry = dpformer("fit", data, *options[:-1], "--account", people, "--dry-run")
     assert f"epsilon {shown['left']:g} would" in " ".join(dry.out.split())
     refused = dpformer("fit", data, "--run", tmp_path / "c", *options, "--account", people)

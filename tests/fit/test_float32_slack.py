@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 import torch
 
-from dpformer.clipping import PhantomClipping, tiles
+from dpformer.clipping import PhantomClipping, sums, tiles
 from dpformer.clipping import algebra as forms
 from dpformer.clipping import tied as stream
 from dpformer.data import Sequences, batches, collate
@@ -81,7 +81,7 @@ def test_one_long_sum_in_float32_would_not(monkeypatch):
     monkeypatch.setattr(batches, "class_widths", lambda max_length: np.full(max_length + 1, max_length))
     monkeypatch.setattr(tiles, "_groups", groups_by_the_longest)
     monkeypatch.setattr(batches, "collate", lambda people, users, max_length, width: collate(people, users, max_length))
-    monkeypatch.setattr(forms, "BLOCK", 10**9)
+    monkeypatch.setattr(sums, "BLOCK", 10**9)
     monkeypatch.setattr(stream, "BLOCK", 10**9)
     monkeypatch.setattr(forms, "add_to_rows", lambda out, rows, values: out.index_add_(0, rows, values))
     _, others, _ = leaving(query("flat", 0.3))

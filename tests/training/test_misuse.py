@@ -206,7 +206,7 @@ def test_a_setting_that_changes_on_resume(tmp_path, option, value):
 
 def test_another_data_set_or_model_on_resume(tmp_path):
     begin(tmp_path / "run").close()
-    with pytest.raises(PrivacyError, match="began with people 60, not 61"):
+    with pytest.raises(PrivacyError, match="began with people 60 and records 60, not people 61"):
         begin(tmp_path / "run", dataset=Rows(61))
     with pytest.raises(PrivacyError, match="began with parameters"):
         begin(tmp_path / "run", nn.Linear(5, 1))

@@ -1,13 +1,15 @@
 """Records become people: one sample for each, whatever they brought."""
 
+import json
 import random
 
 import pytest
 import torch
 
 from dpformer.errors import DataError
+from dpformer.privacy import read_ledger
 from dpformer.training.people import group_people
-from tests.training.support import WIDTH, begin, losses, small_model
+from tests.training.support import WIDTH, Rows, begin, losses, small_model, train
 
 RECORDS = [{"who": name, "x": float(n)} for n, name in enumerate("abacabbd")]
 
@@ -63,3 +65,15 @@ def test_a_person_with_many_records_counts_once(tmp_path):
         private.step(lambda batch=batch: losses(private.model, batch))
     assert private.plan.users == 45
     assert "at most 2 records of each person" in private.statement.text()
+
+
+def test_the_folder_does_not_say_how_many_records_there_are(tmp_path):
+    """With a declared population, one person or record more changes neither settings nor statement nor the ledger's plan."""
+    kept = []
+    for people in (60, 61):
+        private = begin(tmp_path / str(people), dataset=Rows(people), population=100)
+        train(private)
+        statement = json.loads((private.run / "privacy.json").read_text())
+        del statement["ledger"]  # a random id, and the hash of keyed tags
+        kept.append(((private.run / "training.json").read_text(), statement, read_ledger(private.run).plan))
+    assert kept[0] == kept[1]

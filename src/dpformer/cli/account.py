@@ -1,5 +1,6 @@
 """`dpformer account`: what several runs on the same people spend together, under a cap."""
 
+from datetime import UTC
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,7 +15,7 @@ account = typer.Typer(
 )
 Folder = Annotated[Path, typer.Argument(help="Folder of the account, such as people.account.")]
 AsJson = Annotated[bool, typer.Option("--json", help="As JSON on stdout.")]
-BAR = 30
+BAR = 20
 
 
 @account.command()
@@ -54,11 +55,26 @@ def add(folder: Folder, run: Annotated[Path, typer.Argument(help="A run that was
 
 
 @account.command()
-def show(folder: Folder, as_json: AsJson = False) -> None:
+def show(
+    folder: Folder,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw what was spent over time into this SVG file.", metavar="FILE.svg")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
     """Show what each run was charged, what all of them spend together over time, and what is left."""
+    from dpformer.cli.output import stderr
+    from dpformer.errors import PrivacyError
+    from dpformer.files import write_file
     from dpformer.privacy.account import PeopleAccount
 
-    _show(PeopleAccount(folder).read(), as_json)
+    spending = PeopleAccount(folder).read()
+    if plot is not None:
+        if not spending.runs:
+            raise PrivacyError(f"{folder}: has no charges yet, so there is nothing to draw; leave out --plot")
+        write_file(plot, _plot(_figures(spending)).encode())
+        stderr.print(f"drawn in {plot}", soft_wrap=True)
+    _show(spending, as_json)
 
 
 def _show(spending: "Spending", as_json: bool) -> None:
@@ -74,7 +90,9 @@ def _show(spending: "Spending", as_json: bool) -> None:
     cap, per = spending.cap, " per calendar year" if spending.cap.per else ""
     table = Table(title=f"account {spending.id[:8]}: cap epsilon {cap.epsilon:g} at delta {cap.delta:g}{per}")
     for name in ("charged", "run", "users", "alone", "together", f"0 to {cap.epsilon:g}"):
-        table.add_column(name, justify="right" if name in ("users", "alone", "together") else "left")
+        table.add_column(
+            name, justify="right" if name in ("users", "alone", "together") else "left", no_wrap=name != "run"
+        )
     for run in figures["runs"]:
         bar = "█" * round(BAR * min(run["counted"] / cap.epsilon, 1))
         alone = f"{run['epsilon']:g}" + ("" if run["delta"] == cap.delta else f" at {run['delta']:g}")
@@ -84,7 +102,7 @@ def _show(spending: "Spending", as_json: bool) -> None:
             f"{run['users']:,}",
             alone,
             f"{round_up(run['counted'], 4):.4g}",
-            f"{bar:<{BAR}}|",
+            f"{bar:·<{BAR}}",
         )
     stdout.print(table)
     stdout.print(
@@ -94,6 +112,27 @@ def _show(spending: "Spending", as_json: bool) -> None:
     )
     if cap.per:
         stdout.print(f"for life the years add up: {round_up(figures['for_life'], 4):.4g} so far", soft_wrap=True)
+
+
+def _plot(figures: dict[str, Any]) -> str:
+    """What counts against the cap after each charge, as a line of steps, and the cap; SVG."""
+    from datetime import datetime
+
+    from dpformer.svg import Axis, Series, alone, lines
+
+    cap, runs = figures["cap"]["epsilon"], figures["runs"]
+    times = [datetime.fromisoformat(run["time"]).timestamp() for run in runs]
+    spent = [run["counted"] for run in runs]
+    end = times[-1] + max(0.05 * (times[-1] - times[0]), 3600)
+    # From 0 at the first charge, level until the next one.
+    corners = [(times[0], 0.0)]
+    for place, time in enumerate(times):
+        corners += [(time, spent[place]), (times[place + 1] if place + 1 < len(times) else end, spent[place])]
+    form = "%Y-%m-%d" if end - times[0] > 7 * 86_400 else "%d %H:%M"
+    axis = Axis("time (UTC)", tick=lambda value: datetime.fromtimestamp(value, UTC).strftime(form))
+    limit = Series(f"cap {cap:g}", [(times[0], cap), (end, cap)], dashed=True)
+    label = f"epsilon of all runs together at delta {figures['cap']['delta']:g}"
+    return alone(lines(label, [Series("spent", corners), limit], axis, Axis("epsilon", low=0.0)))
 
 
 def _figures(spending: "Spending") -> dict[str, Any]:

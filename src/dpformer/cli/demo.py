@@ -44,7 +44,7 @@ def demo(
         stdout.print(statistics_table(statistics(dataset)))
     stderr.rule("2. private training")
     run = start(folder, data, make_recipe(epsilon=epsilon))
-    with show_progress(run, quiet=False) as on_progress:
+    with show_progress(run.plan, quiet=False) as on_progress:
         run.train(on_progress)
     run.close()
     stderr.rule("3. how good is it?")

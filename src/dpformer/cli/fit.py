@@ -210,7 +210,7 @@ def train(run: Run, trackers: list[Tracker], quiet: bool, as_json: bool) -> None
             work = f"{len(plan.releases)} releases, no steps"
         stderr.print(f"{plan.users:,} users, {len(run.dataset.catalogue):,} items; {budget}; {work}", soft_wrap=True)
     try:
-        with stoppable() as asked, show_progress(run, quiet) as on_progress:
+        with stoppable() as asked, show_progress(plan, quiet) as on_progress:
             done = run.train(on_progress, lambda: bool(asked), trackers=trackers)
     except KeyboardInterrupt:
         stderr.print(

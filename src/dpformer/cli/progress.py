@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dpformer.fit.run import Run
     from dpformer.fit.stage import Progress
+    from dpformer.privacy import PrivacyPlan
 
 # Seconds before plain lines begin.
 PLAIN_AFTER = 10.0
@@ -36,8 +36,9 @@ def stoppable() -> Iterator[list[int]]:
 
 
 @contextmanager
-def show_progress(run: Run, quiet: bool) -> Iterator[Callable[[Progress], None]]:
-    """A live line on a terminal, a plain line now and then elsewhere."""
+def show_progress(plan: PrivacyPlan, quiet: bool) -> Iterator[Callable[[Progress], None]]:
+    """Live bars on a terminal and in a notebook, a plain line now and then elsewhere."""
+    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
 
@@ -47,12 +48,13 @@ def show_progress(run: Run, quiet: bool) -> Iterator[Callable[[Progress], None]]
     if quiet:
         yield lambda progress: None
         return
-    spent = spending(run.plan) if run.plan.steps else {}
-    if not stderr.is_terminal:
+    spent = spending(plan) if plan.steps else {}
+    notebook = Console()
+    if not stderr.is_terminal and not notebook.is_jupyter:
 
         def plain(progress: Progress) -> None:
             every = max(1, progress.total // 10)
-            if progress.done == progress.total or (progress.report and progress.done % every == 0):
+            if progress.done and (progress.done == progress.total or progress.done % every == 0):
                 stderr.print(
                     f"{TITLES[progress.stage]} {progress.done}/{progress.total}{_line(progress, spent)}", soft_wrap=True
                 )
@@ -66,13 +68,14 @@ def show_progress(run: Run, quiet: bool) -> Iterator[Callable[[Progress], None]]
         TextColumn("{task.fields[line]}"),
         TimeRemainingColumn(),
     )
-    with Bar(*columns, console=stderr, transient=True) as bar:
+    with Bar(*columns, console=notebook if notebook.is_jupyter else stderr, transient=not notebook.is_jupyter) as bar:
         tasks: dict[str, Any] = {}
 
         def live(progress: Progress) -> None:
             if progress.stage not in tasks:
                 tasks[progress.stage] = bar.add_task(TITLES[progress.stage], total=progress.total, line="")
-            bar.update(tasks[progress.stage], completed=progress.done, line=_line(progress, spent))
+            task, line = tasks[progress.stage], _line(progress, spent)
+            bar.update(task, completed=progress.done, total=progress.total, line=line)
 
         yield live
 

@@ -15,6 +15,7 @@ _OPTIONS: dict[str, tuple[type, str]] = {
     "time_format": (str, "How times are written, such as '%d/%m/%Y %H:%M'."),
     "null_values": (str, "What means missing, separated by commas, instead of NULL,nan,None,N/A,NA,nil,undefined."),
     "drop_missing": (bool, "Drop events without user, item or time; else they are an error."),
+    "fold_users": (bool, "Ignore letter case and surrounding blanks of user ids."),
     "where": (str, "Keep the events that meet this SQL condition, such as \"qty > 0 and shop = 'north'\"."),
     "dedupe": (bool, "Keep one of several events equal in user, item and time."),
 }

@@ -1,11 +1,12 @@
 """Per-sample gradients of a parameter as the factors they are made of, and the inner product of every pair.
 
 A parameter is seen as a matrix `R x C` (last dimension `C`, all others `R`; a vector is `R x 1`). What one use of it adds to
-the gradient of sample `i` is one of three forms:
+the gradient of sample `i` is one of four forms:
 
     Outer   G_i = sum_t rows[i,t] (x) cols[i,t]               linear maps: rows = output gradient, cols = input
     Sparse  G_i = sum_t onehot(index[i,t]) (x) values[i,t]    embeddings, positions
     Dense   G_i itself                                        biases and scales: small, already summed over time
+    Lazy    G_i, computed for a few samples at a time         everything else: convolutions, functions of parameters
 
 The gradient is the sum over all uses, so its squared norm has a term for every *pair* of uses. Without the pairs of different
 uses (an embedding that is also the output layer, say) the norm is too small, and the clipped gradient above the bound.
@@ -19,19 +20,14 @@ uses (an embedding that is also the output layer, say) the norm is too small, an
 """
 
 import functools
-import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from dpformer.clipping.sums import add_to_rows, add_weighted_rows, lengths, norms_of_pieces, sizes, tiny
 from dpformer.errors import ClippingError
-
-# Numbers whose squares are added up in their own type, at most.
-SQUARES = 1024
-# Samples, or tiles of them, whose gradients are added up in their own type, at most; longer sums are made of blocks, in float64.
-BLOCK = 64
 
 
 @dataclass
@@ -53,8 +49,8 @@ class Outer:
 
     def hidden(self) -> Tensor:
         """The size, `[B]`, of the terms whose inner products are too small for their type, though the terms may not be."""
-        r, c, tiny = lengths(self.rows), lengths(self.cols), _tiny(self.rows)
-        return torch.where((r.square() < tiny) | (c.square() < tiny), r * c, 0.0).sum(1)
+        r, c, least = lengths(self.rows), lengths(self.cols), tiny(self.rows)
+        return torch.where((r.square() < least) | (c.square() < least), r * c, 0.0).sum(1)
 
     def form_into(self, out: Tensor, samples: slice) -> None:
         out.baddbmm_(self.rows[samples].transpose(1, 2), self.cols[samples])
@@ -174,10 +170,32 @@ class Dense:
         self.gradient = self.gradient.masked_fill(samples[:, None, None], 0)
 
 
-Form = Outer | Sparse | Dense
+@dataclass
+class Lazy:
+    """`G_i = compute(samples)[i]`, `[b, R, C]`, computed whenever it is wanted; it is measured and added as it was computed.
+
+    size: numbers that one sample takes while it is computed.
+    """
+
+    compute: Callable[[slice], Tensor]
+    size: int
+    dropped: Tensor | None = None
+
+    def form_into(self, out: Tensor, samples: slice) -> None:
+        gradient = self.compute(samples).reshape(out.shape)
+        if self.dropped is not None:
+            gradient = gradient.masked_fill(self.dropped[samples, None, None], 0)
+        out.add_(gradient)
+
+    def drop(self, samples: Tensor) -> None:
+        self.dropped = samples if self.dropped is None else self.dropped | samples
 
 
-def inner(a: Form, b: Form) -> Tensor:
+Factored = Outer | Sparse | Dense
+Form = Factored | Lazy
+
+
+def inner(a: Factored, b: Factored) -> Tensor:
     """`<G_i^a, G_i^b>` for every sample, `[B]`, summed in float64.
 
     Outer, Outer:    sum_{t,u} <rows_t, rows'_u> <cols_t, cols'_u>
@@ -207,82 +225,25 @@ def inner(a: Form, b: Form) -> Tensor:
 
 
 def merge(forms: list[Form]) -> list[Form]:
-    """At most one form of each kind with the same sum: uses are concatenated along time, dense gradients added.
+    """At most one form of each kind but `Lazy`, with the same sum: uses are concatenated along time, dense gradients added.
 
     So a recurrent weight, used at each of `T` steps, is one linear use of `T` times.
     """
     outers = [f for f in forms if isinstance(f, Outer)]
     sparses = [f for f in forms if isinstance(f, Sparse)]
     denses = [f for f in forms if isinstance(f, Dense)]
+    lazies = [f for f in forms if isinstance(f, Lazy)]
     if len(outers) > 1:
         outers = [Outer(_cat(f.rows for f in outers), _cat(f.cols for f in outers))]
     if len(sparses) > 1:
         sparses = [Sparse(_cat(f.index for f in sparses), _cat(f.values for f in sparses))]
     if len(denses) > 1:
         denses = [functools.reduce(lambda a, b: Dense(a.gradient + b.gradient, a.bound_ + b.bound_), denses)]
-    return [*outers, *sparses, *denses]
-
-
-def squared_norms(gradients: Tensor) -> Tensor:
-    """`|G_i|^2` of gradients `[B, ...]` themselves, `[B]`: pieces in their own type, their sum in float64."""
-    return norms_of_pieces(gradients).double().square().sum(1)
-
-
-def norms_of_pieces(gradients: Tensor) -> Tensor:
-    """Of gradients `[B, ...]`, the norms of the pieces that each of them is cut into, `[B, pieces]`."""
-    return torch.linalg.vector_norm(gradients.view(len(gradients), -1, _piece(gradients[0].numel())), dim=-1)
-
-
-@functools.cache
-def _piece(count: int) -> int:
-    """Into pieces of how many to cut so many numbers, so that none is left: the longer, the quicker, and the less exact."""
-    return max(k for k in range(1, SQUARES + 1) if count % k == 0)
+    return [*outers, *sparses, *denses, *lazies]
 
 
 def _cat(tensors: Iterable[Tensor]) -> Tensor:
     return torch.cat(list(tensors), dim=1)
-
-
-def add_to_rows(out: Tensor, rows: Tensor, values: Tensor) -> None:
-    """`out[rows[k]] += values[k]`, added up in float64 first: a row that many samples share is a long sum, and rounding in it
-    would grow with its length when samples agree.
-    """
-    if len(out) <= len(rows):
-        out += out.new_zeros(out.shape, dtype=torch.float64).index_add_(0, rows, values.double())
-        return
-    distinct, place = rows.unique(return_inverse=True)  # of a large table: memory for the rows that occur
-    sums = values.new_zeros(len(distinct), values.shape[1], dtype=torch.float64).index_add_(0, place, values.double())
-    out.index_add_(0, distinct, sums.to(out.dtype))
-
-
-def add_weighted_rows(out: Tensor, rows: Tensor, weights: Tensor) -> None:
-    """`out += sum_i weights[i] rows[i]` for out `[N]`, rows `[B, N]`; blocks of a long sum are added up in float64."""
-    if len(rows) <= BLOCK:
-        out.addmv_(rows.T, weights)
-        return
-    total = torch.zeros(out.shape, dtype=torch.float64, device=out.device)
-    for block, own in zip(rows.split(BLOCK), weights.split(BLOCK), strict=True):
-        total += block.T @ own
-    out += total
-
-
-def sizes(x: Tensor) -> Tensor:
-    """Norms over the last dimension, or a little more: no less than the norm where squares underflow."""
-    underflow = math.sqrt(2 * torch.finfo(x.dtype).tiny * x.shape[-1])
-    return torch.linalg.vector_norm(x, dim=-1).add_(underflow)
-
-
-def lengths(x: Tensor) -> Tensor:
-    """Norms over the last dimension, float64; where squares may underflow, computed in float64 too."""
-    lengths = torch.linalg.vector_norm(x, dim=-1).double()
-    small = lengths.square() < _tiny(x)
-    if bool(small.any()):
-        lengths[small] = torch.linalg.vector_norm(x[small].double(), dim=-1)
-    return lengths
-
-
-def _tiny(x: Tensor) -> float:
-    return 1e8 * torch.finfo(x.dtype).tiny
 
 
 def _sum(x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The gradients of a parameter for all samples of a batch: one protocol, and two ways to their norms.
+"""The gradients of a parameter for all samples of a batch: one protocol, and the ways to their norms.
 
     Pairs    inner products of all pairs of terms: sum_{t,u} <rows_t, rows_u> <cols_t, cols_u> + ...;   work 2 B T^2 (R + C)
     Formed   G_i itself, for a few samples at a time, and its norm;                                    work 2 B T R C
@@ -11,12 +11,14 @@ gradient of a table that is also the output layer; it uses both ways.
 from __future__ import annotations
 
 import functools
+import math
 from typing import Literal, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from dpformer.clipping.algebra import Dense, Form, Outer, Sparse, inner, norms_of_pieces, squared_norms
+from dpformer.clipping.algebra import Dense, Factored, Form, Lazy, Outer, Sparse, inner
+from dpformer.clipping.sums import add_weighted_rows, norms_of_pieces, squared_norms
 from dpformer.clipping.workspace import Workspace
 
 Route = Literal["gram", "formed"]
@@ -54,7 +56,7 @@ def matrix_shape(shape: torch.Size) -> tuple[int, int]:
 class Pairs:
     """The gradient as a sum of forms; `|G|^2` is the sum of the inner products of all pairs of forms. See `Gradient`."""
 
-    def __init__(self, parameter: nn.Parameter, forms: list[Form], batch: int) -> None:
+    def __init__(self, parameter: nn.Parameter, forms: list[Factored], batch: int) -> None:
         self.parameter, self.forms, self.batch = parameter, forms, batch
         self.shape = matrix_shape(parameter.shape)
 
@@ -100,7 +102,7 @@ class Formed(Pairs):
     # Parameters that are parts of this one: see `join`.
     parts: tuple[nn.Parameter, ...] = ()
 
-    def __init__(self, parameter: nn.Parameter, forms: list[Form], batch: int, workspace: Workspace) -> None:
+    def __init__(self, parameter: nn.Parameter, forms: list[Factored], batch: int, workspace: Workspace) -> None:
         super().__init__(parameter, forms, batch)
         self.workspace = workspace
 
@@ -150,8 +152,57 @@ class Formed(Pairs):
         torch._foreach_add_(sums, self.parameter.grad.split([p.numel() for p in self.parts]))
 
 
+class Computed:
+    """The gradient of forms of which one is `Lazy`, computed for a few samples at a time. See `Gradient`.
+
+    What is added is what was measured: kept if it is small, else computed anew. So the norm is that of the sum's own terms, and
+    there is no other bound on their rounding.
+    """
+
+    def __init__(self, parameter: nn.Parameter, forms: list[Form], batch: int) -> None:
+        self.parameter, self.forms, self.batch = parameter, forms, batch
+        sizes = [parameter.numel(), *(form.size for form in forms if isinstance(form, Lazy))]
+        self._chunk = max(1, min(batch, FORMED_ELEMENTS // max(sizes)))
+        self._kept: Tensor | None = None
+
+    def measure(self) -> tuple[Tensor, Tensor]:
+        parts = []
+        for samples in self._samples():
+            gradient = self._compute(samples)
+            parts.append(squared_norms(gradient))
+            if self._chunk == self.batch:
+                self._kept = gradient
+        squared = torch.cat(parts)
+        underflow = math.sqrt(2 * torch.finfo(self.parameter.dtype).tiny * self.parameter.numel())  # of the squares
+        return squared, (squared.sqrt() + underflow).square()
+
+    def add(self, weights: Tensor) -> None:
+        assert self.parameter.grad is not None
+        out = self.parameter.grad.view(-1)
+        total = out if self._chunk == self.batch else out.double()
+        for samples in self._samples():
+            gradient = self._compute(samples) if self._kept is None else self._kept
+            add_weighted_rows(total, gradient.flatten(1).to(total), weights[samples].to(total))
+        out.copy_(total)
+
+    def drop(self, samples: Tensor) -> None:
+        for form in self.forms:
+            form.drop(samples)
+        if self._kept is not None:
+            self._kept = self._kept.masked_fill(samples[:, None, None], 0)
+
+    def _samples(self) -> list[slice]:
+        return [slice(k, min(k + self._chunk, self.batch)) for k in range(0, self.batch, self._chunk)]
+
+    def _compute(self, samples: slice) -> Tensor:
+        gradient = self.parameter.new_zeros(samples.stop - samples.start, *matrix_shape(self.parameter.shape))
+        for form in self.forms:
+            form.form_into(gradient, samples)
+        return gradient
+
+
 def gradient_of(
-    parameter: nn.Parameter, forms: list[Form], batch: int, route: Route | None, workspace: Workspace
+    parameter: nn.Parameter, forms: list[Factored], batch: int, route: Route | None, workspace: Workspace
 ) -> Pairs:
     """The gradient of a parameter from its forms, at most one of each kind (`merge`), by the cheaper way or by `route`."""
     if any(isinstance(form, Dense) and form.norms is not None for form in forms):
@@ -161,7 +212,7 @@ def gradient_of(
     return Formed(parameter, forms, batch, workspace)
 
 
-def cheaper_route(parameter: nn.Parameter, forms: list[Form]) -> Route:
+def cheaper_route(parameter: nn.Parameter, forms: list[Factored]) -> Route:
     """The way that takes less time, by counted operations."""
     R, C = matrix_shape(parameter.shape)
     gram = formed = 0
@@ -191,7 +242,7 @@ def shorten(parameter: nn.Parameter, form: Form, route: Route | None) -> Form:
     return Dense(gradient, form.bound(), norms_of_pieces(gradient))  # measured while it is in the processor's cache
 
 
-def is_compact(parameter: nn.Parameter, forms: list[Form]) -> bool:
+def is_compact(parameter: nn.Parameter, forms: list[Factored]) -> bool:
     """Whether the gradients are no larger than the factors they are made of."""
     outers = [form for form in forms if isinstance(form, Outer)]
     factors = sum(form.rows.numel() + form.cols.numel() for form in outers)

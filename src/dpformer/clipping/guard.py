@@ -21,49 +21,81 @@ from dpformer.clipping.walk import Doubt, Layout, walk
 from dpformer.errors import ClippingError
 
 if TYPE_CHECKING:
-    from dpformer.clipping.recorder import Recorder, Use
+    from dpformer.clipping.recorder import Recorder
+    from dpformer.clipping.use import Use
 
 # Different weights in `check_apart`; two samples with the same weight are not distinguished.
 POWERS = 24
 
 
+# What these return is data, or a sample's own random numbers, though no tensor goes in.
+_GIVES_DATA = {
+    *(
+        "tensor",
+        "as_tensor",
+        "asarray",
+        "from_numpy",
+        "frombuffer",
+        "new_tensor",
+        "rand",
+        "randn",
+        "randint",
+        "randperm",
+    ),
+    *(
+        "rand_like",
+        "randn_like",
+        "randint_like",
+        "normal",
+        "normal_",
+        "bernoulli",
+        "bernoulli_",
+        "multinomial",
+        "poisson",
+    ),
+    *("uniform_", "exponential_", "random_"),
+}
+
+
 class Shared:
     """The tensors of one forward pass that are sure to be the same for all samples. They are kept alive: identities stay theirs.
 
-    These are buffers, frozen parameters, whatever is made from sizes alone, and what is made of these.
+    These are buffers, frozen parameters, whatever is made from sizes alone, and what is made of these. `is_constant` leaves out
+    what is made of numbers that may be data.
     """
 
     def __init__(self, tensors: Iterable[Tensor]) -> None:
-        self._tensors: dict[int, Tensor] = {id(tensor): tensor for tensor in tensors}
+        self._tensors: dict[int, tuple[Tensor, bool]] = {id(tensor): (tensor, True) for tensor in tensors}
+        memory = (tensor.untyped_storage().data_ptr() for tensor, _ in self._tensors.values() if tensor.numel())
+        self._memory = set(memory)  # `nn.Parameter(frozen.T)` is not seen as a call
 
     def __contains__(self, tensor: Tensor) -> bool:
         return id(tensor) in self._tensors
 
+    def is_constant(self, tensor: Tensor) -> bool:
+        """Is it no data? A single number is a constant: it can hold nothing of one sample that others do not have."""
+        if not tensor.dim() or (known := self._tensors.get(id(tensor))) is None:
+            return not tensor.dim() or (tensor.is_leaf and tensor.untyped_storage().data_ptr() in self._memory)
+        return known[1]
+
+    def add(self, tensor: Tensor) -> None:
+        """Take note of a tensor that is the same for all samples."""
+        self._tensors[id(tensor)] = tensor, True
+
     def note(self, function: Any, args: Any, kwargs: dict[str, Any], tensors: list[Tensor], out: Any) -> None:
         """Take note of a call that has no parameter in it; tensors are all tensors among its arguments."""
-        for t in tensors:
-            if id(t) not in self._tensors:
-                break
-        else:
-            for t in out if isinstance(out, (tuple, list)) else (out,):
-                if isinstance(t, Tensor):
-                    self._tensors[id(t)] = t
-            return
         if function is F.batch_norm and (args[5] if len(args) > 5 else kwargs.get("training", False)):
             raise ClippingError(
                 "batch_norm in training mode mixes samples: use layer norm, or evaluation mode with fixed statistics"
             )
-
-
-def check_used(recorder: Recorder) -> None:
-    """Raise if a trainable parameter has no use."""
-    used = {id(view.parameter) for use in recorder.uses for view in use.views}
-    if unused := [name for name, p in recorder.trainable if id(p) not in used]:
-        raise ClippingError(
-            f"parameter {unused[0]!r} requires a gradient and is not used in the forward pass"
-            + (f" (and {len(unused) - 1} more)" if len(unused) > 1 else "")
-            + ": freeze it with requires_grad_(False), or use it"
-        )
+        constant = getattr(function, "__name__", "") not in _GIVES_DATA
+        for t in tensors:
+            if id(t) not in self._tensors and not self.is_constant(t):
+                return
+            constant = constant and self.is_constant(t)
+        for t in out if isinstance(out, (tuple, list)) else (out,):
+            if isinstance(t, Tensor):
+                self._tensors[id(t)] = t, constant
 
 
 def check_graph(recorder: Recorder, losses: Tensor) -> dict[Any, int]:

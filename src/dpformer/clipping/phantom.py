@@ -1,22 +1,27 @@
 """Phantom Clipping: exact per-sample clipping for any model, shared parameters included, with one backward pass."""
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from dpformer.clipping import rules  # noqa: F401  (fills the registry)
-from dpformer.clipping.algebra import Dense, Form, merge
+from dpformer.clipping.algebra import Dense, Factored, Form, Lazy, merge
 from dpformer.clipping.clip import Clip, Rule
-from dpformer.clipping.gradient import Formed, Gradient, Route, gradient_of, shorten
-from dpformer.clipping.guard import check_apart, check_graph, check_used, locate
-from dpformer.clipping.recorder import Recorder, Use
+from dpformer.clipping.gradient import Computed, Formed, Gradient, Route, gradient_of, shorten
+from dpformer.clipping.guard import check_apart, check_graph, locate
+from dpformer.clipping.recorder import Recorder
 from dpformer.clipping.tied import Head, TiedGradient, Weigh
 from dpformer.clipping.workspace import Workspace
 from dpformer.errors import ClippingError
+
+# Batches after which a parameter that none of them used is an error.
+PATIENCE = 100
 
 Losses = Callable[[], Tensor]
 
@@ -30,12 +35,14 @@ class PhantomClipping:
 
     =============================================  =================================================================
     a parameter in a function without a rule       ClippingError that names both
-    a trainable parameter without any use          ClippingError; freeze it
+    a trainable parameter that a batch does        its gradient is 0; ClippingError after 100 batches without any use, and by
+    not use                                        `check_used`
     gradients that flow between samples            ClippingError: excluded on the graph of every batch; a batch with a
     (in-batch negatives)                           function that is not known to keep samples apart, and the first
                                                    one, is checked by a second backward pass
-    batch norm in training mode, checkpointing,    ClippingError
-    second derivatives, gradient hooks
+    batch norm in training mode, DDP, second       ClippingError
+    derivatives, gradient hooks
+    torch.compile                                  the model runs uncompiled in `backward`
     a sample with a NaN or infinite gradient       adds nothing; its norm is returned as it is; see `nonfinite`
     an empty batch                                 adds nothing; `.grad` is there
     parameters in float16 or bfloat16              ClippingError: their sums round by more than a sample may add
@@ -56,11 +63,17 @@ class PhantomClipping:
     def __init__(
         self, module: nn.Module, max_norm: float = 1.0, rule: Rule = "automatic", route: Route | None = None
     ) -> None:
+        if isinstance(module, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
+            raise ClippingError(
+                f"the module is wrapped in {type(module).__name__}, whose sums over processes take no part in clipping: give its "
+                "`.module`, and add up the clipped sums of all processes (all_reduce on each .grad) before noise is added, once"
+            )
         self.module = module
         self.clip = Clip(max_norm, rule)
         self.route = route
         self.nonfinite = 0  # samples whose gradient was not finite, since this object was made
         self._checked = False
+        self._batches, self._unused = 0, [name for name, p in module.named_parameters() if p.requires_grad]
         self._workspace = Workspace()
         self._eps = _check_parameters((name, p) for name, p in module.named_parameters() if p.requires_grad)
 
@@ -75,6 +88,15 @@ class PhantomClipping:
         Returns the gradient norms `|g_i|`, `[B]`, float64. They are not private.
         """
         return self._run(compute_losses, lambda samples, squared, bound: self.clip.factors(squared, bound, self._eps))
+
+    def check_used(self) -> None:
+        """Raise if a trainable parameter was not used by any batch so far."""
+        if self._unused:
+            more = f" (and {len(self._unused) - 1} more)" if len(self._unused) > 1 else ""
+            raise ClippingError(
+                f"parameter {self._unused[0]!r}{more} requires a gradient and none of {self._batches} batches has used it: "
+                "freeze it with requires_grad_(False), or use it"
+            )
 
     def norms(self, compute_losses: Losses) -> Tensor:
         """The gradient norms `[B]` alone; `.grad` is left as it is. They are not private."""
@@ -102,7 +124,7 @@ class PhantomClipping:
         trainable = recorder.trainable
         self._eps = _check_parameters(trainable)
         held = {name: (p.grad, p.grad._version if p.grad is not None else 0) for name, p in trainable}
-        with torch.enable_grad(), recorder:
+        with torch.enable_grad(), _uncompiled(), recorder:
             losses = compute_losses()
         _check_losses(losses)
         batch = len(losses)
@@ -126,7 +148,11 @@ class PhantomClipping:
     def _differentiate(self, recorder: Recorder, losses: Tensor) -> None:
         """Fill in the gradient at the output of every use, and keep the uses that have one."""
         users = check_graph(recorder, losses)
-        check_used(recorder)
+        used = recorder.used()
+        self._unused = [name for name, p in recorder.trainable if id(p) not in used and name in self._unused]
+        self._batches += 1
+        if self._batches >= PATIENCE:
+            self.check_used()
         batch = len(losses)
         for use in recorder.uses:
             use.gradient = None  # a backward pass inside the model may have left one
@@ -151,7 +177,7 @@ class PhantomClipping:
 
     def _sum(self, recorder: Recorder, losses: Tensor, weigh: Weigh | None) -> Tensor:
         batch = len(losses)
-        gradients = self._gradients(recorder.uses, batch)
+        gradients = self._gradients(recorder, batch)
         squared = torch.where(losses.isfinite(), 0.0, torch.nan).double()
         bound = torch.zeros_like(squared)
         # The last tied table is measured and added in one pass, after all other norms.
@@ -174,10 +200,10 @@ class PhantomClipping:
                 gradient.add(weights)
         return squared.clamp_min(0).sqrt()
 
-    def _gradients(self, uses: list[Use], batch: int) -> list[Gradient]:
+    def _gradients(self, recorder: Recorder, batch: int) -> list[Gradient]:
         """One for each parameter used; small parameters share one."""
         by_parameter: dict[int, tuple[nn.Parameter, list[Form], list[Head]]] = {}
-        for use in uses:
+        for use in recorder.uses:
             for view, form in use.forms():
                 _, forms, heads = by_parameter.setdefault(id(view.parameter), (view.parameter, [], []))
                 heads.append(form) if isinstance(form, Head) else forms.append(form)
@@ -188,18 +214,33 @@ class PhantomClipping:
             use.gradient = None
         gradients: list[Gradient] = []
         small: dict[torch.dtype, list[tuple[nn.Parameter, Dense]]] = {}
+        for key, origin in recorder.derived.items():
+            if key in by_parameter:
+                pseudo, forms, _ = by_parameter.pop(key)
+                for p, form in origin.pull(pseudo, merge(forms), batch):
+                    by_parameter.setdefault(id(p), (p, [], []))[1].append(form)
         for p, forms, heads in by_parameter.values():
-            if heads:
-                gradients.append(TiedGradient(p, heads[0], forms, batch, self.route))
-                continue
             forms = merge(forms)
-            if len(forms) == 1:
+            if any(isinstance(form, Lazy) for form in forms):
+                if heads:
+                    raise ClippingError("TiedCrossEntropy shares its table with a function of it: use F.cross_entropy")
+                gradients.append(Computed(p, forms, batch))
+                continue
+            if len(forms) == 1 and not heads:
                 forms = [shorten(p, forms[0], self.route)]
-            if len(forms) == 1 and isinstance(form := forms[0], Dense) and form.norms is None:
+            factored = cast(list[Factored], forms)
+            if heads:
+                gradients.append(TiedGradient(p, heads[0], factored, batch, self.route))
+            elif len(factored) == 1 and isinstance(form := factored[0], Dense) and form.norms is None:
                 small.setdefault(p.dtype, []).append((p, form))
             else:
-                gradients.append(gradient_of(p, forms, batch, self.route, self._workspace))
+                gradients.append(gradient_of(p, factored, batch, self.route, self._workspace))
         return gradients + [Formed.join(*zip(*parts, strict=True)) for parts in small.values()]
+
+
+def _uncompiled() -> AbstractContextManager[object]:
+    """What was compiled by torch.compile runs as it was written, so that the recorder sees its functions."""
+    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
 
 
 def _precise(losses: Tensor) -> AbstractContextManager[object]:

@@ -5,6 +5,8 @@ While a `Recorder` is active, every torch function that receives a trainable par
 - a function with a *rule* runs with the parameter detached, and is recorded as a *use*: its output, and how the gradient at that
   output becomes the parameter's gradient, sample by sample;
 - a function that only moves elements (transpose, slice, rows at positions) makes a *view*;
+- any other function of parameters alone makes a parameter of its own: see `derived.py`;
+- a function of torch that is written in Python is entered;
 - a function whose result carries no gradient (a size, a detached copy) runs as it is;
 - anything else raises.
 
@@ -13,93 +15,22 @@ autograd.Function) is in the graph: `guard.check_graph` finds it there.
 """
 
 import functools
-from collections import Counter
+import types
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode, resolve_name
+from torch.overrides import TorchFunctionMode
 
-from dpformer.clipping.algebra import Dense, Form, sizes
-from dpformer.clipping.gradient import Route, shorten
+from dpformer.clipping.derived import Derived
+from dpformer.clipping.gradient import Route
 from dpformer.clipping.guard import Shared
+from dpformer.clipping.sums import sizes
+from dpformer.clipping.use import Derive, Forms, Record, Use, name_of
 from dpformer.clipping.views import View
 from dpformer.clipping.walk import Layout
 from dpformer.errors import ClippingError
-
-# What a use adds: one or more forms for each view used (`Any`: a `tied.Head` too).
-Forms = Iterable[tuple[View, Form | Any]]
-# From the gradient at a use's output, where samples lie, and the tensors saved to its forms. It runs under `torch.no_grad`.
-Derive = Callable[..., Forms]
-
-
-@dataclass
-class Use:
-    """One call of `function` with one or more parameters; `gradient` is the one at its output, after the backward pass.
-
-    saved: the tensors that `derive` reads, with their versions; layout: where the samples lie in `shape` (`guard.locate`);
-    take: while set, it receives the gradient, which is then not kept; derived: the forms, once `settle` has derived them.
-    """
-
-    function: Any
-    views: tuple[View, ...]
-    derive: Derive
-    shape: torch.Size
-    saved: tuple[tuple[Tensor, int], ...]
-    layout: Layout | None = None
-    gradient: Tensor | None = field(default=None, repr=False)
-    take: Callable[[Tensor], None] | None = field(default=None, repr=False)
-    derived: list[tuple[View, Any]] | None = field(default=None, repr=False)
-
-    def settle(self, route: Route | None, gradient: Tensor) -> None:
-        """Derive and shorten the forms while the gradient is in the cache, and free it and what else they were made from."""
-        self.gradient = gradient
-        forms = list(self.forms())
-        # Several forms of one parameter have terms with one another too.
-        times = Counter(id(view.parameter) for view, _ in forms)
-        self.derived = [(v, shorten(v.parameter, f, route) if times[id(v.parameter)] == 1 else f) for v, f in forms]
-        self.gradient = None
-        del self.derive  # and what it refers to
-        if all(isinstance(form, Dense) for _, form in self.derived):
-            self.saved = ()  # else they are read once more
-
-    def forms(self) -> Forms:
-        """What this use adds to each view's parameter."""
-        if 0 in self.shape:
-            return []  # an output without elements
-        if any(tensor._version != version for tensor, version in self.saved):
-            raise ClippingError(
-                f"what went into {self.called} with {self.names} was changed in place afterwards; make the change on a copy"
-            )
-        if self.derived is not None:
-            return self.derived
-        assert self.gradient is not None
-        assert self.layout is not None
-        return self.derive(self.layout.first(self.gradient), self.layout, *self._first_saved())
-
-    def _first_saved(self) -> Iterable[Tensor]:
-        """The saved tensors, samples first."""
-        assert self.layout is not None
-        for tensor, _ in self.saved:
-            upto = self.layout.dim + 1
-            if not self.layout.is_first and tensor.shape[:upto] != self.shape[:upto]:
-                raise ClippingError(
-                    f"{self.called} uses {self.names} with samples in dimension {self.layout.dim} of its result, which its "
-                    "input does not have: keep samples first"
-                )
-            yield self.layout.first(tensor)
-
-    @property
-    def called(self) -> str:
-        """The name of the function, for messages."""
-        return _name(self.function)
-
-    @property
-    def names(self) -> str:
-        """The names of the parameters used, for messages."""
-        return ", ".join(repr(view.name) for view in self.views)
 
 
 class Recorder(TorchFunctionMode):
@@ -113,12 +44,19 @@ class Recorder(TorchFunctionMode):
         self.trainable = [(name, p) for name, p in parameters if p.requires_grad]
         self.shared = Shared([*module.buffers(), *(p for _, p in parameters if not p.requires_grad)])
         self._views = {id(p): View(p, name, p) for name, p in self.trainable}
+        # Functions of parameters alone, by the identity of the parameter that stands for each.
+        self.derived: dict[int, Derived] = {}
         self._broadcasts: dict[int, tuple[Tensor, View]] = {}
         # Norms of inputs by identity, computed once for an input of several uses. It refers to no input and not to the recorder:
         # a circle of references would keep the memory of a pass until the garbage collector runs.
         self.sizes: dict[tuple[int, Layout], Tensor] = {}
         # Every recorded output depends on this, so one backward pass to it reaches all of them and nothing else.
         self.anchor = torch.zeros((), requires_grad=True)
+
+    def used(self) -> set[int]:
+        """The identities of the parameters that have a use."""
+        found = {id(view.parameter) for use in self.uses for view in use.views}
+        return found.union(*(map(id, origin.sources) for key, origin in self.derived.items() if key in found))
 
     def view(self, value: Any) -> View | None:
         """The view that `value` is, or None for anything that is not a trainable parameter or a part of one."""
@@ -134,6 +72,44 @@ class Recorder(TorchFunctionMode):
             raise self.refuse(function, view, "takes it as its input rather than its weight")
         return value
 
+    def call(self, function: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call a function while recording, from inside of a rule."""
+        with self:
+            return function(*args, **kwargs)
+
+    def _derive(self, function: Any, args: Any, kwargs: dict[str, Any], views: list[View]) -> Any:
+        """Make a parameter of a function of parameters alone."""
+        name = getattr(function, "__name__", "")
+        if (self.view(args[0] if args else None) and _writes(name)) or kwargs.get("out") is not None:
+            raise self.refuse(function, views[0], "writes into it; write it without the underscore, on a copy")
+        attached = {id(view.value): view.attached() for view in views}
+        args, kwargs = _swap(args, attached), _swap(kwargs, attached)
+        out = function(*args, **kwargs)
+        sources: dict[int, nn.Parameter] = {}
+        for view in views:
+            origin = self.derived.get(id(view.parameter))
+            sources |= {id(p): p for p in ((view.parameter,) if origin is None else origin.sources)}
+        has_batch = any(view.has_batch for view in views)
+        return self._own(function, views[0], tuple(sources.values()), has_batch, out)
+
+    def _own(self, function: Any, one: View, sources: tuple[nn.Parameter, ...], has_batch: bool, out: Any) -> Any:
+        """The tensors of a result as parameters of their own. one: a view that went in, for a message."""
+        if isinstance(out, (tuple, list)):
+            parts = [self._own(function, one, sources, has_batch, part) for part in out]
+            return type(out)(*parts) if hasattr(out, "_fields") else type(out)(parts)
+        if not isinstance(out, Tensor):
+            return out
+        if not out.requires_grad:
+            self.shared.add(out)
+            return out
+        if out.is_complex():
+            raise self.refuse(function, one, "makes it complex")
+        keys = {id(p) for p in sources}
+        names = ", ".join(name for name, p in self.trainable if id(p) in keys)
+        whole = nn.Parameter(out.detach())
+        self.derived[id(whole)] = Derived(out, sources)
+        return self.add_view(View(whole, names, whole, has_batch=has_batch, attach=lambda: out))
+
     def add_view(self, view: View) -> Tensor:
         """Remember a view and give its value, to be returned to the model."""
         self._views[id(view.value)] = view
@@ -146,27 +122,29 @@ class Recorder(TorchFunctionMode):
         views: Iterable[View | None],
         derive: Derive,
         saved: Iterable[Tensor] = (),
+        raw: bool = False,
     ) -> Tensor:
         """Remember a use; returns `output`, to be returned to the model in its place.
 
         `saved` are the tensors that `derive` will get, which must not change until then. Samples lie in them as in the output.
+        raw: `derive` gets them and the gradient as they are, and not samples first.
         """
         if output.dtype is torch.float16:
             raise ClippingError(
-                f"{_name(function)} computes in float16, where small gradients become 0 and large ones infinite: use "
+                f"{name_of(function)} computes in float16, where small gradients become 0 and large ones infinite: use "
                 "torch.autocast with bfloat16, or float32"
             )
         if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
             raise ClippingError(
-                f"{_name(function)} runs inside torch.utils.checkpoint or other hooks on saved tensors, which would run it again "
-                "unrecorded: switch checkpointing off and use smaller micro-batches"
+                f"{name_of(function)} runs inside torch.utils.checkpoint or other hooks on saved tensors, which would run it "
+                "again unrecorded: switch checkpointing off and use smaller micro-batches"
             )
         used = tuple(view for view in views if view is not None)
         kept = tuple((tensor, tensor._version) for tensor in saved)
-        use = Use(function, used, derive, output.shape, kept)
+        use = Use(function, used, derive, output.shape, kept, raw)
         self.uses.append(use)
         # In place, so that it stays the same tensor for a function that wrote in place; that cannot be done to a view.
-        return _Record.apply(output.clone() if output._is_view() else output, self.anchor, use)
+        return Record.apply(output.clone() if output._is_view() else output, self.anchor, use)
 
     def record_rows(self, function: Any, view: View) -> Tensor:
         """Make a use of a view that has the batch in it; returns its value."""
@@ -186,7 +164,7 @@ class Recorder(TorchFunctionMode):
     def refuse(self, function: Any, view: View, why: str = "has no clipping rule") -> ClippingError:
         """The error for a parameter in a place where its per-sample gradient cannot be computed."""
         return ClippingError(
-            f"parameter {view.name!r} is used by {_name(function)}, which {why}: its gradient would escape the norm. "
+            f"parameter {view.name!r} is used by {name_of(function)}, which {why}: its gradient would escape the norm. "
             "Write the layer with functions that have rules (linear, embedding, layer_norm, rms_norm, addmm, matmul, "
             "indexing, + and *), add a rule with dpformer.clipping.register_rule, or freeze the parameter"
         )
@@ -205,17 +183,27 @@ class Recorder(TorchFunctionMode):
             out = func(*args, **kwargs)
             self.shared.note(func, args, kwargs, tensors, out)
             return out
-        if not torch.is_grad_enabled() or (rule is None and getattr(func, "__name__", "") == "__get__"):
-            return func(*args, **kwargs)
+        alone = all(id(t) in self._views or (not t.requires_grad and self.shared.is_constant(t)) for t in tensors)
+        if not torch.is_grad_enabled() or (rule is None and getattr(func, "__name__", "") in KEPT):
+            out = func(*args, **kwargs)
+            if alone and isinstance(out, Tensor):
+                self.shared.add(out)
+            return out
+        if alone and rule is not None and rule in MAKES_VIEWS:
+            return rule(self, func, *args, **kwargs)
+        if alone and not any(view.repeated for view in views):
+            return self._derive(func, args, kwargs, views)
         # Rows picked, or a parameter repeated, for each sample: the batch is in there already, so that is a use.
         if batched := [view for view in views if view.has_batch and (rule not in LAZY or len(views) > 1)]:
             swapped = {id(view.value): self.record_rows(func, view) for view in batched}
-            args, kwargs = _swap(args, swapped), {key: _swap(value, swapped) for key, value in kwargs.items()}
+            args, kwargs = _swap(args, swapped), _swap(kwargs, swapped)
             views = [view for view in views if not view.has_batch]
         if not views:
             return func(*args, **kwargs)
         if rule is not None:
             return rule(self, func, *args, **kwargs)
+        if (entered := _entered(func)) is not None:
+            return self.call(entered, *args, **kwargs)
         # A size or a comparison has no gradient to lose. Values are leaves, so everything else shows itself.
         out = func(*args, **kwargs)
         results: list[Tensor] = []
@@ -240,13 +228,18 @@ PLAIN: set[Any] = {
     *(Tensor.dim, Tensor.size, Tensor.numel, Tensor.__len__, torch._C._set_grad_enabled),
 }
 
+# Functions whose results carry no gradient, or are for looking at: they run as they are.
+KEPT = {"detach", "__repr__", "__format__", "__bool__", "__float__", "__int__", "item", "tolist", "__hash__"}
+
 Rule = Callable[..., Any]
 RULES: dict[Any, Rule] = {}
 # Rules that can take a view whose first dimension may be the samples, and so leave it a view.
 LAZY: set[Rule | None] = set()
+# Rules that make a view of a parameter where the batch is not there yet.
+MAKES_VIEWS: set[Rule | None] = set()
 
 
-def register_rule(*functions: Any, lazy: bool = False) -> Callable[[Rule], Rule]:
+def register_rule(*functions: Any, lazy: bool = False, views: bool = False) -> Callable[[Rule], Rule]:
     """Decorator: `rule(recorder, function, *args, **kwargs)` takes the place of `functions` while a recorder is active.
 
     The rule computes the output from `recorder.value(...)` of its arguments, never from a parameter itself. It returns
@@ -260,31 +253,11 @@ def register_rule(*functions: Any, lazy: bool = False) -> Callable[[Rule], Rule]
             RULES[function] = rule
         if lazy:
             LAZY.add(rule)
+        if views:
+            MAKES_VIEWS.add(rule)
         return rule
 
     return add
-
-
-class _Record(torch.autograd.Function):
-    """The identity; its backward leaves the gradient in the use. In place, so that later in-place changes are allowed."""
-
-    @staticmethod
-    def forward(ctx: Any, output: Tensor, anchor: Tensor, use: Use) -> Tensor:
-        ctx.use = use
-        ctx.mark_dirty(output)
-        return output
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None]:
-        if torch.is_grad_enabled():
-            name = ctx.use.called
-            raise ClippingError(f"a gradient of a gradient passes {name}: second derivatives have no clipping rule")
-        gradient = gradient.contiguous()  # once, where each look at it as a matrix would make a copy
-        if ctx.use.take is not None:
-            ctx.use.take(gradient)
-        else:
-            ctx.use.gradient = gradient
-        return (gradient if ctx.needs_input_grad[0] else None), None, None
 
 
 def _collect(values: Iterable[Any], tensors: list[Tensor]) -> None:
@@ -301,11 +274,25 @@ def _collect(values: Iterable[Any], tensors: list[Tensor]) -> None:
 def _swap(values: Any, swapped: dict[int, Tensor]) -> Any:
     if isinstance(values, (list, tuple)):
         return type(values)(_swap(v, swapped) for v in values)
+    if isinstance(values, dict):
+        return {key: _swap(v, swapped) for key, v in values.items()}
     return swapped.get(id(values), values)
 
 
-@functools.lru_cache(maxsize=1024)
-def _name(function: Any) -> str:
-    if isinstance(function, str):
-        return function
-    return resolve_name(function) or getattr(function, "__name__", str(function))
+def _writes(name: str) -> bool:
+    """Is it the name of a function that writes into its first argument?"""
+    return name == "__setitem__" or name.startswith("__i") or (name.endswith("_") and not name.endswith("__"))
+
+
+@functools.lru_cache(maxsize=256)
+def _entered(function: Any) -> Any:
+    """A function of torch that is written in Python, without its own look for overrides: what it calls comes to the recorder."""
+    if not isinstance(function, types.FunctionType) or not function.__module__.startswith("torch."):
+        return None
+    checks = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
+    names = {**function.__globals__, **{check: lambda *_: False for check in checks}}
+    entered = types.FunctionType(
+        function.__code__, names, function.__name__, function.__defaults__, function.__closure__
+    )
+    entered.__kwdefaults__ = function.__kwdefaults__
+    return entered

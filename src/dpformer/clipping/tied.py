@@ -14,8 +14,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from dpformer.clipping.algebra import BLOCK, Form, Outer, Sparse, inner, merge, squared_norms
+from dpformer.clipping.algebra import Factored, Outer, Sparse, inner
 from dpformer.clipping.gradient import Route, gradient_of
+from dpformer.clipping.sums import BLOCK, squared_norms
 from dpformer.clipping.tied_head import HeadPass
 from dpformer.clipping.tiles import Group, Tile, by_pairs
 
@@ -59,11 +60,11 @@ class TiedGradient:
     """Per-sample gradients of a table with one use as output layer and any other uses. See `Gradient`."""
 
     def __init__(
-        self, parameter: nn.Parameter, head: Head, others: list[Form], batch: int, route: Route | None = None
+        self, parameter: nn.Parameter, head: Head, others: list[Factored], batch: int, route: Route | None = None
     ) -> None:
         self.parameter, self.route = parameter, route
         self.head, self.upstream = head.head, head.upstream.to(parameter.dtype)
-        self.others = gradient_of(parameter, merge(others), batch, route, self.head.workspace)
+        self.others = gradient_of(parameter, others, batch, route, self.head.workspace)
 
     def measure(self) -> tuple[Tensor, Tensor]:
         return self.clip(None)

@@ -6,14 +6,18 @@ A view's use is where it meets the batch, because only there the gradients of th
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from dpformer.clipping.algebra import Dense, Form, Outer, Sparse
 from dpformer.clipping.gradient import matrix_shape
+
+_REPEATS = ("expand", "expand_as", "broadcast_to", "repeat", "tile", "repeat_interleave")
 
 
 @dataclass(frozen=True)
@@ -26,7 +30,8 @@ class View:
 
     `transposed` (two dimensions, whole or rows) means that `value` is the transpose of that. `value` is a leaf that requires a
     gradient, so that whatever is computed from it outside a rule is noticed. The row `padding` gets no gradient. `has_batch`:
-    picked by ids or repeated to a size, so that its first dimension may be the samples.
+    picked by ids or repeated to a size, so that its first dimension may be the samples; `repeated`: it is sure to be.
+    `attach` makes the value again, with its autograd graph down to the parameters.
     """
 
     parameter: nn.Parameter
@@ -37,28 +42,51 @@ class View:
     index: Tensor | None = None
     padding: int | None = None
     has_batch: bool = False
+    repeated: bool = False
+    attach: Callable[[], Tensor] | None = None
+
+    def attached(self) -> Tensor:
+        """The value with its autograd graph."""
+        return self.parameter if self.attach is None else self.attach()
+
+    @property
+    def is_whole(self) -> bool:
+        """Is it the parameter as it is?"""
+        return self.layout == "whole" and not self.transposed
 
     def derive(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> View:
         """The view that `function(self, *args, **kwargs)` makes; the function only moves elements."""
         value = _leaf(function(self.value.detach(), *args, **kwargs))
-        has_batch = self.has_batch or getattr(function, "__name__", "") in ("expand", "expand_as")
+        attach = lambda: function(self.attached(), *args, **kwargs)  # noqa: E731
         if self.value.dim() == 2 and self.layout != "elements" and _is_transpose(function, args, kwargs):
-            return replace(self, value=value, transposed=not self.transposed, has_batch=False)
+            return replace(
+                self, value=value, transposed=not self.transposed, has_batch=False, repeated=False, attach=attach
+            )
         if self.layout != "elements" and not self.transposed and _keeps_rows(function, args, kwargs, self.value.dim()):
             rows = function(self.row_ids(), *args, **kwargs)
-            return replace(self, value=value, layout="rows", index=rows, has_batch=has_batch)
-        elements = function(self.element_ids(), *args, **kwargs)
-        return replace(self, value=value, layout="elements", transposed=False, index=elements, has_batch=has_batch)
+            repeated = self._repeats(function, rows)
+            view = replace(self, value=value, layout="rows", index=rows, attach=attach)
+        else:
+            elements = function(self.element_ids(), *args, **kwargs)
+            repeated = self._repeats(function, elements)
+            view = replace(self, value=value, layout="elements", transposed=False, index=elements, attach=attach)
+        return replace(view, has_batch=self.has_batch or repeated, repeated=repeated)
+
+    def _repeats(self, function: Any, index: Tensor) -> bool:
+        return self.repeated or (getattr(function, "__name__", "") in _REPEATS and _is_one(index))
 
     def take(self, ids: Tensor, padding: int | None, has_batch: bool) -> View:
         """The view of the rows `ids` of a whole parameter, `[*ids.shape, C]`."""
         ids = torch.where(ids < 0, ids + len(self.value), ids)
         value = _leaf(self.value.detach()[ids])
-        return replace(self, value=value, layout="rows", index=ids, padding=padding, has_batch=has_batch)
+        view = replace(self, value=value, layout="rows", index=ids, padding=padding, has_batch=has_batch)
+        attach = lambda: F.embedding(ids, self.attached(), padding)  # noqa: E731
+        return replace(view, repeated=has_batch and len(ids) > 1 and _is_one(ids), attach=attach)
 
-    def copied(self, value: Tensor) -> View:
+    def copied(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> View:
         """The same view with a copy of its value, perhaps in another type."""
-        return replace(self, value=_leaf(value))
+        value = _leaf(function(self.value.detach(), *args, **kwargs))
+        return replace(self, value=value, attach=lambda: function(self.attached(), *args, **kwargs))
 
     def row_ids(self) -> Tensor:
         """Row of the parameter that each row of the (untransposed) view is, `[*shape[:-1]]`."""
@@ -120,6 +148,11 @@ class View:
 def _apart(ids: Tensor, batch: int, own_rows: bool) -> Tensor:
     """Ids `[B, n]` of each sample: its share of them, or all."""
     return ids.reshape(batch, -1) if own_rows else ids.reshape(1, -1).expand(batch, -1)
+
+
+def _is_one(index: Tensor) -> bool:
+    """Is the index the same for each element of its first dimension?"""
+    return index.dim() > 0 and (index.stride(0) == 0 or bool((index == index[:1]).all()))
 
 
 def _leaf(value: Tensor) -> Tensor:

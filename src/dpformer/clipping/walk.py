@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from dpformer.clipping.kinds import MIXED, Inner, Shape, kind_of
@@ -31,6 +32,19 @@ class Layout:
         if self.is_first:
             return x
         return x.unflatten(self.dim, (self.before, self.batch, -1)).movedim(self.dim + 1, 0)
+
+    def apart(self, x: Tensor, dim: int) -> Tensor:
+        """x with samples along `dim`, split as here, as `[batch, ...]`, where `dim` holds a sample's own elements."""
+        split = x.unflatten(dim, (self.before, self.batch, -1)).movedim(dim + 1, 0)
+        return split.flatten(dim + 1, dim + 2)
+
+    def scattered(self, parts: Tensor, samples: slice, like: Tensor, dim: int) -> Tensor:
+        """The parts of some samples, as `apart` makes them, in tensors like `like` for each of them that are 0 elsewhere."""
+        out = parts.new_zeros(len(parts), *like.shape)
+        split = out.unflatten(dim + 1, (self.before, self.batch, -1)).movedim(dim + 2, 1)
+        each = torch.arange(len(parts), device=out.device)
+        split[each, each + samples.start] = parts.unflatten(dim + 1, (self.before, -1))
+        return out
 
     def aligned(self, shape: Shape) -> tuple[int, ...]:
         """The shape that `first` gives to what was broadcast over the samples, without its first dimension."""

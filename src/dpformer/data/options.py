@@ -15,7 +15,7 @@ LEAVE_ONE_OUT, BY_TIME = "leave-one-out", "time"
 # The options that say how a log is read, and their types; a further log is read with the same ones.
 READING = {
     **{"user": str, "item": str, "time": str, "no_time": bool, "time_format": str},
-    **{"null_values": list, "drop_missing": bool, "where": str, "dedupe": bool},
+    **{"null_values": list, "drop_missing": bool, "fold_users": bool, "where": str, "dedupe": bool},
 }
 # The others that a further log is prepared with.
 PREPARING = {"min_events": int, "filter": str, "min_user_events": int, "title": str}
@@ -36,6 +36,7 @@ class Options:
         null_values: spellings of missing values, compared without case, instead of NULL, nan, None, N/A, NA, nil, undefined.
             Blank values are always missing.
         drop_missing: drop events without user, item or time; else they are an error.
+        fold_users: ignore letter case and surrounding blanks of user ids, which are then written in lower case.
         where: a condition on events in SQL, such as "qty > 0 and shop = 'north'"; it looks at each row alone.
         title: the column of titles, in the catalogue if it is a file, else in the log. In a log the title that most of an
             item's users have is used, which is outside the guarantee. Titles are published with a model.
@@ -62,6 +63,7 @@ class Options:
     time_format: str | None = None
     null_values: tuple[str, ...] | None = None
     drop_missing: bool = False
+    fold_users: bool = False
     where: str | None = None
     title: str | None = None
     min_events: int = 0

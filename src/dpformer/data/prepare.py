@@ -14,6 +14,7 @@ from dpformer.data.manifest import Record, open_log
 from dpformer.data.options import Options
 from dpformer.data.read.columns import ITEM, TIME, TITLE, USER
 from dpformer.data.read.ids import encode_items, encode_users, id_expression
+from dpformer.data.read.log import Log, first_row
 from dpformer.data.read.missing import NO_TIME, missing_rows, missing_values, no_time
 from dpformer.data.read.times import check_times, time_expression
 from dpformer.data.sequences import Dataset, TimeSplit
@@ -33,9 +34,11 @@ def prepare(log: Any, *, on_stage: Callable[[str], None] = lambda stage: None, *
     """
     on_stage("reading")
     record = open_log(log, Options(**options))
-    columns = _read(record)
+    read = record.log.collect(columns(record.log))
+    events = check(record, read.lazy()).collect()
+    del read
     on_stage("numbering users and items")
-    kept = reduce(_numbered(columns, record.log.untyped_ids), record, on_stage)
+    kept = reduce(_numbered(events, record.log.untyped_ids), record, on_stage)
     on_stage("sorting by time")
     sequences = kept.sequences()
     if record.cut is not None:
@@ -50,35 +53,39 @@ def prepare(log: Any, *, on_stage: Callable[[str], None] = lambda stage: None, *
     return Dataset(sequences, catalogue, record.manifest(kept.sizes(), sha256))
 
 
-def _read(record: Record) -> pl.DataFrame:
-    """Read and check the ids, and the times as numbers."""
-    log = record.log
+def columns(log: Log, *further: pl.Expr) -> pl.LazyFrame:
+    """The ids and the times of a log as numbers, and further columns; not read yet."""
     wanted = [id_expression(log, role).alias(role) for role in (USER, ITEM)]
     if TIME in log.columns:
-        expression, nanoseconds = time_expression(log)
-        wanted += [expression.alias(TIME), no_time(log).alias(NO_TIME)]
-    frame = log.collect(log.frame.select(wanted))
-    missing = missing_rows(frame, log.nulls)
-    counts = {role: int(rows.sum()) for role, rows in missing.items()}
-    if any(counts.values()) and not record.options.drop_missing:
-        raise missing_values(
-            log, counts, {role: rows.arg_max() if counts[role] else None for role, rows in missing.items()}
-        )
-    unit = check_times(log, frame[TIME], missing[TIME], nanoseconds) if TIME in log.columns else None
-    before = len(frame)
-    if any(counts.values()):
-        frame = frame.filter(~functools.reduce(operator.or_, missing.values()))
-    record.count_dropped(before - len(frame), len(frame))
+        # -0.0 becomes 0.0: engines may order them differently.
+        wanted += [(time_expression(log)[0] + 0).alias(TIME), no_time(log).alias(NO_TIME)]
+    return log.frame.select(*wanted, *further)
+
+
+def check(record: Record, events: pl.LazyFrame) -> pl.LazyFrame:
+    """Check `columns`, in memory or on disk; record what is missing, and return the events that lack nothing."""
+    log = record.log
+    missing = missing_rows(log, events)
+    any_missing = functools.reduce(operator.or_, missing.values())
+    sums = {role: rows.sum() for role, rows in missing.items()} | {"any": any_missing.sum(), "rows": pl.len()}
+    counts = {name: int(count or 0) for name, count in log.collect(events.select(**sums)).row(0, named=True).items()}
+    rows, dropped = counts.pop("rows"), counts.pop("any")
+    if dropped and not record.options.drop_missing:
+        lacking = {role: count for role, count in counts.items() if count}
+        raise missing_values(log, lacking, {role: first_row(log, events, missing[role]) or 0 for role in lacking})
+    unit = check_times(log, events, missing[TIME], rows - counts[TIME]) if TIME in log.columns and rows else None
+    record.count_dropped(dropped, rows - dropped)
+    kept = events.filter(~any_missing) if dropped else events
     if unit is not None:
-        record.set_times(unit, frame[TIME].min(), frame[TIME].max())  # type: ignore[arg-type]
-    return frame
+        record.set_times(unit, *log.collect(kept.select(low=pl.col(TIME).min(), high=pl.col(TIME).max())).row(0))
+    return kept
 
 
-def _numbered(columns: pl.DataFrame, untyped: bool) -> Events:
+def _numbered(events: pl.DataFrame, untyped: bool) -> Events:
     """Number users and items. Takes columns out of the frame, to free their memory early."""
-    items = encode_items(columns.drop_in_place(ITEM), untyped)
-    users = encode_users(columns.drop_in_place(USER), untyped)
-    return Events(users, items, columns.drop_in_place(TIME) if TIME in columns.columns else None)
+    items = encode_items(events.drop_in_place(ITEM), untyped)
+    users = encode_users(events.drop_in_place(USER), untyped)
+    return Events(users, items, events.drop_in_place(TIME) if TIME in events.columns else None)
 
 
 def _titles(record: Record) -> pl.DataFrame:

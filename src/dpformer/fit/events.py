@@ -3,11 +3,13 @@
 A tracker is any object with `on_event(event)`. Events are plain dictionaries, ready for JSON:
 
     {"event": "start", "step": 0, "steps": 120, "recipe": {...}, "budget": {"epsilon": 8.0, "delta": 1e-05}}
+    {"event": "stage", "stage": "distil", "done": 60, "total": 120}
     {"event": "step", "step": 1, "learning_rate": 0.01, "loss": 6.2, "not_private": ["loss"]}
     {"event": "end", "step": 120, "released": true}
 
-`start` comes again when a run is resumed: steps after its `step` are then made again. `not_private` names what was computed on
-people's data without noise; whatever a tracker does with it, it should stay as private as the data.
+Stages before the steps (histogram, transitions, distil) tell how far they are, from 0 on. `start` comes again when a run is
+resumed: steps after its `step` are then made again. `not_private` names what was computed on people's data without noise;
+whatever a tracker does with it, it should stay as private as the data.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ class Tracker(Protocol):
     """Follows a training. An exception from it does not end the run: the tracker is dropped, with a warning."""
 
     def on_event(self, event: Event) -> None:
-        """Called after each step, and at the start and the end."""
+        """Called after each step and each part of a stage, and at the start and the end."""
 
 
 class Trackers:
@@ -65,7 +67,7 @@ class TensorBoard:
             hidden = event["not_private"]
             for name in sorted(event.keys() - {"event", "step", "not_private"}):
                 self._writer.add_scalar(f"not private/{name}" if name in hidden else name, event[name], event["step"])
-        else:
+        elif event["event"] == "end":
             self._writer.close()
 
     def _open(self, step: int) -> Any:
@@ -93,6 +95,11 @@ def started(step: int, steps: int, recipe: Event) -> Event:
     """The event at the start; recipe: settings, ready for JSON."""
     budget = {"epsilon": recipe["epsilon"], "delta": recipe["delta"]}
     return {"event": "start", "step": step, "steps": steps, "recipe": recipe, "budget": budget}
+
+
+def staged(stage: str, done: int, total: int) -> Event:
+    """The event when a part of a stage before the steps is done; it says nothing about the data."""
+    return {"event": "stage", "stage": stage, "done": done, "total": total}
 
 
 def stepped(step: int, learning_rate: float, loss: float) -> Event:

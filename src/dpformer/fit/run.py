@@ -24,7 +24,7 @@ from dpformer.errors import DPFormerError
 from dpformer.fit.distributed.lead_and_follow import compare_data, explained_rank_error, lead
 from dpformer.fit.distributed.ranks import SINGLE, Ranks
 from dpformer.fit.dpsgd import Optimisation, Trainer, network_for_steps
-from dpformer.fit.events import Tracker, Trackers, ended, started, stepped
+from dpformer.fit.events import Tracker, Trackers, ended, staged, started, stepped
 from dpformer.fit.folder import (
     Begun,
     RunLock,
@@ -120,6 +120,8 @@ class Run:
         saved = time.monotonic()
         for progress in itertools.chain(self._before_steps(), self._steps(listeners)):
             on_progress(progress)
+            if progress.report is None:
+                listeners.on_event(staged(progress.stage, progress.done, progress.total))
             stop = should_stop() or (progress.report is not None and progress.report.stop)
             # Before the first step there is nothing to save but what `start` saved.
             if progress.report is not None and (stop or time.monotonic() - saved > checkpoint_seconds):

@@ -120,6 +120,9 @@ class Stage(Protocol):
 
     name: str
 
+    @property
+    def setup(self) -> Setup: ...
+
     def run(self, before: Outputs, asker: Asker) -> Generator[Progress, None, Outputs]: ...
 
 
@@ -127,6 +130,7 @@ def run_stages(stages: Iterable[Stage], asker: Asker) -> Generator[Progress, Non
     """Run stages one after the other: yields as each of them does, and returns what they made."""
     outputs = Outputs()
     for stage in stages:
+        yield Progress(stage.name, 0, 1, stage.setup.plan)
         outputs = yield from stage.run(outputs, asker)
     return outputs
 

@@ -35,7 +35,7 @@ class MLflow:
         elif event["event"] == "step":
             for name, value in labelled(event).items():
                 self._client.log_metric(self._run(), name, value, step=event["step"])
-        else:
+        elif event["event"] == "end":
             self._client.set_terminated(self._run(), "FINISHED" if event["released"] else "KILLED")
 
     def _run(self) -> str:
@@ -60,7 +60,7 @@ class WeightsAndBiases:
             self._run = self._init(config=flat_settings(event), **self._options)
         elif event["event"] == "step":
             self._run.log(labelled(event), step=event["step"])
-        else:
+        elif event["event"] == "end":
             self._run.finish(exit_code=0 if event["released"] else 1)
 
 

@@ -78,7 +78,8 @@ def in_words(s: PrivacyStatement) -> str:
 
 
 def _together(part: AccountPart) -> str:
-    others = f"the {part.runs - 1} runs charged before it" if part.runs > 1 else "no other run so far"
+    earlier = part.runs - 1
+    others = f"{earlier} earlier run{'s' if earlier > 1 else ''}" if earlier else "no other run so far"
     spent = f"({_bound(part.epsilon)}, {round_up(part.delta, 6):g})"
     cap = f"The cap is epsilon {part.cap:g}"
     if part.period:
@@ -86,7 +87,8 @@ def _together(part: AccountPart) -> str:
             f"The cap is epsilon {part.cap:g} per calendar year, and {part.period} has spent "
             f"{_bound(part.epsilon_in_period)}; years add up, and the pair above is for all years"
         )
-    return f"Epsilon is of this run alone. Together with {others} to account {part.id[:8]}: {spent}. {cap}. Later runs add to it."
+    together = f"Together with {others} charged to account {part.id[:8]}: {spent}"
+    return f"Epsilon is of this run alone. {together}. {cap}. Later runs add to it."
 
 
 def users_in_words(users: int, declared: bool) -> str:

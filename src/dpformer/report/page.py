@@ -61,17 +61,20 @@ def make_report(folders: Sequence[Path | str], histories: Sequence[str] = ()) ->
 
 
 def _render(runs: tuple[Facts, ...]) -> str:
-    template = _environment().get_template("report.html")
     protocols = {run.metrics["protocol"] for run in runs if run.metrics}
-    return template.render(
+    return render(
+        "report.html",
         runs=runs,
         plots=plots,
         headline=HEADLINE,
-        style=Markup(_read("style.css")),
-        version=__version__,
         comparable=len(protocols) <= 1,
         any_metrics=bool(protocols),
     )
+
+
+def render(template: str, **values: Any) -> str:
+    """A page of a template in `templates/`, in the looks of all reports."""
+    return _environment().get_template(template).render(style=Markup(_read("style.css")), version=__version__, **values)
 
 
 def _environment() -> jinja2.Environment:

@@ -109,8 +109,8 @@ class PrivateTraining:
         steps = steps_of(epochs, users, batch_size) if epochs is not None else steps
         settings = {
             **{"epsilon": str(float(epsilon)), "delta": delta, "batch_size": batch_size, "steps": steps},
-            **{"population": population, "people": len(people), "records": len(dataset)},
-            **{"records_per_person": records_per_person, "max_norm": max_norm, "optimizer": type(optimizer).__name__},
+            **{"population": population, "records_per_person": records_per_person},
+            **{"max_norm": max_norm, "optimizer": type(optimizer).__name__},
             "parameters": {name: list(p.shape) for name, p in trainable(model)},
         }
         self._watch = Watch(model, optimizer)
@@ -118,7 +118,8 @@ class PrivateTraining:
         folder = TrainingFolder(Path(run), settings)
         try:
             given = {name: part for name, part in kept.items() if part is not None}
-            self._run = TrainingRun(folder, model, given, micro_batch)
+            sizes = {"people": len(people), "records": len(dataset)}
+            self._run = TrainingRun(folder, model, given, micro_batch, sizes)
             new_plan = partial(make_plan, users, epsilon, delta, batch_size, steps=steps)
             self.plan: PrivacyPlan = self._run.open(people, new_plan, partial(Keys, seed), make_curator)
         except BaseException:

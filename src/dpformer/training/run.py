@@ -44,14 +44,18 @@ class Movement:
 class TrainingRun:
     """Opens a new run or one that goes on. kept: beside the model, what checkpoints keep (optimizer, scheduler, average).
 
-    curator: None when the run is finished or closed.
+    sizes: of the data. They are not released: one person more or less changes them. curator: None when the run is finished or
+    closed.
     """
 
-    def __init__(self, folder: TrainingFolder, model: nn.Module, kept: dict[str, Any], micro_batch: int) -> None:
+    def __init__(
+        self, folder: TrainingFolder, model: nn.Module, kept: dict[str, Any], micro_batch: int, sizes: dict[str, int]
+    ) -> None:
         self.folder, self.model, self.kept = folder, model, kept
         self.steps_made, self.public_steps = 0, 0
         self.curator: Curator[People] | None = None
         self.movement: Movement | None = None
+        self._sizes = sizes
         self._fixed = {"micro_batch": micro_batch, "threads": torch.get_num_threads()}
 
     def open(
@@ -76,6 +80,11 @@ class TrainingRun:
 
     def _restore(self) -> tuple[Keys, Ledger | None]:
         keys, ledger, tensors, values = self.folder.reopen()
+        if values["sizes"] != self._sizes:
+            raise PrivacyError(
+                f"{self.folder.path}: this run began with {_in_words(values['sizes'])}, not {_in_words(self._sizes)}; give the "
+                "same data, or begin another run in a folder of its own, which spends a budget of its own"
+            )
         if values["frozen"] != _frozen(self.model):
             raise PrivacyError(
                 f"{self.folder.path}: frozen parameters or buffers are not those that the run began with"
@@ -99,7 +108,7 @@ class TrainingRun:
         tensors = {f"model.{name}": value for name, value in parameters(self.model).items()}
         values = {name: pack_state(name, part.state_dict(), tensors) for name, part in self.kept.items()}
         values |= {"step": self.steps_made, "public_steps": self.public_steps}
-        values |= {"fixed": self._fixed, "frozen": _frozen(self.model)}
+        values |= {"fixed": self._fixed, "sizes": self._sizes, "frozen": _frozen(self.model)}
         self.folder.save(self.curator.keys, self.curator.ledger, tensors, values)
 
     def statement(self, about: Circumstances) -> PrivacyStatement:
@@ -132,6 +141,10 @@ class TrainingRun:
             self.curator.ledger.close()
         self.curator = None
         self.folder.close()
+
+
+def _in_words(sizes: dict[str, int]) -> str:
+    return " and ".join(f"{name} {size}" for name, size in sizes.items())
 
 
 def parameters(model: nn.Module) -> dict[str, Tensor]:

@@ -21,9 +21,9 @@ import torch
 
 from dpformer.clipping import phantom
 from dpformer.clipping.gradient import Formed, Pairs
-from dpformer.clipping.recorder import Use
 from dpformer.clipping.tied import TiedGradient
 from dpformer.clipping.tied_head import HeadPass
+from dpformer.clipping.use import Use
 from dpformer.fit import gradient_sum, workers
 from dpformer.fit.dpsgd import Trainer
 from dpformer.fit.gradient_sum import GradientSum

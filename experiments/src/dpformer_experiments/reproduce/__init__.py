@@ -43,5 +43,7 @@ RESULTS: dict[str, Result] = {
     "error-table": Result("error_table", "variances through activations"),
     "attention": Result("attention", "attention distraction, measured"),
     "transitions": Result("transitions", "the DP transition statistics, all slices"),
+    "claims": Result("claims", "the paper's claims and what was measured, in docs/paper.md"),
+    "refit": Result("refit", "release again after each quarter of MovieLens-1M: fit, or refit"),
     "results": Result("results", "all tables in one page, docs/results.md"),
 }

@@ -96,11 +96,16 @@ class Method:
         return result
 
 
+def row_name(name: str, family: str) -> str:
+    """The row of a method of the paper in a family: "Transformer, repaired"."""
+    return f"{name.partition(' (')[0]}, {family}"
+
+
 def _common(architecture: str, **more: Any) -> Method:
     """An architecture with the common recipe; with `more` it corrects attention, and has no row without noise."""
     corrected = bool(more)
     return Method(
-        f"{(paper.DPFORMER if corrected else architecture).partition(' (')[0]}, common recipe",
+        row_name(paper.DPFORMER if corrected else architecture, "common recipe"),
         {**common.RECIPE, **common.ARCHITECTURES[architecture], **more},
         "pure",
         on=common.options_on(architecture),
@@ -113,10 +118,9 @@ def _common(architecture: str, **more: Any) -> Method:
 
 def _repaired(name: str, first: int, **options: Any) -> Method:
     shape = {**REPAIR, **options}
-    title = f"{name.partition(' (')[0]}, repaired"
     instead = "queued; see the common recipe"
     more: dict[str, Any] = {"compare": name, "first": first, "family": REPAIRED, "seeds": 1, "instead": instead}
-    return Method(title, shape, "paper", on=LENGTHS, **more)
+    return Method(row_name(name, "repaired"), shape, "paper", on=LENGTHS, **more)
 
 
 def _literal(name: str, runs: bool, **options: Any) -> Method:

@@ -85,6 +85,7 @@ def measure(outcomes: Sequence[CellResult]) -> dict[str, Any]:
                 gains = [round(b - a, 4) for a, b in zip(off, on, strict=True)]
                 row[f"{item} off"], row[f"{item} gain"] = mean_of(off), mean_of(gains)
                 row[f"{item} gains"] = gains
+            row["attention shift"] = mean_of([records[with_it, s].get("attention shift", 0.0) for s in row["seeds"]], 8)
             rows.append(row)
             of_items = [records[with_it, seed].get("item variances") for seed in row["seeds"]]
             if of_items and of_items[0]:
@@ -103,7 +104,11 @@ def page(figures: dict[str, Any]) -> Page:
         gains = [_gain(row[f"{item} gains"]) for item in ("test", "validation")]
         off = "queued" if row["test off"] is None else f"{row['test off']:.2f}"
         rows.append(
-            (row["regime"], row["dataset"], f"{row['epsilon']:g}", row["errors"], off, *gains, str(len(row["seeds"])))
+            (
+                *(row["regime"], row["dataset"], f"{row['epsilon']:g}", row["errors"], off, *gains),
+                "" if row["attention shift"] is None else f"{row['attention shift']:.1e}",
+                str(len(row["seeds"])),
+            )
         )
     note = (
         "NDCG@10 in %, seen items masked, full ranking, delta 1e-5; mean gain over runs of the same seed without "
@@ -111,7 +116,10 @@ def page(figures: dict[str, Any]) -> Page:
         "one pre-norm block of width 32, histories of 50 items, learned positions, the whole catalogue with an "
         "output bias, 40 steps of half of all users at rate 0.03. Trained on all but the last two items."
     )
-    headings = ("regime", "data", "epsilon", "error model", "off, test", "gain, test", "gain, validation", "pairs")
+    headings = (
+        *("regime", "data", "epsilon", "error model", "off, test", "gain, test", "gain, validation"),
+        *("attention shift", "pairs"),
+    )
     command = "dpformer reproduce reattention -o docs/results"
     return Page("Re-Attention in paired runs", command, headings, rows, [note])
 

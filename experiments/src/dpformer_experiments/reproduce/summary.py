@@ -18,9 +18,9 @@ def check_seeds(seeds: int) -> None:
         raise DPFormerError(f"{seeds} seeds are too few; give --seeds 1 or more")
 
 
-def mean_of(values: Sequence[float]) -> float | None:
+def mean_of(values: Sequence[float], digits: int = 4) -> float | None:
     """The mean; None without values."""
-    return round(statistics.fmean(values), 4) if values else None
+    return round(statistics.fmean(values), digits) if values else None
 
 
 def spread_of(values: Sequence[float]) -> float | None:

@@ -21,7 +21,7 @@ from dpformer import __version__
 from dpformer.artifact import load as load_artifact
 from dpformer.artifact import read_statement
 from dpformer.artifact.layout import MODEL, PRIVACY, PRIVATE
-from dpformer.data import Dataset, load
+from dpformer.data import Dataset, collate, load
 from dpformer.evaluation import Scorer, evaluate, held_out
 from dpformer.files import read_json, sha256, write_json
 from dpformer.fit.folder import finish_written, read_recipe
@@ -152,6 +152,7 @@ def train(cell: Cell, data: Path, folder: Path, should_stop: ShouldStop, on_step
     record: Done = {**figures, "privacy": privacy, "statement": sha256(place / PRIVACY)}
     if (variances := item_variances(model.model)) is not None:
         record["item variances"] = variances
+        record["attention shift"] = attention_shift(model.model, load(data))
     if cell.every is not None:
         record["iterates"] = read_lines(folder / ITERATES)
     return record
@@ -215,6 +216,21 @@ def item_variances(model: Recommender, points: int = 40) -> Done | None:
         return None
     ranks = np.unique(np.geomspace(1, len(network.chosen) - 1, points).round().astype(int)).tolist()
     return {"rank": ranks, "variance": [float(f"{network.var_items[rank]:.4g}") for rank in ranks]}
+
+
+def attention_shift(model: Recommender, dataset: Dataset, users: int = 256) -> float:
+    """How far the correction moves attention: mean total variation from the uncorrected, over the rows of the first block.
+
+    It is measured on some users' histories, so it is not private.
+    """
+    network = model.trained_network()
+    assert isinstance(network, Transformer)
+    held = held_out(dataset.sequences, "test")
+    batch = collate(held.histories, held.evaluated[:users], network.spec.max_length)
+    items, maps = network.attention_maps(batch.tokens)
+    corrected, plain = (maps[name][0] for name in ("with Re-Attention", "plain attention"))
+    distances = (corrected - plain).abs().sum(-1)[:, 0] / 2
+    return float(f"{distances[items > 0].mean():.4g}")
 
 
 def popularity(cell: Cell, data: Path, folder: Path, should_stop: ShouldStop, on_step: OnStep) -> Done:

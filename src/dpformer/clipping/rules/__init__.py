@@ -3,6 +3,6 @@
 Importing this package fills the registry `dpformer.clipping.recorder.RULES`.
 """
 
-from dpformer.clipping.rules import elementwise, embedding, head, linear, matmul, moving, norm
+from dpformer.clipping.rules import apart, elementwise, embedding, head, layers, linear, matmul, moving, norm, recurrent
 
-__all__ = ["elementwise", "embedding", "head", "linear", "matmul", "moving", "norm"]
+__all__ = ["apart", "elementwise", "embedding", "head", "layers", "linear", "matmul", "moving", "norm", "recurrent"]

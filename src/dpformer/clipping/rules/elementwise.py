@@ -15,8 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dpformer.clipping.recorder import Forms, Recorder, register_rule
+from dpformer.clipping.recorder import Recorder, register_rule
 from dpformer.clipping.rules.shapes import from_broadcast
+from dpformer.clipping.use import Forms
 from dpformer.clipping.walk import Layout
 
 T = torch.Tensor
@@ -51,13 +52,9 @@ def _combine(
     a, b = recorder.view(input), recorder.view(other)
     view, x = (a, other) if a is not None else (b, input)
     assert view is not None
-    if a is not None and b is not None:
-        raise recorder.refuse(function, view, "combines it with another parameter before the batch is there")
     if not isinstance(x, Tensor) or alpha != 1:
         if not view.has_batch:
-            raise recorder.refuse(
-                function, view, "combines it with a number; scale what it is added to or multiplied with"
-            )
+            return recorder.call(compute, input, recorder.call(torch.mul, other, alpha))
         recorded = recorder.record_rows(function, view)
         left, right = (recorded, other) if a is not None else (input, recorded)
         return compute(left, right, alpha=alpha) if alpha != 1 else compute(left, right)

@@ -17,13 +17,17 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dpformer.clipping.algebra import Sparse
-from dpformer.clipping.recorder import Forms, Recorder, register_rule
+from dpformer.clipping.recorder import Recorder, register_rule
+from dpformer.clipping.rules.apart import lazily
 from dpformer.clipping.rules.shapes import per_sample
+from dpformer.clipping.use import Forms
 from dpformer.clipping.views import View
 from dpformer.clipping.walk import Layout
 
+T = torch.Tensor
 
-@register_rule(F.embedding)
+
+@register_rule(F.embedding, views=True)
 def embedding(
     recorder: Recorder,
     function: Any,
@@ -47,10 +51,13 @@ def embedding(
 
 def rows(recorder: Recorder, function: Any, view: View, ids: Tensor, padding: int | None = None) -> Tensor:
     """Rows `ids` of a whole parameter: a use where the ids belong to samples, else (positions, say) a view."""
-    if view.layout != "whole" or view.transposed or view.parameter.dim() != 2:
-        raise recorder.refuse(function, view, "looks rows up in a part of it; look them up in the whole table")
+    if not view.is_whole or view.parameter.dim() != 2:
+        if ids in recorder.shared:
+            return recorder.add_view(view.derive(T.__getitem__, (ids,), {}))
+        return pick(recorder, function, view, ids, padding)
     one = ids.dim() > 1 and ids.shape[0] == 1
-    if ids in recorder.shared and not one:
+    data = ids.dim() > 1 and not recorder.shared.is_constant(ids)
+    if ids in recorder.shared and not one and not data:
         return recorder.add_view(view.take(ids, padding, has_batch=ids.dim() > 1))
     ids = torch.where(ids < 0, ids + len(view.value), ids)
     output = F.embedding(ids, view.value.detach())
@@ -69,10 +76,34 @@ def rows(recorder: Recorder, function: Any, view: View, ids: Tensor, padding: in
     return output
 
 
-@register_rule(torch.index_select, torch.Tensor.index_select)
+def pick(recorder: Recorder, function: Any, view: View, key: Any, padding: int | None = None) -> Tensor:
+    """Elements of any view by a key that has ids of samples in it."""
+    places = torch.arange(view.value.numel(), device=view.value.device).view(view.value.shape)[key]
+    if padding is not None:
+        frozen = places // view.value[0].numel() == padding
+    output = view.value.detach()[key]
+
+    def derive(gradient: Tensor, samples: Layout, places: Tensor) -> Forms:
+        index = places.reshape(samples.batch, -1)
+        values = gradient.reshape(samples.batch, -1).to(view.parameter.dtype)
+        if padding is not None:
+            values = values.masked_fill(samples.first(frozen).reshape(samples.batch, -1), 0)
+
+        def compute(part: slice) -> Tensor:
+            own = values[part]
+            out = own.new_zeros(len(own), view.value.numel()).scatter_add_(1, index[part], own)
+            return out.view(len(own), *view.value.shape)
+
+        yield view, lazily(view, compute)
+
+    return recorder.record(function, output, [view], derive, saved=[places])
+
+
+@register_rule(torch.index_select, torch.Tensor.index_select, views=True)
 def index_select(recorder: Recorder, function: Any, input: Tensor, dim: int, index: Tensor) -> Tensor:
     """Rows of a table by a list of ids."""
     view = recorder.view(input)
-    if view is None or dim not in (0, -input.dim()):
-        raise recorder.refuse(function, view or recorder.view(index), "selects along a dimension without a rule")  # type: ignore[arg-type]
-    return rows(recorder, function, view, index)
+    assert view is not None
+    if dim in (0, -input.dim()):
+        return rows(recorder, function, view, index)
+    return recorder.call(T.__getitem__, input, (*(slice(None) for _ in range(dim % input.dim())), index))

@@ -15,9 +15,10 @@ from typing import Any
 
 from torch import Tensor
 
-from dpformer.clipping.recorder import Forms, Recorder, register_rule
+from dpformer.clipping.recorder import Recorder, register_rule
 from dpformer.clipping.tied import Head
 from dpformer.clipping.tied_head import HeadPass, Plain, tied_cross_entropy
+from dpformer.clipping.use import Forms
 from dpformer.clipping.walk import Layout
 
 

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dpformer.clipping.recorder import Forms, Recorder, register_rule
+from dpformer.clipping.recorder import Recorder, register_rule
 from dpformer.clipping.rules.shapes import from_broadcast, per_sample, sizes_of
+from dpformer.clipping.use import Forms
 from dpformer.clipping.walk import Layout
 
 

@@ -14,8 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dpformer.clipping.recorder import Forms, Recorder, register_rule
+from dpformer.clipping.recorder import Recorder, register_rule
+from dpformer.clipping.rules.apart import apart, product
 from dpformer.clipping.rules.shapes import from_broadcast, per_sample
+from dpformer.clipping.use import Forms
 from dpformer.clipping.views import View
 from dpformer.clipping.walk import Layout
 
@@ -31,11 +33,9 @@ def matmul(
     if r is None:
         assert p is not None
         return _from_left(recorder, function, p, right)
-    if p is not None:
-        raise recorder.refuse(function, p, "multiplies it with another parameter")
-    output = torch.matmul(left, r.value.detach())
     if r.value.dim() > 2 or left.dim() < 2:
-        raise recorder.refuse(function, r, "has no rule for these shapes (wanted [B, ..., p] @ [p, q] or [p])")
+        return apart(recorder, torch.matmul, product, (left, right), {})
+    output = torch.matmul(left, r.value.detach())
 
     def derive(gradient: Tensor, samples: Layout, left: Tensor) -> Forms:
         if r.value.dim() == 1:
@@ -50,7 +50,7 @@ def matmul(
 def _from_left(recorder: Recorder, function: Any, p: View, right: Tensor) -> Tensor:
     """`P @ x` with x `[B, p, T]`: the gradient is `sum_t g[:, t] (x) x[:, t]`."""
     if p.value.dim() != 2 or right.dim() != 3:
-        raise recorder.refuse(function, p, "has no rule for these shapes (wanted [q, p] @ [B, p, T])")
+        return apart(recorder, torch.matmul, product, (p.value, right), {})
     output = torch.matmul(p.value.detach(), right)
 
     def derive(gradient: Tensor, samples: Layout, right: Tensor) -> Forms:
@@ -76,7 +76,8 @@ def addmm(
     if views[1] is not None:
         raise recorder.refuse(function, views[1], "takes it as its second argument rather than its third")
     if beta != 1 or alpha != 1:
-        raise recorder.refuse(function, next(v for v in views if v is not None), "has no rule for beta or alpha")
+        mat2, input = recorder.call(torch.mul, mat2, alpha), recorder.call(torch.mul, input, beta)
+        return recorder.call(torch.addmm, input, mat1, mat2)
     output = torch.addmm(recorder.value(input), mat1, recorder.value(mat2))
     b, _, w = views
 

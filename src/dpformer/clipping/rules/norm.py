@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dpformer.clipping.recorder import Forms, Recorder, register_rule
+from dpformer.clipping.recorder import Recorder, register_rule
 from dpformer.clipping.rules.shapes import from_broadcast
+from dpformer.clipping.use import Forms
 from dpformer.clipping.walk import Layout
 
 Parameters = tuple[Tensor | None, Tensor | None]

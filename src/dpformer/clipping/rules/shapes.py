@@ -5,7 +5,8 @@ import math
 import torch
 from torch import Tensor
 
-from dpformer.clipping.algebra import Form, sizes
+from dpformer.clipping.algebra import Form
+from dpformer.clipping.sums import sizes
 from dpformer.clipping.views import View
 from dpformer.clipping.walk import Layout
 

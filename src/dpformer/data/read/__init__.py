@@ -6,7 +6,7 @@ from glob import glob, has_magic
 from pathlib import Path
 from typing import Any
 
-from dpformer.data.read.columns import ITEM, TIME, TITLE, Wanted
+from dpformer.data.read.columns import ITEM, TIME, TITLE, Wanted, is_alias
 from dpformer.data.read.delimited import read_delimited
 from dpformer.data.read.json_lines import looks_like_json, read_json_lines
 from dpformer.data.read.log import SAMPLE_ROWS, Log
@@ -29,7 +29,7 @@ def read_log(log: Any, wanted: Wanted) -> Log:
     if wanted.where is not None:
         keep = condition(wanted.where, opened.schema())
         opened = replace(opened, frame=opened.frame.filter(keep.expression), raw=opened.frame, keep=keep)
-    if not wanted.no_time:
+    if not wanted.no_time and TIME not in wanted.asked:
         _check_unused_times(opened, columns, wanted.hints.get(TIME))
     return replace(opened, frame=wanted.select(opened.frame, columns), unused_title=title, columns=columns)
 
@@ -45,21 +45,31 @@ def read_items(items: Any, *, item: str | None = None, title: str | None = None)
 
 
 def _check_unused_times(log: Log, columns: Mapping[str, str], before: str | None) -> None:
-    """Refuse a log that seems to have times that would not be used: the order of the file may be another one.
+    """Refuse a log that seems to have times that would not be used: the order of events may be another one.
 
     before: the column of the times in an earlier log, which this one is read like.
     """
-    if TIME in columns:
+    used = columns.get(TIME)
+    if used is not None and used == before:
         return
     sample = log.frame if log.sample is None else log.sample
     rows = log.collect(sample.head(SAMPLE_ROWS))
     for name in rows.columns:
-        if name and name not in columns.values() and looks_like_times(rows[name]):
+        # Beside a column of times, a number may be anything, and another name for the time is the same time.
+        if not name or name in columns.values() or (used is not None and is_alias(TIME, name)):
+            continue
+        if looks_like_times(rows[name], numbers=used is None):
+            order, other = f"be sorted by {used!r}", f"--time {used}"
+            if used is None:
+                order, other = (
+                    "stay in the order of the file",
+                    "--no-time if the order of the file is the order of time",
+                )
             raise DataError(
-                f"{log.name}: column {name!r} looks like times and is not used, so events would stay in the order of the file; "
-                f"give --time {name}, or --no-time if the order of the file is the order of time"
+                f"{log.name}: column {name!r} looks like times and is not used, so events would {order}; give --time {name}, "
+                f"or {other}"
             )
-    if before is not None:
+    if used is None and before is not None:
         raise DataError(
             f"{log.name}: has no column of times, unlike the log before (column {before!r}); name it with --time NAME, or give "
             "--no-time if the order of the file is the order of time"

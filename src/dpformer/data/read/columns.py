@@ -101,6 +101,11 @@ def find_columns(names: Sequence[str], wanted: Wanted, where: str) -> dict[str, 
     return {role: columns[role] for role in ALIASES if role in columns}
 
 
+def is_alias(role: str, name: str) -> bool:
+    """Whether a column's name is one of those for a role."""
+    return _plain(name) in ALIASES[role]
+
+
 def _plain(name: str) -> str:
     return re.sub(r"[\W_]", "", name.lower())
 

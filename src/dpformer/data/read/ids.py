@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-from dpformer.data.read.columns import ITEM
+from dpformer.data.read.columns import ITEM, USER
 from dpformer.data.read.log import Log
 from dpformer.errors import DataError
 
@@ -29,6 +29,8 @@ def id_expression(log: Log, role: str) -> pl.Expr:
         return column.cast(pl.Int64)
     if dtype in (pl.String, pl.Categorical, pl.Enum):
         text = column.cast(pl.String)
+        if log.fold_users and role == USER:
+            text = text.str.strip_chars().str.to_lowercase()
         return pl.when(text != "").then(text).cast(pl.Categorical)
     if dtype == pl.Binary:
         return column.bin.encode("hex").cast(pl.Categorical)
@@ -135,6 +137,6 @@ def suspicious_users(ids: pl.Series, lengths: np.ndarray) -> list[str]:
         pair = ids.filter(plain == plain.filter(twins)[0]).head(2).to_list()
         notes.append(
             f"WARNING: {int(twins.sum()):,} users differ only in letter case or blanks, such as {pair[0]!r} and {pair[1]!r}: if "
-            "they are one person, write the id in one way, since the guarantee is for one id"
+            "they are one person, give --fold-users, since the guarantee is for one id"
         )
     return notes

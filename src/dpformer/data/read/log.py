@@ -24,7 +24,7 @@ class Log:
     files: none for a frame in memory; only Parquet may have several. untyped_ids: ids come from a format without types (CSV).
     unused_title: a column that looks like titles and was not requested. sample: rows with all columns, if `frame` has not all.
     raw: the table before `keep`, the condition on rows, if there is one. nulls: spellings of missing values. time_format: how
-    times are written, if that was given.
+    times are written, if that was given. fold_users: whether letter case and blanks of user ids are ignored.
     """
 
     frame: pl.LazyFrame
@@ -40,6 +40,7 @@ class Log:
     keep: Condition | None = None
     nulls: tuple[str, ...] = ()
     time_format: str | None = None
+    fold_users: bool = False
 
     def collect(self, frame: pl.LazyFrame) -> pl.DataFrame:
         """Read `frame` as a stream."""
@@ -87,6 +88,12 @@ class Log:
 def scan(file: Path | str) -> pl.LazyFrame:
     """Open one Parquet file. `[a]` in its path is not a pattern, and a folder `user=7` is not a column."""
     return pl.scan_parquet(file, glob=False, hive_partitioning=False)
+
+
+def first_row(log: Log, events: pl.LazyFrame, wrong: pl.Expr) -> int | None:
+    """The number of the first event that meets a condition."""
+    rows = log.collect(events.with_row_index("row").filter(wrong).select("row").head(1))
+    return int(rows["row"][0]) if len(rows) else None
 
 
 def first_line(error: BaseException) -> str:

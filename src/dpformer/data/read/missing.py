@@ -23,31 +23,30 @@ def no_time(log: Log) -> pl.Expr:
     return time.is_null()
 
 
-def missing_rows(frame: pl.DataFrame, nulls: tuple[str, ...]) -> dict[str, pl.Series]:
-    """Which rows have no user, no item or no time: role to bool [events]. frame: as read by `id_expression` and `no_time`."""
-    rows = {role: _missing(frame[role], nulls) for role in (USER, ITEM)}
-    return rows | ({TIME: frame[NO_TIME]} if NO_TIME in frame.columns else {})
+def missing_rows(log: Log, events: pl.LazyFrame) -> dict[str, pl.Expr]:
+    """Which rows have no user, no item or no time: role to a condition. events: as read by `id_expression` and `no_time`."""
+    rows = {role: pl.col(role).is_null() | _means_missing(log, events, role) for role in (USER, ITEM)}
+    return rows | ({TIME: pl.col(NO_TIME)} if TIME in log.columns else {})
 
 
-def _missing(ids: pl.Series, nulls: tuple[str, ...]) -> pl.Series:
-    if ids.dtype.is_integer():
-        numbers = pl.Series(nulls, dtype=pl.String).cast(pl.Int64, strict=False).drop_nulls()
-        return ids.is_null() | ids.is_in(numbers.implode()).fill_null(False)
-    texts = ids.unique().cast(pl.String).drop_nulls()  # there are far fewer ids than events
-    plain = texts.str.strip_chars().str.to_lowercase()
-    blank = texts.filter(plain.is_in([*nulls, ""]))
-    return ids.is_null() | (ids.cast(pl.String).is_in(blank.implode()).fill_null(False) if len(blank) else False)
+def _means_missing(log: Log, events: pl.LazyFrame, role: str) -> pl.Expr:
+    if events.collect_schema()[role].is_integer():
+        numbers = pl.Series(log.nulls, dtype=pl.String).cast(pl.Int64, strict=False).drop_nulls().to_list()
+        return pl.col(role).is_in(numbers).fill_null(False)
+    # There are far fewer ids than events.
+    texts = log.collect(events.select(pl.col(role).unique())).to_series().cast(pl.String).drop_nulls()
+    spelled = texts.filter(texts.str.strip_chars().str.to_lowercase().is_in([*log.nulls, ""])).to_list()
+    return pl.col(role).cast(pl.String).is_in(spelled).fill_null(False) if spelled else pl.lit(False)
 
 
-def missing_values(log: Log, counts: dict[str, int], first: dict[str, int | None]) -> DataError:
-    """Return the error for rows without a value. counts, first: role to the number of such rows, and to the first of them."""
-    lacking = [role for role in counts if counts[role]]
-    role = min(lacking, key=lambda one: first[one] or 0)
-    row = first[role] or 0
+def missing_values(log: Log, lacking: dict[str, int], first: dict[str, int]) -> DataError:
+    """Return the error for rows without a value. lacking, first: role to the number of such rows, and to the first of them."""
+    role = min(lacking, key=lambda one: first[one])
+    row = first[role]
     raw = log.collect(log.frame.select(role).slice(row, 1)).item()
     spelled = raw is not None and str(raw).strip()
     what = {name: name.removesuffix("_id").replace(TIME, "time") for name in lacking}
-    each = ", ".join(f"{counts[name]:,} without {what[name]}" for name in lacking)
+    each = ", ".join(f"{lacking[name]:,} without {what[name]}" for name in lacking)
     cure = f"every event needs one: fill it in, or drop such rows with --drop-missing (rows: {each})"
     if spelled:
         cure += f"; if {raw!r} is a real value, give what means missing with --null-values"

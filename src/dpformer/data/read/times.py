@@ -11,7 +11,7 @@ from zoneinfo import available_timezones
 import polars as pl
 
 from dpformer.data.read.columns import TIME
-from dpformer.data.read.log import Log
+from dpformer.data.read.log import Log, first_row
 from dpformer.errors import DataError
 
 # 2100-01-01 in seconds. Milliseconds read as seconds are always later.
@@ -19,6 +19,11 @@ LATEST = 4_102_444_800
 _CURE = (
     "write epoch seconds, milliseconds or ISO text (2020-05-17T12:00:00) from 1970 to 2099, give the format with --time-format, "
     "or drop that row"
+)
+# Dates that people may mean as times, whether or not they can be read without --time-format: 5/17/2025, 17-5-25, 17 May 2025.
+_DATE = (
+    r"(?i)^(\d{1,2}[-/.]\d{1,2}[-/.](\d{2}|\d{4})|\d{4}[/.]\d{1,2}[/.]\d{1,2}|"
+    r"([a-z]{3,9},?\s+)?(\d{1,2}[-\s]+)?(jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*[-.,\s]+\d{1,4})([,\sT]|$)"
 )
 # A named zone at the end of a time.
 _REGION = r"\s([A-Za-z]+/[A-Za-z_+\-0-9/]+)$"
@@ -39,7 +44,6 @@ class Unit:
 
 # 10**11 ms is 1973-03-03; 10**11 s is the year 5138, so the ranges of the units do not overlap.
 SECONDS, MILLISECONDS, NANOSECONDS = Unit("seconds", 1), Unit("milliseconds", 1000, 10**11), Unit("dates", 10**9)
-UNITS = (SECONDS, MILLISECONDS, NANOSECONDS)
 
 
 def time_expression(log: Log) -> tuple[pl.Expr, bool]:
@@ -127,8 +131,8 @@ def text_times(text: pl.Expr, zones: Sequence[str] = ()) -> pl.Expr:
     return pl.when(year.is_between(1970, 2099)).then(pl.coalesce(forms)).to_physical()
 
 
-def looks_like_times(column: pl.Series) -> bool:
-    """Whether most values of a column are dates, times, or numbers of seconds or milliseconds from 2001 to 2033."""
+def looks_like_times(column: pl.Series, numbers: bool = True) -> bool:
+    """Whether most values of a column are dates or times of any form; numbers: or seconds or milliseconds, 2001 to 2033."""
     values = column.drop_nulls()
     if column.dtype.is_temporal():
         return column.dtype not in (pl.Time, pl.Duration)
@@ -136,42 +140,34 @@ def looks_like_times(column: pl.Series) -> bool:
         values = values.str.strip_chars().replace("", None).drop_nulls()
     if not len(values) or not (values.dtype == pl.String or values.dtype.is_numeric()):
         return False
-    numbers = values.cast(pl.Float64, strict=False)
-    likely = numbers.is_between(10**9, 2 * 10**9) | numbers.is_between(10**12, 2 * 10**12)
+    number = values.cast(pl.Float64, strict=False)
+    likely = (number.is_between(10**9, 2 * 10**9) | number.is_between(10**12, 2 * 10**12)) & numbers
     if values.dtype == pl.String:
         zones = values.str.extract(_REGION).drop_nulls().unique().to_list()
         read = values.to_frame(TIME).select(text_times(pl.col(TIME), zones)).to_series()
-        likely = likely.fill_null(False) | read.is_not_null()
+        likely = likely.fill_null(False) | read.is_not_null() | values.str.contains(_DATE)
     return 2 * int(likely.sum()) > len(values)
 
 
-def check_times(log: Log, times: pl.Series, missing: pl.Series, nanoseconds: bool) -> Unit:
-    """Return the unit of the times; raise an error for the first time that is not missing and unreadable or out of range."""
-    unit = NANOSECONDS if nanoseconds else unit_of(large_times(times), len(times) - int(missing.sum()))
-    sound = sound_times(times, unit) | missing
-    if sound.all():
-        return unit
-    row = int((~sound).arg_max() or 0)
-    raise bad_time(log, row, times[row] is None, unit)
+def check_times(log: Log, events: pl.LazyFrame, missing: pl.Expr, filled: int) -> Unit:
+    """Return the unit of the times; raise an error for the first time that is unreadable or out of range.
+
+    events: with the times as numbers. missing: where there is none; filled: how many there are.
+    """
+    time, unit = pl.col(TIME), NANOSECONDS
+    if not time_expression(log)[1]:
+        large = log.collect(events.select((time >= MILLISECONDS.smallest).sum())).item() or 0
+        unit = MILLISECONDS if 2 * large > filled else SECONDS
+    sound = time.is_between(unit.smallest, LATEST * unit.per_second - 1)
+    if events.collect_schema()[TIME].is_float():
+        sound = sound & time.is_not_nan()
+    row = first_row(log, events, ~(sound.fill_null(False) | missing))
+    if row is not None:
+        raise _bad_time(log, row, log.collect(events.select(TIME).slice(row, 1)).item() is None, unit)
+    return unit
 
 
-def large_times(times: pl.Series) -> int:
-    """Count numbers that are large enough to be milliseconds."""
-    return int((times >= MILLISECONDS.smallest).sum() or 0)
-
-
-def unit_of(large: int, events: int) -> Unit:
-    """Choose the unit of numbers: milliseconds if most are large enough."""
-    return MILLISECONDS if 2 * large > events else SECONDS
-
-
-def sound_times(times: pl.Series, unit: Unit) -> pl.Series:
-    """Which times are between 1970 and 2100, bool."""
-    sound = times.is_between(unit.smallest, LATEST * unit.per_second - 1).fill_null(False)
-    return sound & times.is_not_nan().fill_null(False) if times.dtype.is_float() else sound
-
-
-def bad_time(log: Log, row: int, unreadable: bool, unit: Unit) -> DataError:
+def _bad_time(log: Log, row: int, unreadable: bool, unit: Unit) -> DataError:
     """Return the error for a time that is missing, unreadable or out of range."""
     raw = log.collect(log.frame.select(TIME).slice(row, 1)).item()
     if (isinstance(raw, int | float) and raw < 0) or str(raw).startswith("-"):

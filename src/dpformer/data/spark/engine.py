@@ -1,19 +1,17 @@
 """Prepare a log with Spark: the result equals `prepare`'s bit for bit.
 
-    read, check      `slices`: polars in the workers; each event has its row number in the log
+    read, check      polars, as a stream, into a Parquet file; each event has its row number in the log
     filter, count    `events`: group-bys and semi-joins
     number items     distinct ids in sorted order, joined to the events
     sort             each user's events by time, then by row number
     write            users sorted by id, in shards
 
-Events stay in Spark and on disk. The driver holds the catalogue, the ids of users, and one number per user and item.
+Events are on disk and in Spark. This process holds the catalogue, the ids of users, and one number per user and item.
 """
 
 from __future__ import annotations
 
 import math
-import os
-import sys
 import tempfile
 import warnings
 from collections.abc import Callable
@@ -27,21 +25,21 @@ from dpformer.data.catalogue import chosen_titles, make_catalogue
 from dpformer.data.events import reduce
 from dpformer.data.manifest import Record, open_log
 from dpformer.data.options import Options
+from dpformer.data.prepare import check, columns
 from dpformer.data.read.columns import ITEM, TIME, TITLE, USER
-from dpformer.data.read.ids import sorted_ids
+from dpformer.data.read.ids import sorted_ids, whole_numbers
 from dpformer.data.read.log import first_line, scan
+from dpformer.data.read.missing import NO_TIME
 from dpformer.data.sequences import TimeSplit, flat
 from dpformer.data.spark.events import Disk, SparkEvents
-from dpformer.data.spark.slices import Slices, check, cut, digest, read_events, read_votes
 from dpformer.data.store import ITEMS, SHARDS, finish, whole_folder
 from dpformer.data.summary import figures
 from dpformer.errors import DataError
+from dpformer.files import sha256_of
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
-# Events per task: tens of megabytes in a worker.
-SLICE = 1 << 20
 # Events per shard: about 20 MB, the memory that `load` needs beside its result.
 SHARD = 1 << 22
 
@@ -51,14 +49,13 @@ def prepare_spark(
     folder: Path | str,
     *,
     force: bool = False,
-    slice_events: int = SLICE,
     shard_events: int = SHARD,
     on_stage: Callable[[str], None] = lambda stage: None,
     **options: Any,
 ) -> dict[str, Any]:
     """Turn a log into a folder of sequences, in shards of about `shard_events` events; read it with `load`.
 
-    options: the fields of `Options`. All machines must have the log and the folder at the same paths.
+    options: the fields of `Options`. All machines must have the folder at the same path.
     Returns the manifest, with the figures of `statistics` under "statistics".
     """
     record = open_log(log, Options(**options))
@@ -70,32 +67,24 @@ def prepare_spark(
         with whole_folder(Path(folder), force=force) as aside, tempfile.TemporaryDirectory(dir=aside) as scratch:
             disk = Disk(spark, Path(scratch))
             on_stage("reading")
-            slices = cut(record, disk.folder, slice_events)
-            return _write(record, slices, disk, aside, shard_events, on_stage)
+            return _write(record, disk, aside, shard_events, on_stage)
     except PySparkException as error:
         reason = first_line(error)
         raise DataError(f"{record.log.name}: Spark could not finish ({reason}); see Spark's log") from error
 
 
 def session() -> SparkSession:
-    """Return the session of this process or of `spark-submit`, or start a local one on all cores.
-
-    Workers run this process's Python, unless PYSPARK_PYTHON is set. polars uses one thread in each worker, because Spark runs
-    one worker per core.
-    """
+    """Return the session of this process or of `spark-submit`, or start a local one on all cores. Its tasks run no Python."""
     try:
-        import pyarrow  # noqa: F401
         from pyspark.errors import PySparkException
         from pyspark.sql import SparkSession
     except ImportError as error:
         raise DataError(f"--engine spark needs {error.name}; pip install 'dpformer[spark]'") from None
     if (active := SparkSession.getActiveSession()) is not None:
         return active
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     settings: dict[str, bool | float | int | str | None] = {
         "spark.app.name": "dpformer prepare",
         "spark.ui.showConsoleProgress": "false",
-        "spark.executorEnv.POLARS_MAX_THREADS": "1",
         "spark.log.level": "ERROR",
     }
     try:
@@ -107,18 +96,24 @@ def session() -> SparkSession:
 
 
 def _write(
-    record: Record, slices: Slices, disk: Disk, aside: Path, shard_events: int, on_stage: Callable[[str], None]
+    record: Record, disk: Disk, aside: Path, shard_events: int, on_stage: Callable[[str], None]
 ) -> dict[str, Any]:
-    number, types = check(disk.spark, slices, record)
-    events = SparkEvents(disk, disk.keep(read_events(disk.spark, slices, types)), number)
+    log = record.log
+    titles = [pl.col(TITLE).cast(pl.String)] if TITLE in log.columns else []
+    staged = disk.stream(log, columns(log, *titles).with_columns(pl.col(pl.Categorical).cast(pl.String)))
+    kept = check(record, scan(staged)).drop(NO_TIME, TITLE, strict=False).with_row_index("row")
+    # User ids of a format without types are numbers if all of them are whole numbers.
+    ids = log.collect(kept.select(pl.col(USER).unique())).to_series() if log.untyped_ids else pl.Series([None])
+    if not whole_numbers(ids.cast(pl.String)).null_count():
+        kept = kept.with_columns(pl.col(USER).cast(pl.Int64))
+    events = SparkEvents.read(disk, disk.stream(log, kept))
     events = reduce(events, record, on_stage)
     on_stage("naming items")
     catalogue = record.catalogue.items
     if catalogue is None:
-        ids = disk.collect(events.frame.select(ITEM).distinct()).to_series()
-        votes = read_votes(disk.spark, slices) if TITLE in record.log.columns else None
-        titles = None if votes is None else chosen_titles(disk.collect(votes))
-        catalogue = make_catalogue(sorted_ids(ids, slices.untyped), titles)
+        found = disk.collect(events.frame.select(ITEM).distinct()).to_series()
+        named = chosen_titles(disk.collect(_votes(disk.read(staged)))) if titles else None
+        catalogue = make_catalogue(sorted_ids(found, log.untyped_ids), named)
     catalogue.write_parquet(aside / ITEMS)
     on_stage("sorting by time")
     shards = _shards(events, catalogue, aside, max(1, math.ceil(len(events) / shard_events)), record.cut)
@@ -129,9 +124,17 @@ def _write(
     record.count_lengths(people["user_id"], lengths, split)
     on_stage("hashing the input")
     sizes = {"users": len(lengths), "items": len(catalogue), "events": int(lengths.sum())}
-    manifest = record.manifest(sizes, digest(disk.spark, record.log.files))
+    manifest = record.manifest(sizes, sha256_of(log.files) if log.files else None)
     finish(aside, len(lengths), item_events, manifest, [*(f"{SHARDS}/{shard.name}" for shard in shards), ITEMS])
     return {**manifest, "statistics": figures(lengths, item_events, split)}
+
+
+def _votes(rows: DataFrame) -> DataFrame:
+    """`item_id`, `title` and `people`, the number of users who have this title for this item; see `title_votes`."""
+    from pyspark.sql import functions as f
+
+    texts = rows.select(f.col(ITEM).cast("string").alias(ITEM), TITLE, USER).where(f"{TITLE} != ''").distinct()
+    return texts.groupBy(ITEM, TITLE).agg(f.count("*").alias("people"))
 
 
 def _shards(events: SparkEvents, catalogue: pl.DataFrame, aside: Path, count: int, cut: int | None) -> list[Path]:

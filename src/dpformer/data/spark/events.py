@@ -13,10 +13,13 @@ import polars as pl
 from dpformer.data.catalogue import Catalogue
 from dpformer.data.options import SINGLE_PASS
 from dpformer.data.read.columns import ITEM, USER
-from dpformer.data.read.log import scan
+from dpformer.data.read.log import READ_ERRORS, Log, scan
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+# Events per row group, which is what a task of Spark reads.
+_GROUP = 1 << 20
 
 
 class Disk:
@@ -39,12 +42,28 @@ class Disk:
 
     def table(self, frame: pl.DataFrame) -> DataFrame:
         """Give a polars frame to Spark."""
-        return self.spark.read.parquet(_pattern(self._write(frame)))
+        return self.read(self._write(frame))
+
+    def stream(self, log: Log, rows: pl.LazyFrame) -> Path:
+        """Write rows of a log without holding them in memory."""
+        path = self._next()
+        try:
+            rows.sink_parquet(path, row_group_size=_GROUP)
+        except READ_ERRORS as error:
+            raise log.explain(error) from None
+        return path
+
+    def read(self, path: Path) -> DataFrame:
+        """Open a file that `stream` wrote."""
+        return self.spark.read.parquet(_pattern(path))
 
     def _write(self, frame: DataFrame | pl.DataFrame) -> Path:
-        path = self.folder / f"step-{next(self._numbers)}.parquet"
+        path = self._next()
         frame.write_parquet(path) if isinstance(frame, pl.DataFrame) else frame.write.parquet(_uri(path))
         return path
+
+    def _next(self) -> Path:
+        return self.folder / f"step-{next(self._numbers)}.parquet"
 
 
 def _uri(path: Path) -> str:
@@ -71,6 +90,12 @@ class SparkEvents:
     number: int
     people: DataFrame | None = None
     public: pl.DataFrame | None = None
+
+    @classmethod
+    def read(cls, disk: Disk, path: Path) -> SparkEvents:
+        """Events that `Disk.stream` wrote."""
+        frame = disk.read(path)
+        return cls(disk, frame, frame.count())
 
     def __len__(self) -> int:
         return self.number

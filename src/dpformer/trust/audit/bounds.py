@@ -1,29 +1,19 @@
-"""What k guesses about m canaries say of the guarantee, from a single training.
+"""What right guesses about canaries say of a guarantee.
 
-m canaries are each put in by a fair coin u_i, independently. The attacker sees everything that was released, guesses k of the
-coins (his best k; the number is fixed beforehand) and W of the guesses are right.
+M canaries are each put in by a fair coin, independently. The attacker guesses k of the coins, k fixed beforehand, and W guesses
+are right. Canaries may be of one fit or of several: a fit is no part of the others, so all fits together are one mechanism
+that gives each canary the same guarantee. Two readings:
 
-**(epsilon, delta).** Give the attacker u_1 .. u_(i-1) too. With P and Q the laws of the output y for u_i = 1 and 0, the posterior
-chance of the better guess is max(P, Q) / (P + Q). It is at most p = e^eps / (1 + e^eps) but for an excess
-(max - e^eps min)_+ / ((1 + e^eps) (P + Q)); so the guess is right only if a coin of bias p falls so or another of bias
-(1 + e^eps) * excess does, whose chance is delta at most on average over y, as the integral of (max - e^eps min)_+ is at most
-2 delta and y has the law (P + Q) / 2. One of the m other coins falls with chance m delta at most. Hence
+**Any mechanism** that is (epsilon, delta)-DP. Steinke, Nasr and Jagielski (2023) show, with B ~ Binomial(k, e^eps / (1 + e^eps)),
 
-    Pr[W >= w] <= Pr[Binomial(k, p) >= w] + m delta,
+    Pr[W >= w] <= Pr[B >= w] + M delta max over i >= 1 of (2 / i) Pr[w - i <= B < w].
 
-the bound of Steinke, Nasr and Jagielski (2023) with a plainer delta term. An
-epsilon for which this is below 1 - confidence is refuted.
+An epsilon for which this is below 1 - confidence is refuted. It wastes much: only the surest guesses count, and the delta of
+all canaries adds up.
 
-**mu-GDP.** Let p_j = Pr[W = j] and fbar(x) = Phi(Phi^-1(x) + mu), the largest chance of an event under one of two
-neighbours whose chance under the other is x. Take a canary at random and the event that it is guessed right and at least
-i are right in all. Turn its coin: the same outputs now have it guessed wrong and at least i - 1 right.
-With Jensen (fbar is concave), for every i,
-
-    sum_(j >= i) (j / m) p_j  <=  fbar( sum_(j >= i-1) ((k - j) / m) p_j ),
-
-as in Mahloujifar, Melis and Chaudhuri (2024). fbar is the least of its tangents, so the largest possible Pr[W >= w] is a linear
-program; a finite number of tangents only makes it larger. A mu for which it is below 1 - confidence is refuted. It uses the whole
-trade-off curve and is much tighter.
+**A Gaussian mechanism.** Under mu-GDP the best guess of one coin is right with probability Phi(mu / 2) at the most. All coins are
+guessed; canaries have cells of their own, so with sound noise their guesses are independent, and the exact interval of Clopper
+and Pearson for the share of right ones gives mu, and so epsilon at delta.
 """
 
 from __future__ import annotations
@@ -32,68 +22,50 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from scipy.optimize import brentq, linprog
-from scipy.stats import binom, norm
+from scipy.optimize import brentq
+from scipy.stats import beta, binom, norm
 
 from dpformer.privacy import epsilon
 from dpformer.privacy.attack_bounds import delta_curve
 from dpformer.privacy.charge import Charge
-from dpformer.trust.verify.folder import gaussian_delta, gaussian_epsilon
+from dpformer.trust.verify.folder import gaussian_delta
 
-TANGENTS = 24
 CONFIDENCE = 0.95
+"""Of the reading for any mechanism."""
+
+GAUSSIAN_CONFIDENCE = 0.9999
+"""Of the Gaussian reading, which is so tight that a sound claim would be refuted by 1 audit in 20 at 95 %."""
+
+_LARGEST = 50.0
 
 
 def epsilon_refuted(correct: int, guesses: int, canaries: int, delta: float, confidence: float = CONFIDENCE) -> float:
-    """The largest epsilon that so many correct guesses refute, 0 if none.
+    """The largest epsilon that so many right guesses refute, of any mechanism; 0 if none.
 
     >>> round(epsilon_refuted(79, 80, 400, 1e-5), 2), epsilon_refuted(42, 80, 400, 1e-5)
-    (2.77, 0.0)
+    (2.79, 0.0)
     """
+    fewer = np.arange(1, guesses + 1)
 
     def chance(eps: float) -> float:
-        return float(binom.sf(correct - 1, guesses, 1 / (1 + math.exp(-eps)))) + canaries * delta - (1 - confidence)
+        p = 1 / (1 + math.exp(-eps))
+        tail = float(binom.sf(correct - 1, guesses, p))
+        near = binom.sf(correct - 1 - fewer, guesses, p) - tail
+        return tail + canaries * delta * float(np.max(2 / fewer * near, initial=0.0)) - (1 - confidence)
 
     if chance(0.0) >= 0:
         return 0.0
-    return 50.0 if chance(50.0) < 0 else float(brentq(chance, 0.0, 50.0))
+    return _LARGEST if chance(_LARGEST) < 0 else float(brentq(chance, 0.0, _LARGEST))
 
 
-def most_likely_tail(mu: float, correct: int, guesses: int, canaries: int) -> float:
-    """The largest Pr[W >= correct] that mu-GDP allows."""
-    q = np.linspace(-4.5 - mu, 4.5, TANGENTS)
-    slope = np.exp(-(q * mu + mu * mu / 2))
-    at_zero = norm.cdf(q + mu) - slope * norm.cdf(q)
-    j = np.arange(guesses + 1)
-    first = np.arange(1, guesses + 1)[:, None]
-    right = np.where(j >= first, j, 0) / canaries
-    wrong = np.where(j >= first - 1, guesses - j, 0) / canaries
-    # right_i <= slope wrong_i + at_zero, for each i and tangent; rows are scaled so that none is huge.
-    scale = 1 / np.maximum(slope, 1.0)
-    rows = scale[:, None, None] * (right[None] - slope[:, None, None] * wrong[None])
-    limits = np.repeat(scale * at_zero, guesses)
-    solution = linprog(
-        -(j >= correct).astype(float),
-        A_ub=rows.reshape(-1, guesses + 1),
-        b_ub=limits,
-        A_eq=np.ones((1, guesses + 1)),
-        b_eq=[1.0],
-        bounds=(0, 1),
-        method="highs",
-    )
-    return 1.0 if solution.status != 0 else float(-solution.fun)
+def mu_refuted(correct: int, canaries: int, confidence: float = GAUSSIAN_CONFIDENCE) -> float:
+    """The largest mu that so many right guesses of all coins refute; 0 if none.
 
-
-def mu_refuted(correct: int, guesses: int, canaries: int, confidence: float = CONFIDENCE) -> float:
-    """The largest mu that so many correct guesses refute, to 0.01; 0 if none."""
-    low, high = 0.0, 8.0
-    while high - low > 0.01:
-        middle = (low + high) / 2
-        if most_likely_tail(middle, correct, guesses, canaries) < 1 - confidence:
-            low = middle
-        else:
-            high = middle
-    return low
+    >>> round(mu_refuted(5600, 10000), 3), mu_refuted(5000, 10000)
+    (0.209, 0.0)
+    """
+    share = float(beta.ppf(1 - confidence, correct, canaries - correct + 1)) if correct else 0.0
+    return max(0.0, 2 * float(norm.ppf(share))) if share > 0 else 0.0
 
 
 def claimed_mu(charges: Sequence[Charge], delta: float) -> float:
@@ -101,14 +73,11 @@ def claimed_mu(charges: Sequence[Charge], delta: float) -> float:
 
     For Gaussian mechanisms it is their own mu. A Poisson-sampled training is a little less than mu-GDP everywhere.
     """
+    if all(charge.rate == 1 for charge in charges):
+        return math.sqrt(sum(charge.times * charge.noise_multiplier**-2 for charge in charges))
     epsilons, deltas = delta_curve(tuple(charges), epsilon(charges, delta))
     largest = 0.0
     for eps, value in zip(epsilons, deltas, strict=True):
         if 1e-7 < value < 1 and gaussian_delta(40.0, float(eps)) > value:
             largest = max(largest, float(brentq(lambda mu: gaussian_delta(mu, float(eps)) - value, 1e-6, 40.0)))  # noqa: B023
     return largest
-
-
-def epsilon_of(mu: float, delta: float) -> float:
-    """What a mu-GDP mechanism spends at delta."""
-    return gaussian_epsilon(mu, delta) if mu > 0 else 0.0

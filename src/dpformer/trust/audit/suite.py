@@ -1,125 +1,221 @@
-"""The whole audit of one setting, in the order of the report."""
+"""The audit of one setting: each attack on many fits, and the same attack on a planted defect, in the same run."""
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from dpformer.privacy import Sample
-from dpformer.privacy.query import grid_step
-from dpformer.trust.audit.controls import Control, canary_sequence, honest_sampling, run_controls
-from dpformer.trust.audit.membership import Attack, attack_models
-from dpformer.trust.audit.one_run import OneRun, audit_training
-from dpformer.trust.audit.setting import Setting
-from dpformer.trust.audit.step_audit import StepAudit
-from dpformer.trust.audit.steps import Canary, measure, trials_for
-from dpformer.trust.verify.people import emptied
+from dpformer.artifact import load
+from dpformer.artifact.layout import ANSWERS
+from dpformer.models import Popularity
+from dpformer.privacy import Curator, PrivacyPlan, read_ledger
+from dpformer.privacy.replay import read_answers
+from dpformer.trust.audit.attacks import Attacker, first, published_scores, told_apart
+from dpformer.trust.audit.bounds import CONFIDENCE, GAUSSIAN_CONFIDENCE, claimed_mu, epsilon_refuted, mu_refuted
+from dpformer.trust.audit.game import Game, Setting
+from dpformer.trust.audit.planted import Exact, OldNoise, Scaled
+from dpformer.trust.verify.folder import gaussian_epsilon
+from dpformer.trust.verify.rebuild import make_model, setup_of
 
-CLAIM, LESS_NOISE = 1.0, 0.1
-"""The defect of the one-run audit's own control: a tenth of the noise that a claim of epsilon 1 needs."""
+GUESSED = 0.01
+"""The share of the coins that is guessed for the reading of any mechanism: the surest, half of them each way."""
+
+CONTROL = 5
+"""A control has a fifth of the fits: its defects are large."""
+
+LIKELIHOOD, PUBLISHED, FLOATING = "likelihood of the answers", "published model", "floating point"
+# What is attacked, and the planted defect.
+WHAT = {
+    LIKELIHOOD: ("the noisy answers in answers/: likelihood ratio along each canary's vector", "half of the noise"),
+    PUBLISHED: ("model.safetensors alone: how much the model likes each canary's next items", "a model of exact sums"),
+    FLOATING: (
+        "each number of the answers and of a popularity: can it come from a sum without the canary?",
+        "float32 noise without a grid",
+    ),
+}
+NOT_ATTACKED = (
+    "the cipher and its keys",
+    "the time that a fit takes and other side channels",
+    "the data before it is prepared",
+    "the choice of items of a private catalogue (verify: items chosen)",
+    "the sampler of the steps (verify: sampler)",
+)
+Verdict = Literal["holds", "REFUTED", "no verdict"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What an attack reached: right guesses of all coins and of the surest, and what they refute (0: nothing)."""
+
+    canaries: int
+    correct: int
+    guesses: int
+    surest_correct: int
+    mu: float
+    epsilon_gaussian: float
+    epsilon_any: float
+
+
+@dataclass(frozen=True)
+class Attack:
+    """An attack, its control, and what they say of the claim."""
+
+    name: str
+    what: str
+    defect: str
+    found: Finding
+    control: Finding
+    claimed_epsilon: float
+    claimed_mu: float
+
+    @property
+    def caught(self) -> bool:
+        """Whether the planted defect was noticed."""
+        return self._refutes(self.control)
+
+    @property
+    def verdict(self) -> Verdict:
+        """Nothing is said by an attack that misses its planted defect."""
+        if self._refutes(self.found):
+            return "REFUTED"
+        return "holds" if self.caught else "no verdict"
+
+    def _refutes(self, found: Finding) -> bool:
+        return found.mu > self.claimed_mu or found.epsilon_any > self.claimed_epsilon
+
+    def to_json(self) -> dict[str, Any]:
+        """For machines."""
+        return {**asdict(self), "caught": self.caught, "verdict": self.verdict}
 
 
 @dataclass(frozen=True)
 class Audit:
-    """Everything that was found."""
+    """All attacks on one setting."""
 
     setting: str
     seed: int
-    step: StepAudit
-    sampling: tuple[bool, str]
-    one_run: OneRun
+    fits: int
+    epsilon: float
+    delta: float
+    mu: float
     attacks: list[Attack]
-    controls: list[Control]
 
     @property
     def problems(self) -> list[str]:
-        """What contradicts the claim, and which controls were not caught."""
-        problems = []
-        if not self.step.passed:
-            problems.append(
-                f"single steps: mu in [{self.step.low:.3f}, {self.step.high:.3f}], claimed {self.step.claimed_mu:.3f}"
-            )
-        if not self.sampling[0]:
-            problems.append(f"the sampler is not Poisson: {self.sampling[1]}")
-        if not self.one_run.passed:
-            problems.append("the one-run audit refutes the claimed epsilon")
-        problems += [f"the attack on the {a.model} model exceeds the claim" for a in self.attacks if not a.passed]
-        return problems + [f"control not caught: {control.name}" for control in self.controls if not control.caught]
+        """What refutes the claim, and which attacks say nothing."""
+        refuted = [f"{a.name}: the claim is REFUTED" for a in self.attacks if a.verdict == "REFUTED"]
+        missed = [f"{a.name}: its planted defect was not caught" for a in self.attacks if a.verdict == "no verdict"]
+        return refuted + missed
 
     @property
     def passed(self) -> bool:
-        """Whether the claim stands and every control was caught."""
-        return not self.problems
+        """Whether no attack refutes the claim, and the strongest one has a verdict."""
+        return self.attacks[0].verdict == "holds" and all(a.verdict != "REFUTED" for a in self.attacks)
 
     def to_json(self) -> dict[str, Any]:
         """For machines."""
-        return {
-            "setting": self.setting,
-            "seed": self.seed,
-            "passed": self.passed,
-            "problems": self.problems,
-            "step": {**asdict(self.step), "passed": self.step.passed},
-            "sampling": {"passed": self.sampling[0], "found": self.sampling[1]},
-            "one_run": self.one_run.to_json(),
-            "membership": [attack.to_json() for attack in self.attacks],
-            "controls": [control.to_json() for control in self.controls],
-        }
+        own = {name: value for name, value in self.__dict__.items() if name != "attacks"}
+        confidence = {"any": CONFIDENCE, "gaussian": GAUSSIAN_CONFIDENCE}
+        attacks = [attack.to_json() for attack in self.attacks]
+        return {**own, "confidence": confidence, "passed": self.passed, "problems": self.problems, "attacks": attacks}
 
 
-def audit(
-    setting: Setting,
-    canaries: int = 400,
-    users: int = 300,
-    trials: int | None = None,
-    on_part: Callable[[str], None] = lambda name: None,
-) -> Audit:
-    """Audit single steps, a whole training and the released model, with controls. Nothing of it is private or released."""
+@dataclass
+class _Heard:
+    """What the attacks say of the canaries of all fits: scores that rise with the chance of being in, and certain ones."""
+
+    ratio: list[np.ndarray]
+    liked: list[np.ndarray]
+    told: list[np.ndarray]
+    inside: list[np.ndarray]
+
+
+def audit(setting: Setting, on_part: Callable[[str], None] = lambda name: None) -> Audit:
+    """Fit many times, attack each folder; then fit with each planted defect, and attack those."""
+    few = max(2, setting.fits // CONTROL)
     with tempfile.TemporaryDirectory(prefix="dpformer-audit-") as name:
-        place = Path(name)
-        on_part("single steps and controls")
-        step, controls = _steps(setting, place / "steps", trials)
-        on_part("a whole training with canaries")
-        one_run = audit_training(setting, place / "canaries", canaries)
-        on_part("a whole training with too little noise")
-        controls.append(_less_noise(setting, place / "less-noise", canaries))
-        on_part("membership attack on a private and a non-private model")
-        attacks = attack_models(setting, place / "membership", users)
-    controls.append(_works(attacks[1]))
-    return Audit(setting.name, setting.seed, step, honest_sampling(setting.seed), one_run, attacks, controls)
+        play = partial(_play, setting, Path(name))
+        on_part(f"{setting.fits} fits of {setting.canaries:,} canaries")
+        sound = play("fits", setting.fits, Curator)
+        on_part("control: half of the noise")
+        half = play("half", few, partial(Curator, noise=Scaled(0.5)))
+        on_part("control: exact sums in the model")
+        exact = play("exact", few, Exact)
+        on_part("control: noise in float32 without a grid")
+        old = play("old", 1, partial(OldNoise, seed=setting.seed))
+        plan: PrivacyPlan = read_ledger(Path(name) / "fits" / "fit-0").plan
+    charges = plan.charges()
+    claim, mu = plan.total.epsilon, claimed_mu(charges, plan.delta)
+    read = partial(_finding, delta=plan.delta)
+    compared = {
+        LIKELIHOOD: (read(sound.ratio, sound.inside), read(half.ratio, half.inside)),
+        PUBLISHED: (read(sound.liked, sound.inside), read(exact.liked, exact.inside)),
+        FLOATING: (_certain(sound, plan.delta), _certain(old, plan.delta)),
+    }
+    attacks = [Attack(name, *WHAT[name], *findings, claim, mu) for name, findings in compared.items()]
+    return Audit(setting.name, setting.seed, setting.fits, claim, plan.delta, mu, attacks)
 
 
-def _steps(setting: Setting, folder: Path, trials: int | None) -> tuple[StepAudit, list[Control]]:
-    canary = np.append(canary_sequence(setting.items, 8, setting.seed), [1, 1])
-    run = setting.begin(folder, [*setting.sequences(12, 5), canary])
-    run.close()
-    trainer, people = run.trainer, run.dataset.train(run.recipe.hold_out)
-    query, all_users = trainer.query, np.arange(len(people))
-    grid = grid_step(query.bound, query.numbers)
-    trainer.model.train()
-    with_canary = query.sum(people, Sample(all_users, bytes(32)), grid)
-    others = query.sum(emptied(people, [len(people) - 1]), Sample(all_users, bytes(32)), grid)
-    own = {name: with_canary[name] - others[name] for name in others}
-    seen = Canary(others, own, query.bound, query.sensitivity(grid))
-    sigma = trainer.plan.noise_multiplier
-    trials = trials or trials_for(sigma)
-    return measure(seen, sigma, trials, setting.seed), run_controls(seen, sigma, trials, setting.seed)
+def _play(setting: Setting, place: Path, name: str, fits: int, make: Callable[..., Any]) -> _Heard:
+    heard = _Heard([], [], [], [])
+    for fit in range(fits):
+        game = setting.play(place / name, fit, make)
+        attacker = _attack(game)
+        heard.ratio.append(attacker.ratio)
+        heard.told.append(first(attacker.told, _published_told(game)))
+        heard.liked.append(published_scores(game.folder, game.canaries))
+        heard.inside.append(game.inside)
+    return heard
 
 
-def _less_noise(setting: Setting, folder: Path, canaries: int) -> Control:
-    claim = replace(setting, recipe=setting.recipe.changed({"epsilon": CLAIM}))
-    audited = audit_training(claim, folder, canaries, noise_scale=LESS_NOISE)
-    seen = (
-        f"{audited.correct} of {audited.guesses} right: mu above {audited.mu_low:.2f}, claimed {audited.claimed_mu:.2f}"
-    )
-    defect = "epsilon 1 claimed, and a tenth of its noise added"
-    return Control("a whole training with too little noise", defect, seen, None, not audited.passed)
+def _attack(game: Game) -> Attacker:
+    """Replay the stages of a folder with its answers, which also makes the model again."""
+    plan = read_ledger(game.folder).plan
+    answers, seed = getattr(game.curator, "heard", None), 0
+    if answers is None:
+        about, answers = read_answers(game.folder / ANSWERS)
+        seed = int(about["seed"])
+    attacker = Attacker(answers, game.canaries, game.inside, plan.rate)
+    make_model(setup_of(game.folder, seed), attacker)
+    return attacker
 
 
-def _works(attack: Attack) -> Control:
-    seen = f"AUC {attack.auc:.3f}, above {attack.auc_low:.3f}"
-    return Control("no privacy at all", "a model trained without clipping and noise", seen, None, attack.auc_low > 0.5)
+def _published_told(game: Game) -> np.ndarray:
+    """The floating-point attack on a released popularity, which is the noisy histogram in float32."""
+    model = load(game.folder).model
+    if not isinstance(model, Popularity):
+        return np.zeros(len(game.inside), dtype=np.int64)
+    # Each canary has one item: its vector is 1 there.
+    person, cell = np.arange(len(game.inside)), game.canaries.items.astype(np.int64)
+    arguments = (model.counts.numpy(), person, cell, np.ones(len(cell)), game.inside, model.spec.floor)
+    return first(told_apart(*arguments, None), told_apart(*arguments, 2.0**-26))
+
+
+def _finding(scores: list[np.ndarray], inside: list[np.ndarray], delta: float) -> Finding:
+    """Scores less the median of their fit: half of the canaries are in, and a defect may shift all scores alike."""
+    score, coin = np.concatenate([one - np.median(one) for one in scores]), np.concatenate(inside)
+    correct = int(((score > 0) == coin).sum())
+    guesses = 2 * max(1, round(GUESSED * len(coin) / 2))
+    order = np.argsort(score, kind="stable")
+    surest = int((~coin[order[: guesses // 2]]).sum() + coin[order[-guesses // 2 :]].sum())
+    return _of(len(coin), correct, guesses, surest, delta)
+
+
+def _certain(heard: _Heard, delta: float) -> Finding:
+    """Only canaries that can be told apart with certainty are guessed; of the others half are right."""
+    told, coin = np.concatenate(heard.told), np.concatenate(heard.inside)
+    right = int(((told > 0) == coin)[told != 0].sum())
+    guesses = int((told != 0).sum())
+    return _of(len(coin), right + (len(coin) - guesses) // 2, guesses, right, delta)
+
+
+def _of(canaries: int, correct: int, guesses: int, surest: int, delta: float) -> Finding:
+    mu = mu_refuted(correct, canaries)
+    any_mechanism = epsilon_refuted(surest, guesses, canaries, delta) if guesses else 0.0
+    return Finding(canaries, correct, guesses, surest, mu, gaussian_epsilon(mu, delta), any_mechanism)

@@ -63,8 +63,7 @@ def rebuilt(folder: Path, replay: Callable[[Replay, PrivacyPlan, int], Replay] |
     asker = Replay(answers[len(chosen) :])
     if replay is not None:
         asker = replay(asker, plan, len(chosen))
-    items, prior = len(artifact.catalogue), read_prior(folder)
-    setup = Setup(read_recipe(folder), plan, items, int(about["seed"]), prior)
+    setup = setup_of(folder, int(about["seed"]))
     before = torch.get_num_threads()
     torch.set_num_threads(int(about["threads"]))
     try:
@@ -84,6 +83,11 @@ def rebuilt(folder: Path, replay: Callable[[Replay, PrivacyPlan, int], Replay] |
     detail += f"; different: {', '.join(different)}" if different else ""
     detail += f"; {unused} answers were not used" if unused else ""
     return Outcome(not different and not unused, detail, {"different": different, "unused": unused})
+
+
+def setup_of(folder: Path, seed: int) -> Setup:
+    """What the stages of a finished run knew beside answers."""
+    return Setup(read_recipe(folder), read_ledger(folder).plan, len(load(folder).catalogue), seed, read_prior(folder))
 
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:

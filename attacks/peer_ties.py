@@ -1,6 +1,6 @@
 """What Opacus makes of a model whose output layer shares the embedding, by function or by module.
 
-    python scripts/peer_failures.py
+    python attacks/peer_ties.py
 
 For one sample: its contribution to the sum in units of the clipping norm C (sound: at most 1), and the cosine between
 what is released and the sample's true gradient (right: 1). The worst of 20 seeds, initialised as Transformers are.

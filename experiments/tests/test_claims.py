@@ -1,0 +1,59 @@
+"""The table of claims: verdicts follow from figures, and the committed page is what they say."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dpformer.errors import DPFormerError
+from dpformer_experiments.reproduce import claims, common, paper
+from dpformer_experiments.reproduce.methods import row_name
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def folder_of(tmp_path: Path, values: dict[str, float]) -> Path:
+    rows = [
+        {"dataset": "ml-1m", "method": row_name(name, "common recipe"), "epsilon": 8.0, "ndcg@10": value}
+        for name, value in values.items()
+    ]
+    (tmp_path / "results").mkdir(exist_ok=True)
+    (tmp_path / "results" / "table-1.json").write_text(json.dumps({"rows": rows}))
+    return tmp_path
+
+
+def test_a_verdict_follows_from_the_figures(tmp_path):
+    values = {paper.VANILLA: 5.0, paper.GRU: 6.0, paper.LSTM: 4.0, paper.UNSHARED: 3.0, common.HALVED: 4.0}
+    values[paper.DPFORMER] = 5.4
+    rows = {row["claim"]: row for row in claims.run(out=folder_of(tmp_path, values))["rows"]}
+    assert rows["Sharing the embedding is essential under DP-SGD"]["verdict"] == claims.HOLDS
+    recurrent = rows["The Transformer outperforms GRU and LSTM"]
+    assert recurrent["verdict"] == claims.DOES_NOT
+    assert recurrent["measured"] == "ml-1m at 8: Transformer 5.00, GRU 6.00, LSTM 4.00"
+    [gain] = [row for name, row in rows.items() if name.startswith("Re-Attention")]
+    assert "+8.0 % (reported +9 %)" in gain["measured"]
+    assert gain["verdict"] == claims.HOLDS
+    assert rows["Large batches with large rates are best"]["verdict"] == claims.OPEN
+    values[paper.GRU], values[paper.DPFORMER] = 4.5, 5.1
+    rows = {row["claim"]: row for row in claims.run(out=folder_of(tmp_path, values))["rows"]}
+    assert rows["The Transformer outperforms GRU and LSTM"]["verdict"] == claims.HOLDS
+    [gain] = [row for name, row in rows.items() if name.startswith("Re-Attention")]
+    assert gain["verdict"] == claims.DOES_NOT
+
+
+def test_a_page_without_marks_is_refused(tmp_path):
+    with pytest.raises(DPFormerError, match="contains no table"):
+        claims.run(out=tmp_path)
+    figures = claims.run(out=folder_of(tmp_path, {paper.GRU: 1.0}))
+    (tmp_path / claims.FILE).write_text("# Paper\n")
+    with pytest.raises(DPFormerError, match="lacks the marks"):
+        claims.write(figures, tmp_path)
+    (tmp_path / claims.FILE).write_text(f"# Paper\n\n{claims.BEGIN}\nold\n{claims.END}\n\nMore.\n")
+    claims.write(figures, tmp_path)
+    text = (tmp_path / claims.FILE).read_text()
+    assert "old" not in text
+    assert text.endswith(f"{claims.END}\n\nMore.\n")
+
+
+def test_the_committed_claims_are_what_the_figures_say():
+    assert claims.page(claims.run(out=DOCS)).grid() in (DOCS / claims.FILE).read_text()

@@ -1,0 +1,169 @@
+"""Functions without a formula of their own: the gradient of each sample by a vector-Jacobian product on that sample's part.
+
+All that has to be known of a function is where the samples lie in its inputs, given where they lie in its output: `_ALIGN`. The
+products of some samples are one call (`torch.func.vmap`).
+
+>>> import torch
+>>> from dpformer.clipping import PhantomClipping
+>>> module, x, g = torch.nn.ParameterDict({"p": torch.ones(1)}), torch.tensor([[[1.0], [2.0]]]), torch.tensor([[[3.0], [4.0]]])
+>>> PhantomClipping(module).norms(lambda: (x / module["p"] * g).sum((1, 2)))  # d/dp = -sum_t g_t x_t / p^2
+tensor([11.], dtype=torch.float64)
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from dpformer.clipping.algebra import Lazy
+from dpformer.clipping.gradient import matrix_shape
+from dpformer.clipping.recorder import Recorder, register_rule
+from dpformer.clipping.use import Forms
+from dpformer.clipping.views import View
+from dpformer.clipping.walk import Layout
+from dpformer.errors import ClippingError
+
+T = torch.Tensor
+Shape = Sequence[int]
+# From the arguments, the shapes of the tensors among them, the output's shape and the samples' dimension in it to their dimension
+# in each of the tensors: None where it has none, -1 where that is not known.
+Align = Callable[[tuple[Any, ...], list[Shape], Shape, int], list[int | None]]
+
+
+def lazily(view: View, compute: Callable[[slice], Tensor], size: int = 0) -> Lazy:
+    """The form of gradients at a view, `[b, *view.value.shape]`, that are computed when they are wanted."""
+
+    def at_parameter(samples: slice) -> Tensor:
+        gradient = compute(samples).to(view.parameter.dtype)
+        if view.is_whole:
+            return gradient
+        count = len(gradient)
+        out = gradient.new_zeros(count, *matrix_shape(view.parameter.shape))
+        view.from_gradient(gradient, count, gradient.new_zeros(count)).form_into(out, slice(0, count))
+        return out
+
+    return Lazy(at_parameter, max(size, view.value.numel(), view.parameter.numel()))
+
+
+def _broadcast(args: tuple[Any, ...], given: list[Shape], out: Shape, dim: int) -> list[int | None]:
+    """Each tensor is broadcast to the output's shape."""
+    places = [dim + len(shape) - len(out) for shape in given]
+    return [k if k >= 0 and shape[k] == out[dim] else None for k, shape in zip(places, given, strict=True)]
+
+
+def _first(args: tuple[Any, ...], given: list[Shape], out: Shape, dim: int) -> list[int | None]:
+    """The first tensor has samples first, as the output has; all others are parameters."""
+    return [0 if dim == 0 else -1, *(None for _ in given[1:])]
+
+
+def product(args: tuple[Any, ...], given: list[Shape], out: Shape, dim: int) -> list[int | None]:
+    """`a @ b`, perhaps added to something: rows of the output are rows of a, its columns are columns of b."""
+    *more, a, b = given
+    if len(a) < 2 or len(b) < 2:
+        return [-1] * len(given)
+    rows, columns = len(out) - 2, len(out) - 1
+    left, right = (_broadcast(args, [shape], out, dim)[0] for shape in (a, b))
+    if dim == rows:
+        left, right = len(a) - 2, None
+    elif dim == columns:
+        left, right = None, len(b) - 1
+    return [*_broadcast(args, more, out, dim), left, right]
+
+
+def _bilinear(args: tuple[Any, ...], given: list[Shape], out: Shape, dim: int) -> list[int | None]:
+    """`x1 W x2 + b`: x1 and x2 have the leading dimensions of the output."""
+    return [dim, dim, *(None for _ in given[2:])] if dim < len(out) - 1 else [-1] * len(given)
+
+
+def _einsum(args: tuple[Any, ...], given: list[Shape], out: Shape, dim: int) -> list[int | None]:
+    """By letter."""
+    equation = args[0].replace(" ", "") if isinstance(args[0], str) else "..."
+    if "..." in equation or "->" not in equation:
+        return [-1] * len(given)
+    inputs, result = equation.split("->")
+    return [k if (k := letters.find(result[dim])) >= 0 else None for letters in inputs.split(",")]
+
+
+_ALIGN: dict[Align, tuple[Any, ...]] = {
+    _broadcast: (
+        *(torch.div, T.div, T.__truediv__, torch.true_divide, T.true_divide, torch.pow, T.pow, T.__pow__, torch.where),
+        *(T.where, torch.maximum, T.maximum, torch.minimum, T.minimum, torch.lerp, T.lerp, torch.addcmul, T.addcmul),
+        *(torch.addcdiv, T.addcdiv, torch.masked_fill, T.masked_fill, torch.atan2, torch.clamp, T.clamp, T.__rpow__),
+        *(torch.clamp_min, T.clamp_min, torch.clamp_max, T.clamp_max, torch.max, T.max, torch.min, T.min),
+        *(torch.hypot, torch.logaddexp, torch.fmod, T.fmod),
+    ),
+    _first: (
+        *(torch.conv1d, torch.conv2d, torch.conv3d),
+        *(torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d),
+    ),
+    product: (torch.bmm, T.bmm, torch.baddbmm, T.baddbmm),
+    _bilinear: (torch.bilinear,),
+    _einsum: (torch.einsum, torch.functional.einsum),
+}
+
+
+def apart(recorder: Recorder, function: Any, align: Align, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """Record a use whose gradients are computed sample by sample. Of the tensors among the arguments, `align` says the rest."""
+    values, form = tree_flatten((args, kwargs))
+    places = [k for k, value in enumerate(values) if isinstance(value, Tensor)]
+    views = {k: view for k in places if (view := recorder.view(values[k])) is not None}
+    given = [recorder.value(values[k]) for k in places]
+
+    def compute(tensors: Sequence[Tensor]) -> Tensor:
+        filled = list(values)
+        for k, tensor in zip(places, tensors, strict=True):
+            filled[k] = tensor
+        own, named = tree_unflatten(filled, form)
+        return function(*own, **named)
+
+    values = [None if isinstance(value, Tensor) else value for value in values]
+    output = compute(given)
+    if not isinstance(output, Tensor):
+        raise recorder.refuse(function, next(iter(views.values())), "has several results")
+    shape = output.shape
+
+    def derive(gradient: Tensor, samples: Layout, *given: Tensor) -> Forms:
+        batch = samples.batch
+        dims = align(args, [tensor.shape for tensor in given], shape, samples.dim) if batch > 1 else [None] * len(given)
+        for dim, tensor in zip(dims, given, strict=True):
+            if dim == -1 or (dim is not None and tensor.shape[dim] != shape[samples.dim]):
+                name = next(iter(views.values())).name
+                raise ClippingError(
+                    f"{function.__name__} uses parameter {name!r}, and where its samples lie is not clear: move them to the "
+                    "first dimension"
+                )
+        g = samples.apart(gradient, samples.dim)
+        parts = [tensor if dim is None else samples.apart(tensor, dim) for dim, tensor in zip(dims, given, strict=True)]
+        size = sum(t.numel() // batch for dim, t in zip(dims, given, strict=True) if dim is not None)
+        in_dims = (0, *(None if dim is None else 0 for dim in dims))
+        for k, view in views.items():
+            mine = places.index(k)
+
+            def one(g: Tensor, *own: Tensor, mine: int = mine) -> Tensor:
+                def at(value: Tensor) -> Tensor:
+                    return compute([*own[:mine], value, *own[mine + 1 :]])
+
+                return torch.func.vjp(at, own[mine])[1](g)[0]
+
+            def several(
+                part: slice, one: Any = one, own: int | None = dims[mine], value: Tensor = given[mine]
+            ) -> Tensor:
+                inputs = [t if dim is None else t[part] for dim, t in zip(dims, parts, strict=True)]
+                found = torch.func.vmap(one, in_dims)(g[part], *inputs)
+                return found if own is None else samples.scattered(found, part, value, own)
+
+            yield view, lazily(view, several, size + view.value.numel())
+
+    return recorder.record(function, output, list(views.values()), derive, [t.detach() for t in given], raw=True)
+
+
+def _register(align: Align, functions: tuple[Any, ...]) -> None:
+    @register_rule(*functions, lazy=align is _broadcast)
+    def rule(recorder: Recorder, function: Any, *args: Any, **kwargs: Any) -> Tensor:
+        return apart(recorder, function, align, args, kwargs)
+
+
+for _align, _functions in _ALIGN.items():
+    _register(_align, _functions)

@@ -1,0 +1,122 @@
+"""One use of parameters: the gradient at the output of a recorded function, and how it becomes the parameters' gradients."""
+
+import functools
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import resolve_name
+
+from dpformer.clipping.algebra import Dense, Form
+from dpformer.clipping.gradient import Route, shorten
+from dpformer.clipping.views import View
+from dpformer.clipping.walk import Layout
+from dpformer.errors import ClippingError
+
+# What a use adds: one or more forms for each view used (`Any`: a `tied.Head` too).
+Forms = Iterable[tuple[View, Form | Any]]
+# From the gradient at a use's output, where samples lie, and the tensors saved to its forms. It runs under `torch.no_grad`.
+Derive = Callable[..., Forms]
+
+
+@dataclass
+class Use:
+    """One call of `function` with one or more parameters; `gradient` is the one at its output, after the backward pass.
+
+    saved: the tensors that `derive` reads, with their versions; layout: where the samples lie in `shape` (`guard.locate`);
+    take: while set, it receives the gradient, which is then not kept; derived: the forms, once `settle` has derived them.
+    """
+
+    function: Any
+    views: tuple[View, ...]
+    derive: Derive
+    shape: torch.Size
+    saved: tuple[tuple[Tensor, int], ...]
+    raw: bool = False
+    layout: Layout | None = None
+    gradient: Tensor | None = field(default=None, repr=False)
+    take: Callable[[Tensor], None] | None = field(default=None, repr=False)
+    derived: list[tuple[View, Any]] | None = field(default=None, repr=False)
+
+    def settle(self, route: Route | None, gradient: Tensor) -> None:
+        """Derive and shorten the forms while the gradient is in the cache, and free it and what else they were made from."""
+        self.gradient = gradient
+        forms = list(self.forms())
+        # Several forms of one parameter have terms with one another too.
+        times = Counter(id(view.parameter) for view, _ in forms)
+        self.derived = [(v, shorten(v.parameter, f, route) if times[id(v.parameter)] == 1 else f) for v, f in forms]
+        self.gradient = None
+        del self.derive  # and what it refers to
+        if all(isinstance(form, Dense) for _, form in self.derived):
+            self.saved = ()  # else they are read once more
+
+    def forms(self) -> Forms:
+        """What this use adds to each view's parameter."""
+        if 0 in self.shape:
+            return []  # an output without elements
+        if any(tensor._version != version for tensor, version in self.saved):
+            raise ClippingError(
+                f"what went into {self.called} with {self.names} was changed in place afterwards; make the change on a copy"
+            )
+        if self.derived is not None:
+            return self.derived
+        assert self.gradient is not None
+        assert self.layout is not None
+        if self.raw:
+            return self.derive(self.gradient, self.layout, *(tensor for tensor, _ in self.saved))
+        return self.derive(self.layout.first(self.gradient), self.layout, *self._first_saved())
+
+    def _first_saved(self) -> Iterable[Tensor]:
+        """The saved tensors, samples first."""
+        assert self.layout is not None
+        for tensor, _ in self.saved:
+            upto = self.layout.dim + 1
+            if not self.layout.is_first and tensor.shape[:upto] != self.shape[:upto]:
+                raise ClippingError(
+                    f"{self.called} uses {self.names} with samples in dimension {self.layout.dim} of its result, which its "
+                    "input does not have: keep samples first"
+                )
+            yield self.layout.first(tensor)
+
+    @property
+    def called(self) -> str:
+        """The name of the function, for messages."""
+        return name_of(self.function)
+
+    @property
+    def names(self) -> str:
+        """The names of the parameters used, for messages."""
+        return ", ".join(repr(view.name) for view in self.views)
+
+
+class Record(torch.autograd.Function):
+    """The identity; its backward leaves the gradient in the use. In place, so that later in-place changes are allowed."""
+
+    @staticmethod
+    def forward(ctx: Any, output: Tensor, anchor: Tensor, use: Use) -> Tensor:
+        ctx.use = use
+        ctx.mark_dirty(output)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None]:
+        if torch.is_grad_enabled():
+            name = ctx.use.called
+            raise ClippingError(f"a gradient of a gradient passes {name}: second derivatives have no clipping rule")
+        gradient = gradient.contiguous()  # once, where each look at it as a matrix would make a copy
+        if ctx.use.take is not None:
+            ctx.use.take(gradient)
+        else:
+            ctx.use.gradient = gradient
+        return (gradient if ctx.needs_input_grad[0] else None), None, None
+
+
+@functools.lru_cache(maxsize=1024)
+def name_of(function: Any) -> str:
+    """The name of a torch function, for messages."""
+    if isinstance(function, str):
+        return function
+    return resolve_name(function) or getattr(function, "__name__", str(function))
