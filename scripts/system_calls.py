@@ -117,10 +117,10 @@ def secrets_of(folder: Path) -> list[str]:
 
 def in_fit(stage: Stage, dice: random.Random, tries: int) -> Problems:
     """A fault at a call of fit; then the run is brought to its end."""
-    calls = calls_of(stage, stage.fit(stage.fresh("calls-list")), save_often)
+    calls = calls_of(stage, [*stage.fit(stage.fresh("calls-list")), "--quiet"], save_often)
     for number, inject in enumerate(injections(calls, dice, tries)):
         folder = stage.fresh(f"calls-{number}")
-        end = traced(stage, stage.fit(folder), os.devnull, inject, witness(stage.log(folder)), save_often)
+        end = traced(stage, [*stage.fit(folder), "--quiet"], os.devnull, inject, witness(stage.log(folder)), save_often)
         yield _after(stage, folder, end, inject)
 
 
@@ -129,12 +129,12 @@ def in_resume(stage: Stage, dice: random.Random, tries: int) -> Problems:
     good = stage.started("calls-good", 5)
     listed = stage.fresh("calls-list")
     shutil.copytree(good, listed)
-    calls = calls_of(stage, ["resume", listed], save_often)
+    calls = calls_of(stage, ["resume", listed, "--quiet"], save_often)
     for number, inject in enumerate(injections(calls, dice, tries)):
         folder = stage.fresh(f"calls-{number}")
         shutil.copytree(good, folder)
         shutil.copy(stage.log(good), stage.log(folder))
-        end = traced(stage, ["resume", folder], os.devnull, inject, witness(stage.log(folder)), save_often)
+        end = traced(stage, ["resume", folder, "--quiet"], os.devnull, inject, witness(stage.log(folder)), save_often)
         yield _after(stage, folder, end, inject)
 
 
@@ -183,7 +183,7 @@ def in_refit(stage: Stage, dice: random.Random, tries: int) -> Problems:
             shutil.rmtree(path, ignore_errors=True)
         stage.log(new).unlink(missing_ok=True)
         shutil.copytree(copy, place)
-        return ["refit", first, stage.work / "log.csv", "--run", new]
+        return ["refit", first, stage.work / "log.csv", "--run", new, "--quiet"]
 
     calls = calls_of(stage, clean(), save_often)
     for inject in injections(calls, dice, tries):
