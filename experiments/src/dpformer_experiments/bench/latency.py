@@ -4,8 +4,7 @@
     whole        a network that scores all items, as of preset `paper`
 
 Weights are random: they do not change the work. One history of 30 items, k = 10, items of the history left out; without a filter,
-and with one that half of the items pass. HTTP is not included: `scripts/load_test.py` measures it. Times are processor time, which a
-busy machine disturbs little.
+and with one that half of the items pass. HTTP is not included: `scripts/load_test.py` measures it. Times are processor time.
 """
 
 import time
