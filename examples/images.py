@@ -2,7 +2,7 @@
 
     python examples/images.py
 
-The images are drawn here: crosses and squares, 8 x 8, with noise. 2,000 invented people bring one or two each; a person is one sample.
+The images are drawn here: crosses and squares, 8 x 8, with noise. 2,000 invented people bring one or two each.
 """
 
 import random

@@ -1,7 +1,7 @@
 """A clipped backward pass of models that are not ours: beside plain PyTorch, and Opacus by hooks and by ghost clipping.
 
 GPT-2 (tied), ALBERT (one block, used in all layers; tied) and ViT of `transformers`, from random weights. Each measurement has a
-process of its own: processor time of a forward and backward pass, one thread, after a first one that does not count; and peak memory.
+process of its own: processor time of a forward and backward pass, one thread, after a first that does not count; peak memory.
 """
 
 import os
@@ -68,9 +68,12 @@ def measure(name: str, contender: str, sizes: list[int], steps: int) -> dict[str
 def _model(
     name: str, layers: int, d: int, size: int, batch: int, length: int
 ) -> tuple[nn.Module, Callable[[nn.Module], Tensor]]:
-    import transformers as hf
+    import transformers
+
+    hf: Any = transformers
 
     model: nn.Module
+    config: Any
     if name == "vit":
         config = hf.ViTConfig(
             hidden_size=d,
@@ -97,7 +100,7 @@ def _model(
         )
         model = hf.AlbertForMaskedLM(config)
     else:
-        dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+        dropout: dict[str, Any] = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
         model = hf.GPT2LMHeadModel(
             hf.GPT2Config(
                 vocab_size=size,
@@ -126,13 +129,21 @@ def _model(
     return model.train(), losses
 
 
+def _cleared(model: nn.Module, backward: Callable[[], object]) -> Callable[[], object]:
+    def step() -> None:
+        model.zero_grad()
+        backward()
+
+    return step
+
+
 def _step(contender: str, model: nn.Module, losses: Callable[[nn.Module], Tensor]) -> Callable[[], object]:
     """A forward pass and a clipped backward pass, gradients cleared before."""
     if contender == "phantom":
         clipping = PhantomClipping(model, rule="flat")
-        return lambda: (model.zero_grad(), clipping.backward(lambda: losses(model)))
+        return _cleared(model, lambda: clipping.backward(lambda: losses(model)))
     if contender == "plain":
-        return lambda: (model.zero_grad(), losses(model).sum().backward())
+        return _cleared(model, lambda: losses(model).sum().backward())
     import opacus
     from opacus.grad_sample.grad_sample_module_fast_gradient_clipping import GradSampleModuleFastGradientClipping
 
