@@ -8,7 +8,11 @@ import typer
 
 def bench(
     name: Annotated[
+<<<<<<< HEAD
         str, typer.Argument(help="Which benchmark: training, models, prepare, noise, grouping, ranks or spark.")
+=======
+        str, typer.Argument(help="Which benchmark: training, prepare, noise, grouping, latency, ranks or spark.")
+>>>>>>> main
     ] = "training",
     quick: Annotated[bool, typer.Option("--quick", help="Fewer and smaller measurements.")] = False,
     output: Annotated[
