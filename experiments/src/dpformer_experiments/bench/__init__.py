@@ -9,11 +9,8 @@ BENCHMARKS: dict[str, str] = {
     "prepare": "dpformer_experiments.bench.prepare",
     "noise": "dpformer_experiments.bench.noise",
     "grouping": "dpformer_experiments.bench.grouping",
-<<<<<<< HEAD
     "models": "dpformer_experiments.bench.models",
-=======
     "latency": "dpformer_experiments.bench.latency",
->>>>>>> main
     "ranks": "dpformer_experiments.bench.ranks",
     "spark": "dpformer_experiments.bench.spark",
 }
