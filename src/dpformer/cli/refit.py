@@ -65,7 +65,8 @@ def refit(
     else:
         dataset = prepare(str(log), **_options(artifact, catalogue, date, reading))
         log = data or new.with_name(f"{new.name}-data")
-        save(dataset, log)
+        # A folder of that name is left of a refit that was refused.
+        save(dataset, log, force=data is None)
         if not quiet:
             print_summary(dataset.manifest)
     if people is None and not quiet:
