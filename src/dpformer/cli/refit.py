@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dpformer.cli.reading import reads_log
-from dpformer.cli.recipe_options import AccountFolder, Epsilon, account_of
+from dpformer.cli.options import AccountFolder, Epsilon, account_of, reads_log
 
 if TYPE_CHECKING:
     from dpformer.artifact import Artifact

@@ -191,12 +191,12 @@ def refuse_excess(spending: Spending, run: RunCharge) -> None:
     total = together((*counted, run), cap.delta)
     if total <= cap.epsilon * (1 + 1e-9):
         return
-    room = largest_epsilon(counted, cap, run)
+    room, spent = largest_epsilon(counted, cap, run), round_up(together(counted, cap.delta), 4)
     cure = f"epsilon {room:g} would fit" if room else "nothing more fits"
     later = ", or wait for the next year" if cap.per else ""
     raise PrivacyError(
         f"the account of people has a cap of epsilon {cap.epsilon:g} at delta {cap.delta:g}{' per year' if cap.per else ''}; its "
-        f"{len(counted)} runs spend {round_up(together(counted, cap.delta), 4):.4g}, and with this run's {run.epsilon:g} they would "
+        f"{len(counted)} runs spend {spent:.4g}, and with this run's {run.epsilon:g} they would "
         f"spend {round_up(total, 4):.4g}. {cure}{later}. Nothing was asked or charged"
     )
 
