@@ -36,7 +36,7 @@ WALK, STEPS, RATE = 12, 8, 0.5
 _SIZES: dict[Kind, tuple[int, int, int]] = {
     "own items": (2000, 2000, 50),
     "walks": (2000, 400, 60),
-    "pairs": (200, 200, 80),
+    "pairs": (200, 200, 60),
 }
 
 
