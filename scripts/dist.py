@@ -53,6 +53,11 @@ def try_wheel(wheel: Path, python: str) -> None:
         print(f"{python}: the wheel alone runs the demo")
 
 
+def is_there(python: str) -> bool:
+    """Whether it runs: a version manager may have a command that does not."""
+    return shutil.which(python) is not None and subprocess.run([python, "-V"], capture_output=True).returncode == 0
+
+
 def run(*command: object, cwd: str | None = None) -> None:
     clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     subprocess.run([str(word) for word in command], check=True, cwd=cwd, env=clean)
@@ -62,8 +67,9 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("--repository")
+    parser.add_argument("--python", action="append", help="An interpreter to try the wheel with; repeat for more.")
     given = parser.parse_args()
     shutil.rmtree(given.out, ignore_errors=True)
     wheel = build(given.out, given.repository)
-    for name in filter(shutil.which, PYTHONS):
+    for name in given.python or filter(is_there, PYTHONS):
         try_wheel(wheel, name)

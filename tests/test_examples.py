@@ -6,6 +6,7 @@ import runpy
 import sys
 from pathlib import Path
 
+import polars as pl
 import pytest
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -42,6 +43,33 @@ def test_the_method_on_one_page(capsys, monkeypatch):
     assert "popularity 0.136" in out
 
 
+def test_a_shop_from_a_messy_log_to_a_server(tmp_path, capsys, monkeypatch):
+    pytest.importorskip("fastapi")
+    pytest.importorskip("onnxruntime")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["shop.py", "shop", "300"])
+    out = run("shop/shop.py", capsys)
+    for part in (
+        "events without user, item or time",
+        "runs/week2 minus runs/week1",
+        "300 lists written to recommendations.parquet",
+        "would fit. Nothing was asked or charged",
+        "without the token: 401",
+        "served: week1",
+        "served after the link was moved: week2",
+        "imported: []",
+    ):
+        assert part in out
+    recommended = pl.read_parquet("recommendations.parquet")
+    products = pl.read_csv("products.csv")
+    joined = recommended.join(products, left_on="item_id", right_on="sku")
+    assert len(joined) == len(recommended), "ids of a catalogue keep their type"
+    assert joined["in_stock"].all()
+    assert joined["price"].max() < 12
+    assert not {104, 108} & set(recommended.filter(pl.col("user_id") == 50001)["item_id"])
+
+
 def test_all_are_run():
     source = Path(__file__).read_text()
     assert all(f'"{path.name}"' in source for path in EXAMPLES.glob("*.py"))
+    assert '"shop/shop.py"' in source

@@ -33,7 +33,7 @@ def evaluate(
 
     from dpformer.artifact import load as load_artifact
     from dpformer.artifact.layout import METRICS
-    from dpformer.cli.output import print_json, stderr, stdout
+    from dpformer.cli.output import print_json, stderr, stdout, threads
     from dpformer.cli.progress import counting
     from dpformer.data import load
     from dpformer.data.store import MANIFEST
@@ -58,13 +58,13 @@ def evaluate(
     for run, model in models.items():
         _refuse_seen(run, model, item, folder)
     held = held_out(dataset.sequences, item)
-    cutoffs = (*CUTOFFS, k)
+    cutoffs, workers = (*CUTOFFS, k), threads()
     found: dict[str, Evaluation] = {}
     for run, model in models.items():
         numbered = held.renumbered(_numbers(run, model, dataset, folder))
         with counting("people", len(held.evaluated)) as done:
             found[str(run)] = evaluate_model(
-                model, numbered, model.item_count, cutoffs=cutoffs, sample=sample, on_progress=done
+                model, numbered, model.item_count, cutoffs=cutoffs, sample=sample, on_progress=done, threads=workers
             )
     counted, items = count_events(held.histories, len(dataset.catalogue)), len(dataset.catalogue)
     popular = evaluate_model(counted, held, items, cutoffs=cutoffs, sample=sample)

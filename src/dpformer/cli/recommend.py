@@ -178,8 +178,10 @@ def _for_users(
     import polars as pl
 
     from dpformer.artifact.artifact import without
+    from dpformer.cli.output import threads
     from dpformer.cli.progress import counting
 
+    workers = threads()
     numbers = dataset.numbers_in(model.catalogue)
     unknown = dataset.catalogue["item_id"].filter(pl.Series(numbers[1:] == 0))
     _say_unknown("not in the catalogue, skipped", unknown.to_list())
@@ -189,7 +191,7 @@ def _for_users(
             chosen = places[start : start + _ROWS]
             histories = [sequences[n] for n in chosen]
             left_out = None if own is None else [own.get(int(n), ()) for n in chosen]
-            ranked = best.rank(model.read(histories), without(histories, seen, left_out))
+            ranked = best.rank(model.read(histories), without(histories, seen, left_out), workers)
             short += int((ranked[0][:, -1] == 0).sum()) if k <= model.item_count else len(chosen)
             part = model.frame(*ranked)
             who = sequences.users[chosen][part["history"]].alias("user_id")

@@ -14,7 +14,7 @@ import polars as pl
 from dpformer.data.options import Options
 from dpformer.data.read import read_items
 from dpformer.data.read.columns import ITEM, TITLE, USER
-from dpformer.data.read.ids import check_item_ids, id_expression, sorted_ids
+from dpformer.data.read.ids import check_item_ids, id_expression, sorted_ids, whole_numbers
 from dpformer.data.read.log import Log
 from dpformer.errors import DataError
 from dpformer.files import sha256_of
@@ -80,6 +80,9 @@ def _public_items(log: Log) -> pl.DataFrame:
     if TITLE in ordered.columns:
         text = pl.col(TITLE).cast(pl.String)
         ordered = ordered.with_columns(pl.when(text != "").then(text).alias(TITLE))
+    numbers = whole_numbers(ordered[ITEM]) if log.untyped_ids else ordered[ITEM]
+    if not numbers.null_count():  # decided by a public file, so no person's events can change it
+        ordered = ordered.with_columns(numbers.alias(ITEM))
     first = [name for name in (ITEM, TITLE) if name in ordered.columns]
     return _numbered(ordered.select(*first, pl.exclude(*first)))
 

@@ -1,4 +1,4 @@
-"""Full ranking, metrics, slices by popularity, and the protocol that stands beside every figure. See docs/statistics.md."""
+"""Full ranking, metrics, slices by popularity, and the protocol that stands beside every figure. See docs/training.md."""
 
 from dpformer.data import HeldOut, held_out
 from dpformer.evaluation.evaluate import Evaluation, Slice, evaluate

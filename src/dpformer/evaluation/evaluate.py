@@ -80,6 +80,7 @@ def evaluate(
     cutoffs: Sequence[int] = (),
     sample: int | None = None,
     on_progress: Callable[[int], None] = lambda users: None,
+    threads: int = 1,
 ) -> Evaluation:
     """Rank all items for every evaluated user. Popularity is counted in the histories.
 
@@ -90,7 +91,7 @@ def evaluate(
     if sample is not None and sample < everyone:
         drawn = np.sort(np.random.default_rng(seed).choice(everyone, sample, replace=False))
         held = replace(held, evaluated=held.evaluated[drawn], targets=held.targets[drawn])
-    ranked = rank(model, held, item_count, max(cutoffs), on_progress)
+    ranked = rank(model, held, item_count, max(cutoffs), on_progress, threads)
     masked, users = ranked["masked"], len(held.histories)
     counts = np.bincount(held.histories.items, minlength=item_count + 1)
     counts[0] = 0

@@ -8,7 +8,7 @@ import torch
 
 from dpformer.data import HeldOut, Sequences, collate
 from dpformer.errors import DPFormerError
-from dpformer.models.top import Best, Scorer, top
+from dpformer.models.top import Best, Columns, Scorer, in_threads, top
 
 DEPTH = 20
 
@@ -28,6 +28,7 @@ def rank(
     item_count: int,
     depth: int = DEPTH,
     on_progress: Callable[[int], None] = lambda users: None,
+    threads: int = 1,
 ) -> dict[str, Ranks]:
     """Ranks "masked" (items of the history taken out) and "unmasked", for every evaluated user.
 
@@ -42,15 +43,16 @@ def rank(
     users, best = len(held.evaluated), Best(model, depth + 1)
     ranks = {kind: np.full(users, depth, dtype=np.int64) for kind in ("unmasked", "masked")}
     lists = {kind: np.zeros((users, depth), dtype=np.int64) for kind in ranks}
-    done = 0
     lengths = held.histories.lengths[held.evaluated]
-    for part, columns in best.batches(lengths, lengths):
+
+    @torch.inference_mode()
+    def fill(batch: tuple[np.ndarray, Columns]) -> int:
+        part, columns = batch
         who = held.evaluated[part]
-        batch = collate(held.histories, who, max(int(lengths[part].max()), 1))
-        with torch.no_grad():
-            scores = columns.scores(batch.tokens, batch.lengths).to(torch.float32)
+        padded = collate(held.histories, who, max(int(lengths[part].max()), 1))
+        scores = columns.scores(padded.tokens, padded.lengths).to(torch.float32)
         place = columns.place[torch.from_numpy(held.targets[part].astype(np.int64))]
-        here = place < len(columns.items)
+        here = (place < len(columns.items)).numpy()
         own = place.clamp_max(len(columns.items) - 1)[:, None]
         for kind in ranks:
             if kind == "masked":
@@ -58,12 +60,16 @@ def rank(
             target = scores.gather(1, own)
             # numpy counts ten times as fast as torch sums booleans. A target that is taken out, or no candidate, is missed.
             others = len(columns.items) - 1 - np.count_nonzero((scores < target).numpy(), axis=1)
-            missed = ~here.numpy() | (target[:, 0] == -torch.inf).numpy()
-            ranks[kind][part] = np.where(missed, depth, np.minimum(others, depth))
-            values, found = top(scores, depth)
-            shown = torch.where(values > -torch.inf, columns.items[found], 0)
+            found = here & (target[:, 0] != -torch.inf).numpy()
+            ranks[kind][part] = np.where(found, np.minimum(others, depth), depth)
+            values, best_places = top(scores, depth)
+            shown = torch.where(values > -torch.inf, columns.items[best_places], 0)
             lists[kind][part, : shown.shape[1]] = shown.numpy()
-        done += len(part)
+        return len(part)
+
+    done = 0
+    for count in in_threads(fill, best.batches(lengths, lengths), threads):
+        done += count
         on_progress(done)
     return {kind: Ranks(ranks[kind], lists[kind]) for kind in ranks}
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -13,6 +14,8 @@ from torch.nn import functional as F
 
 from dpformer.models.recommender import Scores
 
+A = TypeVar("A")
+B = TypeVar("B")
 Numbers = Sequence[Sequence[int] | np.ndarray]
 # Of one batch; 16 MB of scores, since memory that fits a cache is faster than fresh memory.
 HISTORIES_AT_ONCE, TOKENS_AT_ONCE, SCORES_AT_ONCE = 1024, 1 << 16, 1 << 22
@@ -82,24 +85,37 @@ class Best:
             yield part, columns
             start += len(part)
 
-    @torch.inference_mode()
-    def rank(self, histories: Numbers, left_out: Numbers) -> tuple[np.ndarray, np.ndarray]:
+    def rank(self, histories: Numbers, left_out: Numbers, threads: int = 1) -> tuple[np.ndarray, np.ndarray]:
         """The numbers of the best items, int64 `[N, k]`, 0 where fewer are left, and their scores, float32 `[N, k]`."""
         lengths, gone = (np.fromiter(map(len, lists), np.int64, len(lists)) for lists in (histories, left_out))
         numbers = np.zeros((len(lengths), self._k), dtype=np.int64)
         values = np.full(numbers.shape, -np.inf, dtype=np.float32)
-        for part, columns in self.batches(lengths, gone):
-            rows = np.arange(len(part))
+
+        @torch.inference_mode()
+        def fill(batch: tuple[np.ndarray, Columns]) -> None:
+            part, columns = batch
             tokens = np.zeros((len(part), max(int(lengths[part].max()), 1)), dtype=np.int64)
             tokens[np.arange(tokens.shape[1]) < lengths[part][:, None]] = _joined(histories, part)
             scores = columns.scores(torch.from_numpy(tokens), torch.from_numpy(lengths[part]))
-            out = np.repeat(rows, gone[part])
-            columns.leave_out(scores, torch.from_numpy(out), torch.from_numpy(_joined(left_out, part)))
+            rows = np.repeat(np.arange(len(part)), gone[part])
+            columns.leave_out(scores, torch.from_numpy(rows), torch.from_numpy(_joined(left_out, part)))
             found, place = top(scores, self._k)
             width = found.shape[1]
             numbers[part, :width] = torch.where(found > -torch.inf, columns.items[place], 0).numpy()
             values[part, :width] = found.numpy()
+
+        for _ in in_threads(fill, self.batches(lengths, gone), threads):
+            pass
         return numbers, values
+
+
+def in_threads(work: Callable[[A], B], tasks: Iterable[A], threads: int) -> Iterator[B]:
+    """`map` by several threads. With one torch thread each they do not wait for one another, as threads within one call do."""
+    if threads == 1:
+        yield from map(work, tasks)
+        return
+    with ThreadPoolExecutor(threads) as pool:
+        yield from pool.map(work, tasks)
 
 
 def _joined(lists: Numbers, part: np.ndarray) -> np.ndarray:

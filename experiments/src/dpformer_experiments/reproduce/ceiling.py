@@ -17,7 +17,7 @@ from dpformer_experiments.reproduce.summary import METRICS, check_seeds, ending,
 
 SASREC: dict[str, Any] = {"norm": "pre", "reattention": "off", "d": 64, "blocks": 2, "batch_size": 128}
 ON: dict[str, dict[str, Any]] = {
-    "ml-1m": {"max_length": 200, "dropout": 0.2, "epochs": 30.0, "learning_rate": 2e-3},
+    "ml-1m": {"max_length": 200, "dropout": 0.2, "epochs": 40.0, "learning_rate": 2e-3},
     "amazon-games": {"max_length": 50, "dropout": 0.5, "epochs": 20.0, "learning_rate": 2e-3},
 }
 # NDCG@10 and HIT@10 to reach, from the literature under the same protocol.
