@@ -4,7 +4,8 @@
 
 After every fault: what was reported as saved is there; every noisy sum that can have been seen is in the ledger (see `faulty`);
 the run can be brought to the very model of a run that nothing disturbed, or is refused with one line that says what to do; there
-is never a traceback. `--tries` counts the kills; the other kinds get a tenth each. Exit code 1 if anything was not survived.
+is never a traceback. `--tries` counts the kills, and the faults at system calls of each command (see `system_calls`); the other
+kinds get a tenth each. Exit code 1 if anything was not survived.
 """
 
 import argparse
@@ -37,6 +38,7 @@ from faulty import (
     stop_after,
     witness,
 )
+from system_calls import can_trace, in_account, in_fit, in_refit, in_resume, old_copies
 
 Problems = Iterator[list[str]]  # one list for each try; empty if it was survived
 
@@ -342,6 +344,11 @@ KINDS: dict[str, Callable[[Stage, random.Random, int], Problems]] = {
     "clock": clock,
     "two processes": two_processes,
     "memory": memory,
+    "calls of fit": in_fit,
+    "calls of resume": in_resume,
+    "calls of refit": in_refit,
+    "calls of account": in_account,
+    "old copy": old_copies,
 }
 NEED_MOUNT = ("full disk", "read-only")
 
@@ -350,7 +357,10 @@ def try_kind(stage: Stage, kind: str, tries: int, seed: int) -> dict[str, Any]:
     """All tries of one kind, and what was wrong."""
     if kind in NEED_MOUNT and not can_mount():
         return {"tried": 0, "survived": 0, "problems": [], "skipped": "needs the right to mount a file system"}
-    if kind != "kill":
+    by_call = kind.startswith("calls")
+    if by_call and not can_trace():
+        return {"tried": 0, "survived": 0, "problems": [], "skipped": "needs strace, with the right to trace"}
+    if kind != "kill" and not by_call:
         tries = max(2, tries // 10)
     if kind.startswith("damaged"):
         tries = max(len(UNFINISHED), 4 * tries)  # every file

@@ -38,7 +38,7 @@ from dpformer.privacy import Curator, Keys, chain, ledger, plan, read_ledger, st
 from dpformer.privacy.plan import spending
 
 PRESET = "pure"
-SMALL = {"epsilon": 20, "delta": 0.001, "d": 8, "max_length": 6, "epochs": 5}
+SMALL = {"epsilon": 20, "delta": 0.001, "d": 8, "max_length": 6, "epochs": 5, "batch_size": 30}
 STEPS = 10
 Fault = Callable[[], None]
 

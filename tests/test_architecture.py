@@ -67,3 +67,20 @@ def test_a_room_shows_few_names_and_the_documentation_has_them(room):
     assert len(shown) <= 15
     pages = "".join(path.read_text() for path in (ROOT / "docs" / "api").glob("*.md"))
     assert sorted(re.findall(rf"^::: dpformer\.{room}\.(\w+)$", pages, re.MULTILINE)) == sorted(shown)
+
+
+def uses(pattern: str) -> set[str]:
+    """The modules, but for `trust`, which checks runs and releases nothing, with a line that has this pattern."""
+    modules = {path.relative_to(SOURCE).as_posix(): path.read_text() for path in SOURCE.rglob("*.py")}
+    return {name for name, text in modules.items() if not name.startswith("trust/") and re.search(pattern, text)}
+
+
+def test_noise_is_added_and_people_meet_a_query_in_one_place():
+    assert uses(r"import .*\brounded_gaussian\b|\brounded_gaussian\(") == {"privacy/curator.py", "privacy/noise.py"}
+    assert uses(r"\+ self\._noise\(") == {"privacy/curator.py"}
+    assert uses(r"\bquery\.sum\b") == {"privacy/curator.py"}
+    text = (SOURCE / "privacy" / "curator.py").read_text()
+    assert text.count("self._noise(") == text.count("add_up(self._people") == 1
+    # Other generators of Gaussians draw initial weights, and the start of the low-rank iteration.
+    others = uses(r"torch\.(randn|normal)|\.normal_?\(|\.standard_normal\(|random\.gauss")
+    assert others == {"models/network.py", "models/transformer.py", "statistics/low_rank.py"}

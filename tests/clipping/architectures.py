@@ -230,6 +230,7 @@ vision(
     depths=[1, 1],
     num_heads=[2, 2],
     window_size=2,
+    drop_path_rate=0.0,
 )
 vision(
     "ConvNeXt", "ConvNextForImageClassification", NONE, hidden_sizes=[8, 16], depths=[1, 1], num_stages=2, patch_size=2
@@ -239,6 +240,7 @@ vision(
     "SegformerForImageClassification",
     NONE,
     num_encoder_blocks=2,
+    drop_path_rate=0.0,
     depths=[1, 1],
     sr_ratios=[2, 1],
     hidden_sizes=[8, 16],
@@ -265,6 +267,8 @@ def waves(padded: bool) -> Batch:
 
 
 WAVES = {
+    "apply_spec_augment": False,
+    "layerdrop": 0.0,
     **SIZES,
     "conv_dim": [8, 8],
     "conv_stride": [5, 4],

@@ -49,11 +49,12 @@ def test_a_user_who_leaves_changes_the_width_of_nobody_else(lengths: list[int], 
     assert widths(lengths) == widths(without)
 
 
-def test_a_class_of_lengths_is_at_most_half_as_long_again():
+def test_a_class_of_lengths_is_at_most_twice_as_long_and_a_long_one_at_most_four_tenths_longer():
     widths = class_widths(400)
     lengths = np.arange(401)
     assert (widths >= lengths).all()
-    assert (widths <= np.maximum(1.5 * lengths, lengths + 1)).all()
+    assert (widths <= 2 * lengths).all()
+    assert (widths[64:] <= 1.4 * lengths[64:]).all()
     assert widths[-1] == 400
 
 
@@ -102,7 +103,7 @@ def test_classes_of_length_save_most_of_the_padding():
     batch = list(micro_batches(sequences, np.arange(len(sequences)), max_length=50, token_budget=4096))
     positions = sum(part.tokens.numel() for part in batch)
     events = sum(int(part.lengths.sum()) for part in batch)
-    assert 1 - events / positions < 0.2
+    assert 1 - events / positions < 0.3
     assert 1 - events / (50 * len(sequences)) > 0.5
 
 

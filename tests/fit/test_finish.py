@@ -61,6 +61,8 @@ def openers(run: Path, dpformer: Callable) -> Iterator[str]:
         ("serve", run, "--port", "0"),
         ("verify", run),
         ("audit", run),
+        ("refit", run, run.parent, "--run", aside),
+        ("privacy", run),
     ):
         done = dpformer(*command)
         assert done.out == "" or done.code == 0

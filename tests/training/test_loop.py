@@ -11,8 +11,9 @@ from dp_accounting.pld import PLDAccountant
 from scipy import stats
 from torch import nn
 
-from dpformer.errors import PrivacyError
+from dpformer.errors import ClippingError, PrivacyError
 from dpformer.privacy import Answer, Curator, read_ledger
+from dpformer.privacy.account import Cap, PeopleAccount
 from dpformer.privacy.noise import poisson_draw, rounded_gaussian
 from dpformer.training import PrivateTraining
 from tests.privacy import test_poisson
@@ -239,3 +240,34 @@ def test_the_signature_has_few_settings():
 
     assert len(inspect.signature(PrivateTraining).parameters) < 25
     assert no_noise(b"", (2,), 1.0).tolist() == [0, 0]
+
+
+def test_an_account_of_people_is_charged_before_anything_is_asked(tmp_path):
+    account = PeopleAccount.create(tmp_path / "account", Cap(epsilon=10.0, delta=1e-2))
+    private = begin(tmp_path / "a", account=account.folder)
+    assert [run.name for run in account.read().runs] == ["a"]
+    private.close()
+    with pytest.raises(PrivacyError, match="account"):
+        begin(tmp_path / "a")
+    private = begin(tmp_path / "a", account=account.folder)
+    train(private)
+    assert private.statement.account is not None
+    assert len(account.read().runs) == 1
+    with pytest.raises(PrivacyError, match="10"):
+        begin(tmp_path / "b", account=account.folder)
+    with pytest.raises(PrivacyError, match="epsilon inf"):
+        begin(tmp_path / "c", account=account.folder, epsilon=math.inf)
+
+
+def test_a_parameter_that_no_batch_uses_is_refused_before_it_is_paid_for(tmp_path):
+    model = small_model()
+    model.append(nn.Linear(1, 1))
+    private = begin(tmp_path / "run", model)
+
+    def loop():
+        for batch in private:
+            private.step(lambda batch=batch: model[2](model[1](model[0](batch[1])))[:, 0])
+
+    with pytest.raises(ClippingError, match=r"'3.weight' \(and 1 more\)"):
+        loop()
+    assert read_ledger(private.run).steps_charged == 0

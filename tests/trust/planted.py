@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 
 from dpformer.privacy import Answer, Curator, Query
 from dpformer.privacy.noise import rounded_gaussian
+from dpformer.privacy.query import grid_step
 from dpformer.trust.audit.planted import Exact, Scaled  # noqa: F401
 from dpformer.trust.verify.recorder import Delegate, keys_at, ledger_at, no_noise  # noqa: F401
 
@@ -99,6 +101,14 @@ class ExactAndKept(Exact):
     def ask(self, query: Query[Any]) -> Answer:
         place = self.keys.place
         return _kept(self, place, super().ask(query))
+
+
+class Finer(Curator[Any]):
+    """Keeps and hands out answers on a grid that is finer than the public one."""
+
+    def ask(self, query: Query[Any]) -> Answer:
+        place = self.keys.place
+        return _kept(self, place, replace(super().ask(query), grid=grid_step(query.bound, query.numbers) / 4))
 
 
 class Uncharged(Curator[Any]):

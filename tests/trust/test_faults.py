@@ -64,7 +64,7 @@ def report() -> dict[str, Any]:
 
 
 def test_faults_are_survived(report):
-    assert len(report["sound"]) == 10
+    assert len(report["sound"]) == 15
     for kind, part in report["sound"].items():
         assert part["tried"] == part["survived"], (kind, part)
         assert part["tried"] >= 2 or "skipped" in part

@@ -97,6 +97,10 @@ def test_vectors_of_norm_1_3(data: Path, tmp_path: Path) -> None:
     assert STATISTICS in own(tmp_path / "run", data, recipe, partial(Asking, planted.Longer))
 
 
+def test_another_grid_than_the_public_one(data: Path, tmp_path: Path) -> None:
+    assert "this run: grid" in own(tmp_path / "run", data, transitions(), planted.Finer)
+
+
 def test_one_released_twice_and_charged_once(data: Path, tmp_path: Path) -> None:
     assert own(tmp_path / "run", data, transitions(), planted.Twice) == [STATISTICS]
 

@@ -91,7 +91,7 @@ class PhantomClipping:
 
     def check_used(self) -> None:
         """Raise if a trainable parameter was not used by any batch so far."""
-        if self._unused:
+        if self._unused and self._batches:
             more = f" (and {len(self._unused) - 1} more)" if len(self._unused) > 1 else ""
             raise ClippingError(
                 f"parameter {self._unused[0]!r}{more} requires a gradient and none of {self._batches} batches has used it: "

@@ -91,9 +91,11 @@ class TiedGradient:
         order = tiling.order
         pass_ = _Pass(self, weigh, squared[order], rest_squared[order], bounds[order])
         H: Tensor | None = None
+        formed = self.head.kept.all_gradients()
+        if formed is not None:
+            pass_.kept(formed)
         for group in tiling.groups:
-            if (G := self.head.kept.gradients(group)) is not None:
-                pass_.kept(group, G)
+            if group.kept and formed is not None:
                 continue
             if H is None:
                 H = self.head.scaled(self.upstream)
@@ -159,10 +161,14 @@ class _Pass:
         self._added = 0
         return self._whole
 
-    def _count(self, added: int) -> None:
-        self._added += added
-        if self._added >= BLOCK:
+    def _make_room(self, samples: int) -> None:
+        """Before so many samples are added: close the block if it would have too many.
+
+        What a large sum is added to in float32 decides how it is rounded: so it begins a block of its own.
+        """
+        if self._added and self._added + samples > BLOCK:
             self.close_block()
+        self._added += samples
 
     def by_pairs(self, tile: Tile) -> None:
         """Samples by their pairs of tokens."""
@@ -176,9 +182,11 @@ class _Pass:
             if not finite:
                 own.drop(~squared.isfinite())
             H = own.cols * weights.to(own.cols.dtype)[:, None, None]
-            self.total.addmm_(H.flatten(0, 1).T, own.rows.flatten(0, 1))
+            for k in range(0, len(H), BLOCK):
+                block = slice(k, k + BLOCK)
+                self._make_room(len(H[block]))
+                self.total.addmm_(H[block].flatten(0, 1).T, own.rows[block].flatten(0, 1))
             self.pending[part] = weights
-            self._count(1)
 
     def formed(self, tile: Tile) -> None:
         """Samples by their gradients themselves, a few at a time."""
@@ -196,10 +204,10 @@ class _Pass:
             if tile.last:
                 self._finish(part, buffer)
 
-    def kept(self, group: Group, G: Tensor) -> None:
-        """Samples whose gradients were formed with their losses, a few at a time."""
+    def kept(self, G: Tensor) -> None:
+        """Samples whose gradients `[b, d, M]` were formed with their losses, a few at a time; they are the first."""
         for k, n in _parts(len(G), FORMED_ELEMENTS // max(1, G[0].numel())):
-            part, buffer = slice(group.at + k, group.at + k + n), G[k : k + n]
+            part, buffer = slice(k, k + n), G[k : k + n]
             if self.weigh is None:
                 # They may be needed once more, and the other uses are added in place.
                 buffer = self._take("formed", n).copy_(buffer)
@@ -223,8 +231,8 @@ class _Pass:
             weights = weights.to(buffer.dtype)
             for k in range(0, len(buffer), BLOCK):
                 block = slice(k, k + BLOCK)
+                self._make_room(len(buffer[block]))
                 self.total.view(-1).addmv_(buffer[block].flatten(1).T, weights[block])
-                self._count(len(buffer[block]))
 
     def _settle(self, part: slice, squared: Tensor) -> tuple[Tensor | None, bool]:
         """Note squared norms `[b]`; returns the weights in the sum, `[b]`, 0 for what is not finite, and whether all are."""

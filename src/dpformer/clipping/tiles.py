@@ -21,6 +21,9 @@ from dpformer.clipping.workspace import Workspace
 TILE_TOKENS = 64
 # Elements of D that are clipped at a time, in whole samples.
 GROUP_ELEMENTS = 2**22
+# Rows of D begin at multiples of so many numbers. Kernels round another way where memory is not aligned: else a sample that
+# leaves would move the rows of the others, and change their rounding.
+ALIGNED = 16
 # The most that is kept of D from the forward to the clipping pass: 200 MB of float32.
 HOLD_ELEMENTS = 3 * 2**24
 
@@ -173,8 +176,8 @@ class Kept:
         self.long = sum(group.size * group.T for group in long)  # tokens of kept samples
         rows = sum(group.size for group in long) * d
         if (rows + tokens - self.long) * M <= HOLD_ELEMENTS:
-            memory = workspace.take("held", rows + tokens - self.long, M, table)
-            self._G, self._D = memory[:rows].view(-1, d, M), memory[rows:]
+            self._G = workspace.take("held gradients", rows, M, table).view(-1, d, M)
+            self._D = workspace.take("held", tokens - self.long, -(-M // ALIGNED) * ALIGNED, table)[:, :M]
             workspace.held_by = self
 
     def rows(self, places: slice) -> Tensor | None:
@@ -186,6 +189,10 @@ class Kept:
         """Gradients at E of a group's samples, `[size, d, M]`, transposed, if they are kept."""
         own = group.kept and self.workspace.held_by is self
         return self._G[group.at : group.at + group.size] if own else None
+
+    def all_gradients(self) -> Tensor | None:
+        """Gradients at E of all kept samples, `[samples, d, M]`, transposed; None if there are none."""
+        return self._G if self.workspace.held_by is self and len(self._G) else None
 
     def release(self) -> None:
         """From now on D is computed again: what was kept was written over."""

@@ -36,14 +36,14 @@ def spent(run: Facts) -> Markup | None:
 
 
 def attack(run: Facts) -> Markup | None:
-    """The most that any attacker finds, by how many people are accused wrongly."""
+    """The most that any attacker finds, by how many non-members are flagged wrongly."""
     if not run.attack:
         return None
     guessing = [(a, a) for a, _ in run.attack]
     return lines(
-        "most members found by any attack, by the share of others accused wrongly",
+        "most members found by any attack, by the share of non-members flagged wrongly",
         [Series("the best attack at most", run.attack), Series("guessing", guessing, dashed=True)],
-        Axis("others accused wrongly", log=True, low=1e-3, high=1.0, tick=_percent),
+        Axis("non-members flagged wrongly", log=True, low=1e-3, high=1.0, tick=_percent),
         Axis("", low=0.0, high=1.0, tick=_percent),
     )
 

@@ -8,6 +8,7 @@ private/            state of an unfinished run; owner only, removed at the end
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from dpformer.artifact.layout import LOCK, MODEL, PRIVACY, PRIVATE, RELEASE
 from dpformer.errors import DPFormerError, PrivacyError
 from dpformer.files import Lock, read_json, read_small, write_file, write_folder, write_json
 from dpformer.privacy import Keys, PrivacyPlan, PrivacyStatement, create_ledger, parse_statement
+from dpformer.privacy.account import PeopleAccount, RunCharge, receipts_beside
 from dpformer.privacy.chain import Position
 from dpformer.privacy.ledger import Ledger, open_ledger
 from dpformer.training.checkpoint import Checkpoints, pack
@@ -69,9 +71,12 @@ class TrainingFolder:
         """Is the model released?"""
         return (self.path / MODEL).exists() and not (self.path / PRIVATE).exists()
 
-    def begin(self, plan: PrivacyPlan, start: dict[str, Tensor]) -> Ledger | None:
-        """Start the ledger of a new run, and keep the weights that it starts from."""
-        ledger = create_ledger(self.path, plan) if plan.private else None
+    def begin(self, plan: PrivacyPlan, start: dict[str, Tensor], account: PeopleAccount | None) -> Ledger | None:
+        """Charge the account of people, start the ledger of a new run, and keep the weights that it starts from."""
+        run_id, receipt = secrets.token_hex(16), None
+        if account is not None:
+            receipt = account.charge(RunCharge.of(run_id, self.path.name, plan), receipts_beside(self.path))
+        ledger = create_ledger(self.path, plan, run_id, receipt) if plan.private else None
         self._checkpoints.make_folder()
         write_file(self.path / PRIVATE / START, pack(start), 0o600)
         return ledger

@@ -26,10 +26,10 @@ from dpformer.errors import PrivacyError
 CLIP_SLACK = 1e-6
 # What float32 can change for one person of a group when another leaves, relative to C. Measured: docs/privacy.md.
 FLOAT32_SLACK = 2.0**-21
-# Groups of a batch, as far as the people expected in one allow: enough for workers and processes to share, few enough to keep
-# micro-batches full (`dpformer bench grouping`). An even number, for two workers. 4,096 people expected are at most 4,768 drawn:
-# a slack of 0.23 %.
-_GROUPS, _SMALLEST, _LARGEST = 4, 512, 4096
+# Groups of a batch, as far as the people expected in one allow: one for each of two workers, because each group has
+# micro-batches of its own, and a micro-batch has a fixed cost (scripts/step_time.py). More processes than groups do not help.
+# 4,096 people expected are at most 4,768 drawn: a slack of 0.23 %.
+_GROUPS, _SMALLEST, _LARGEST = 2, 1024, 4096
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ the Curator answers for exactly these, and weights that have changed in any othe
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -23,7 +24,8 @@ from torch.optim.swa_utils import AveragedModel
 
 from dpformer.clipping import PhantomClipping
 from dpformer.errors import DPFormerError, PrivacyError
-from dpformer.privacy import Answer, Curator, Keys, PrivacyPlan, PrivacyStatement, make_plan
+from dpformer.privacy import Curator, Keys, PrivacyPlan, PrivacyStatement, make_plan
+from dpformer.privacy.account import PeopleAccount
 from dpformer.privacy.parts import DataPart
 from dpformer.privacy.plan import declared_users, steps_of
 from dpformer.privacy.statement import Circumstances
@@ -31,7 +33,7 @@ from dpformer.training.folder import TrainingFolder
 from dpformer.training.groups import Groups, slack_in_words
 from dpformer.training.module_sum import Losses, ModuleSum, Report, trainable
 from dpformer.training.people import Loader, group_people
-from dpformer.training.run import MakeCurator, Movement, TrainingRun
+from dpformer.training.run import MakeCurator, Movement, TrainingRun, gradients
 from dpformer.training.watch import Watch, refuse_unsuited
 
 CHECKPOINT_SECONDS = 60.0
@@ -51,19 +53,16 @@ class PrivateTraining:
     divides by the expected batch size and lets the optimiser step. A draw without people is a step of noise alone.
 
     Args:
-        model: its trainable parameters must be those of the optimiser; float32.
-        optimizer: steps when this object lets it, and refuses otherwise.
+        model, optimizer: with the same trainable parameters, in float32. The optimiser steps when this object lets it.
         dataset: with `len` and indices; an entry for each person, or records with `person`.
-        epsilon: of the budget of the run. inf trains without clipping and noise, and says so.
-        delta: of the budget of the run.
+        epsilon, delta: the budget of the run. epsilon inf trains without clipping and noise, and says so.
         batch_size: people expected in a step.
-        epochs: how long; or give steps.
-        steps: how long; or give epochs.
+        epochs, steps: how long; give one of them.
         run: the folder of ledger, checkpoints and results. The same program goes on where it was interrupted.
+        account: the folder of an account of people, charged with the whole plan before anything is asked.
         max_norm: of a person's gradient; by default each is scaled to about 1 (automatic clipping).
         micro_batch: people at a time; lower it when memory runs out.
-        collate_fn: as of torch's DataLoader.
-        num_workers: as of torch's DataLoader.
+        collate_fn, num_workers: as of torch's DataLoader.
         person: what groups records into people: a column, a function of a record, or one id for each record.
         records_per_person: the greatest number that a person may bring; later ones are left out.
         combine: makes one sample of a person's records (`random.choice` takes one of them in each step); else a list.
@@ -86,6 +85,7 @@ class PrivateTraining:
         run: Path | str,
         epochs: float | None = None,
         steps: int | None = None,
+        account: Path | str | None = None,
         max_norm: float | None = None,
         micro_batch: int = 32,
         collate_fn: Callable[[list[Any]], Any] | None = None,
@@ -103,6 +103,8 @@ class PrivateTraining:
         refuse_unsuited(model, optimizer, scheduler)
         if (epochs is None) == (steps is None) or micro_batch < 1:
             raise PrivacyError(f"give either epochs or steps, and a micro_batch of at least 1, not {micro_batch}")
+        if account is not None and math.isinf(epsilon):
+            raise PrivacyError("epsilon inf has no bound that an account could be charged with; leave account= out")
         self.model, self.optimizer, self.scheduler, self.average = model, optimizer, scheduler, average
         people = group_people(dataset, person, records_per_person, combine)
         users = declared_users(len(people), population)
@@ -110,16 +112,17 @@ class PrivateTraining:
         settings = {
             **{"epsilon": str(float(epsilon)), "delta": delta, "batch_size": batch_size, "steps": steps},
             **{"population": population, "records_per_person": records_per_person},
-            **{"max_norm": max_norm, "optimizer": type(optimizer).__name__},
+            **{"max_norm": max_norm, "optimizer": type(optimizer).__name__, "account": account is not None},
             "parameters": {name: list(p.shape) for name, p in trainable(model)},
         }
         self._watch = Watch(model, optimizer)
-        kept = {"optimizer": optimizer, "scheduler": scheduler, "average": average}
+        parts = {"optimizer": optimizer, "scheduler": scheduler, "average": average}
+        kept = {name: part for name, part in parts.items() if part is not None}
+        sizes = {"people": len(people), "records": len(dataset)}
+        charged = None if account is None else PeopleAccount(account)
         folder = TrainingFolder(Path(run), settings)
         try:
-            given = {name: part for name, part in kept.items() if part is not None}
-            sizes = {"people": len(people), "records": len(dataset)}
-            self._run = TrainingRun(folder, model, given, micro_batch, sizes)
+            self._run = TrainingRun(folder, model, kept, micro_batch, sizes, charged)
             new_plan = partial(make_plan, users, epsilon, delta, batch_size, steps=steps)
             self.plan: PrivacyPlan = self._run.open(people, new_plan, partial(Keys, seed), make_curator)
         except BaseException:
@@ -129,9 +132,9 @@ class PrivateTraining:
         self._loader = Loader(people, collate_fn, num_workers)
         self._about = (population is not None, records_per_person)
         self._checkpoint_seconds, self._saved = checkpoint_seconds, time.monotonic()
-        self._loop = 0  # which loop is running; batches of an earlier one are refused
-        self._waiting = False  # a batch was handed out, and `step` was not called for it
-        self._stepping, self._torn = False, False
+        # loop: which one is running, batches of an earlier one are refused; waiting: `step` was not called for a batch
+        self._loop, self._steps_here = 0, 0
+        self._waiting, self._stepping, self._torn = False, False, False
         clipping = PhantomClipping(model, max_norm or 1.0, "flat" if max_norm else "automatic")
         groups = Groups.of(self.plan.users, self.plan.rate)
         self._query = ModuleSum(model, clipping if self.plan.private else None, groups, micro_batch)
@@ -230,9 +233,14 @@ class PrivateTraining:
         """Ask for the sum that is complete, and step."""
         assert self._run.curator is not None
         self._watch.check()
+        self._steps_here += 1
+        if self._query.clipping is not None and 10 * self._steps_here >= self.plan.steps:
+            self._query.clipping.check_used()
         self._torn = True
         answer = self._run.curator.ask(self._query)
-        for (_, p), gradient in zip(trainable(self.model), gradients(self.model, answer, self.plan), strict=True):
+        for (_, p), gradient in zip(
+            trainable(self.model), gradients(self.model, answer, self.plan.batch_size), strict=True
+        ):
             p.grad = gradient
         self._update()
         self._run.steps_made += 1
@@ -290,16 +298,3 @@ class PrivateTraining:
         finally:
             self._run.close()
             self._hook.remove()
-
-    def __enter__(self) -> PrivateTraining:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-def gradients(model: nn.Module, answer: Answer, plan: PrivacyPlan) -> list[Tensor]:
-    """G of each trainable parameter: the answer divided by the expected batch size."""
-    return [
-        torch.from_numpy(answer.values[name] / plan.batch_size).to(p.device, p.dtype) for name, p in trainable(model)
-    ]

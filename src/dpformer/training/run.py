@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,9 +13,10 @@ from torch import Tensor, nn
 
 from dpformer.artifact.layout import MODEL
 from dpformer.errors import PrivacyError
-from dpformer.privacy import Curator, Keys, PrivacyPlan, PrivacyStatement, read_ledger
+from dpformer.privacy import Answer, Curator, Keys, PrivacyPlan, PrivacyStatement, read_ledger
+from dpformer.privacy.account import PeopleAccount
 from dpformer.privacy.ledger import Ledger
-from dpformer.privacy.parts import TuningPart
+from dpformer.privacy.parts import AccountPart, TuningPart
 from dpformer.privacy.statement import Circumstances, build_statement
 from dpformer.training.folder import AVERAGE, TrainingFolder
 from dpformer.training.module_sum import trainable
@@ -44,14 +45,20 @@ class Movement:
 class TrainingRun:
     """Opens a new run or one that goes on. kept: beside the model, what checkpoints keep (optimizer, scheduler, average).
 
-    sizes: of the data. They are not released: one person more or less changes them. curator: None when the run is finished or
-    closed.
+    sizes: of the data. They are not released: one person more or less changes them. account: of the people, charged before a new
+    run asks anything. curator: None when the run is finished or closed.
     """
 
     def __init__(
-        self, folder: TrainingFolder, model: nn.Module, kept: dict[str, Any], micro_batch: int, sizes: dict[str, int]
+        self,
+        folder: TrainingFolder,
+        model: nn.Module,
+        kept: dict[str, Any],
+        micro_batch: int,
+        sizes: dict[str, int],
+        account: PeopleAccount | None,
     ) -> None:
-        self.folder, self.model, self.kept = folder, model, kept
+        self.folder, self.model, self.kept, self.account = folder, model, kept, account
         self.steps_made, self.public_steps = 0, 0
         self.curator: Curator[People] | None = None
         self.movement: Movement | None = None
@@ -74,7 +81,8 @@ class TrainingRun:
             self.curator = make_curator(people, plan() if ledger is None else ledger.plan, ledger, own)
         else:
             new = plan()
-            self.curator = make_curator(people, new, self.folder.begin(new, parameters(self.model)), keys())
+            ledger = self.folder.begin(new, parameters(self.model), self.account)
+            self.curator = make_curator(people, new, ledger, keys())
             self.save()
         return self.curator.plan
 
@@ -118,8 +126,11 @@ class TrainingRun:
         if self.curator is None:
             raise PrivacyError(f"{self.folder.path}: is closed; open it by PrivateTraining with the same arguments")
         ledger = self.curator.ledger
-        account = None if ledger is None else ledger.account()
-        return build_statement(self.curator.plan, account, about, TuningPart(kind="undeclared"))
+        if self.account is not None and ledger is not None and ledger.receipt is not None:
+            spending = self.account.read(ledger.receipt, str(self.folder.path))
+            about = replace(about, account=AccountPart.of(spending, ledger.receipt))
+        charged = None if ledger is None else ledger.account()
+        return build_statement(self.curator.plan, charged, about, TuningPart(kind="undeclared"))
 
     def finish(self, about: Circumstances) -> None:
         """Release the trained parameters with their statement, and remove the secret state."""
@@ -150,6 +161,11 @@ def _in_words(sizes: dict[str, int]) -> str:
 def parameters(model: nn.Module) -> dict[str, Tensor]:
     """The trained parameters by name."""
     return {name: p.detach() for name, p in trainable(model)}
+
+
+def gradients(model: nn.Module, answer: Answer, batch_size: float) -> list[Tensor]:
+    """G of each trainable parameter: the answer divided by the expected batch size."""
+    return [torch.from_numpy(answer.values[name] / batch_size).to(p.device, p.dtype) for name, p in trainable(model)]
 
 
 @torch.no_grad()

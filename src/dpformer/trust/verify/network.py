@@ -21,12 +21,11 @@ from dpformer.privacy import Keys, Sample
 from dpformer.privacy.noise import poisson_draw
 from dpformer.training.groups import CLIP_SLACK, FLOAT32_SLACK, Groups
 from dpformer.trust.verify.checks import NotChecked, Outcome, Verification
-from dpformer.trust.verify.clipping import AFTER, check_clipping
+from dpformer.trust.verify.clipping import check_clipping
 from dpformer.trust.verify.people import emptied, without_data
 from dpformer.trust.verify.recorder import Sums, difference, norm
 from dpformer.trust.verify.reference import Losses, Subject
 
-NETWORK_CHECKS = ("parameters recorded", *AFTER, "float32 slack")
 # How many people of a group leave in turn; the share of the room that may be used; a grid too fine for rounding to show.
 LEAVING, SHARE_OF_ROOM, FINE_BITS = 8, 0.25, 40
 

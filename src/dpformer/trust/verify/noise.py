@@ -12,7 +12,7 @@ from scipy.stats import chi2, norm
 
 from dpformer.trust.verify.checks import NotChecked, Outcome
 
-FALSE_ALARM = 3e-7
+FALSE_ALARM = 2e-7
 """How often sound noise fails all tests of one call, together."""
 
 DRAWS = 2000

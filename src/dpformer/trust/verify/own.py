@@ -11,13 +11,20 @@ import numpy as np
 from dpformer.artifact.layout import ANSWERS
 from dpformer.data import Sequences
 from dpformer.privacy import Answer, PrivacyPlan, Query, Sample, Statistic, read_ledger
+from dpformer.privacy.query import grid_step
 from dpformer.privacy.replay import Replay, read_answers
 from dpformer.trust.verify.checks import NotChecked, Outcome, Verification
 from dpformer.trust.verify.noise import noise_outcome
 from dpformer.trust.verify.rebuild import rebuilt
 from dpformer.trust.verify.recorder import residual
 
-OWN_CHECKS = ("this run: charges", "this run: model from answers", "this run: statistics", "this run: steps")
+OWN_CHECKS = (
+    "this run: charges",
+    "this run: model from answers",
+    "this run: statistics",
+    "this run: steps",
+    "this run: grid",
+)
 
 
 class Compared(Replay):
@@ -32,11 +39,14 @@ class Compared(Replay):
         self.noise: dict[str, np.ndarray] = {}
         self.steps: dict[str, np.ndarray] = {}
         self.along: dict[str, float] = {}
+        self.other_grids: list[str] = []
 
     def ask(self, query: Query[Any]) -> Answer:
         """The recorded answer."""
         place = self._first + self.place
         answer = super().ask(query)
+        if answer.grid != grid_step(query.bound, query.numbers):
+            self.other_grids.append(f"{answer.name} {place}")
         std = self._plan.planned(place).noise_multiplier * query.sensitivity(answer.grid)
         if not isinstance(query, Statistic):
             whole = np.concatenate([value.ravel() for value in answer.values.values()])
@@ -61,13 +71,14 @@ def check_own(verification: Verification, folder: Path, people: Sequences | None
         compared.append(Compared(recording, plan, first, people))
         return compared[0]
 
-    charges, model, statistics, steps = OWN_CHECKS
+    charges, model, statistics, steps, grid = OWN_CHECKS
     verification.check(charges, lambda: _charges(folder))
     verification.check(model, lambda: rebuilt(folder, asker))
     if not compared:
-        for name in (statistics, steps):
+        for name in (statistics, steps, grid):
             verification.skip(name, f"the answers cannot be read; see {model!r}")
         return
+    verification.check(grid, lambda: _grids(compared[0]))
     if compared[0].noise or people is None:
         verification.check(statistics, lambda: _statistics(compared[0], missing))
     if compared[0].steps:
@@ -78,6 +89,14 @@ def _statistics(compared: Compared, missing: str) -> Outcome:
     if not compared.noise:
         raise NotChecked(missing)
     return noise_outcome(compared.noise, ", after the exact sums of the data are taken away", along=compared.along)
+
+
+def _grids(compared: Compared) -> Outcome:
+    """The grid of every answer is the public one: a finer grid would let the last bits of sums through."""
+    wrong, answers = compared.other_grids, len(compared.answers)
+    return Outcome(
+        not wrong, f"not on the public grid: {', '.join(wrong)}" if wrong else f"{answers} answers on the public grid"
+    )
 
 
 def _charges(folder: Path) -> Outcome:

@@ -1,0 +1,238 @@
+"""Faults at the system calls of a command: strace kills the process, or fails the call, at any place in the list of its calls.
+
+The list is recorded first: every call that changes files, in its order. A try takes one of them at random and injects SIGKILL
+before it, or ENOSPC or EIO in its place. The commands are `fit`, `resume`, `refit` and `account`; each must leave what `faults`
+asks for, and
+
+    account    a charge that was confirmed is there, and charging again charges nothing twice
+    refit      if noise was drawn, the account has the charge
+    secrets    private state is readable by its owner only, and never beside a released model that opens
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import shutil
+import signal
+import stat
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from faulty import Child, Outcome, Stage, end_is_written, save_often, witness
+
+from dpformer.privacy.account import PeopleAccount
+
+CALLS = (
+    "openat",
+    "write",
+    "fsync",
+    "fdatasync",
+    "rename",
+    "unlink",
+    "unlinkat",
+    "mkdir",
+    "rmdir",
+    "ftruncate",
+    "flock",
+    "fchmod",
+)
+FAULTS = ("signal=SIGKILL", "error=ENOSPC", "error=EIO")
+STRACE = shutil.which("strace")
+Call = tuple[str, int]
+Problems = Iterator[list[str]]
+
+
+def can_trace() -> bool:
+    """Whether strace is here and may attach to a process."""
+    return (
+        STRACE is not None
+        and subprocess.run([STRACE, "-qq", "-o", os.devnull, "true"], capture_output=True).returncode == 0
+    )
+
+
+def traced(
+    stage: Stage, arguments: Sequence[object], log: Path | str, inject: str, *faults: Callable[[], None]
+) -> Outcome:
+    """A child under strace. It stops itself when all faults are put in, and goes on when strace is attached."""
+    child = Child(stage.work, arguments, *faults, lambda: os.kill(os.getpid(), signal.SIGSTOP))
+    os.waitpid(child.pid, os.WUNTRACED)
+    command = [str(STRACE), "-f", "-qq", "-o", str(log), "-e", f"trace={','.join(CALLS)}", "-p", str(child.pid)]
+    tracer = subprocess.Popen([*command, *(["-e", f"inject={inject}"] if inject else [])], stderr=subprocess.DEVNULL)
+    while tracer.poll() is None and "TracerPid:\t0\n" in Path(f"/proc/{child.pid}/status").read_text():
+        time.sleep(0.002)
+    os.kill(child.pid, signal.SIGCONT)
+    end = child.wait()
+    tracer.wait()
+    return end
+
+
+def calls_of(stage: Stage, arguments: Sequence[object], *faults: Callable[[], None]) -> list[Call]:
+    """Every call of a command that changes files: its kind, and the how-manieth of its kind it is. What it prints is left out."""
+    with tempfile.NamedTemporaryFile("r") as log:
+        end = traced(stage, arguments, log.name, "", *faults)
+        assert end.code == 0, end.err
+        count, found = dict.fromkeys(CALLS, 0), []
+        for line in log:
+            call = re.match(r"\d+ +(\w+)\((.*)", line)
+            if call and call[1] in count:
+                count[call[1]] += 1
+                printed = call[1] == "write" and call[2].startswith(("1,", "2,"))
+                reading = call[1] == "openat" and "O_CREAT" not in call[2]
+                if not (printed or reading):
+                    found.append((call[1], count[call[1]]))
+    return found
+
+
+def injections(calls: list[Call], dice: random.Random, tries: int) -> Iterator[str]:
+    """A fault at a random place of the list, so many times."""
+    for number in range(tries):
+        kind, place = calls[dice.randrange(len(calls))]
+        yield f"{kind}:{FAULTS[number % len(FAULTS)]}:when={place}"
+
+
+def ended(end: Outcome) -> list[str]:
+    """A process may be killed, succeed, or end with one line that says what to do."""
+    return (
+        []
+        if end.code in (0, -signal.SIGKILL) or end.clear
+        else [f"unclear end (code {end.code}): {end.err.strip()[-300:]}"]
+    )
+
+
+def secrets_of(folder: Path) -> list[str]:
+    """Private state that others may read, or that stands beside a released model."""
+    private = [folder / "private", *(folder / "private").rglob("*")] if (folder / "private").exists() else []
+    # What is about to be published lies in private/ for a moment, in its final modes.
+    secret = [path for path in private if "release" not in "/".join(path.relative_to(folder).parts)]
+    open_ones = [str(path) for path in secret if stat.S_IMODE(path.lstat().st_mode) & 0o077]
+    keys = [path for path in private if path.name == "state.json"]
+    beside = ["a released model stands beside its keys"] if keys and (folder / "model.safetensors").exists() else []
+    return [f"others may read {path}" for path in open_ones] + beside
+
+
+def in_fit(stage: Stage, dice: random.Random, tries: int) -> Problems:
+    """A fault at a call of fit; then the run is brought to its end."""
+    calls = calls_of(stage, [*stage.fit(stage.fresh("calls-list")), "--quiet"], save_often)
+    for number, inject in enumerate(injections(calls, dice, tries)):
+        folder = stage.fresh(f"calls-{number}")
+        end = traced(stage, [*stage.fit(folder), "--quiet"], os.devnull, inject, witness(stage.log(folder)), save_often)
+        yield _after(stage, folder, end, inject)
+
+
+def in_resume(stage: Stage, dice: random.Random, tries: int) -> Problems:
+    """A fault at a call of resume, of a run that was stopped after 5 steps."""
+    good = stage.started("calls-good", 5)
+    listed = stage.fresh("calls-list")
+    shutil.copytree(good, listed)
+    calls = calls_of(stage, ["resume", listed, "--quiet"], save_often)
+    for number, inject in enumerate(injections(calls, dice, tries)):
+        folder = stage.fresh(f"calls-{number}")
+        shutil.copytree(good, folder)
+        shutil.copy(stage.log(good), stage.log(folder))
+        end = traced(stage, ["resume", folder, "--quiet"], os.devnull, inject, witness(stage.log(folder)), save_often)
+        yield _after(stage, folder, end, inject)
+
+
+def _after(stage: Stage, folder: Path, end: Outcome, inject: str) -> list[str]:
+    found = ended(end) + stage.problems(folder) + secrets_of(folder)
+    if end.code == 0 and not (folder / "model.safetensors").exists():
+        found.append("reported as done, and there is no model")
+    found += stage.finish(folder)
+    shutil.rmtree(folder, ignore_errors=True)
+    return [f"{inject}: {problem}" for problem in found]
+
+
+def in_account(stage: Stage, dice: random.Random, tries: int) -> Problems:
+    """A fault at a call of `account add`."""
+    place, copy = stage.work / "people.account", stage.work / "copy.account"
+    shutil.rmtree(place, ignore_errors=True)
+    assert stage.run(["account", "new", place, "--epsilon", 100, "--delta", 0.01]).code == 0
+    shutil.copytree(place, copy, dirs_exist_ok=True)
+    calls = calls_of(stage, ["account", "add", place, stage.whole])
+    for inject in injections(calls, dice, tries):
+        shutil.rmtree(place)
+        shutil.copytree(copy, place)
+        end = traced(stage, ["account", "add", place, stage.whole], os.devnull, inject)
+        found = ended(end)
+        if end.code == 0 and len(PeopleAccount(place).read().runs) != 1:
+            found.append("the charge was confirmed, and is not there")
+        again = stage.run(["account", "add", place, stage.whole])
+        if again.code or len(PeopleAccount(place).read().runs) != 1:
+            found.append(f"charging again ended with {again.code}: {again.err.strip()[-200:]}")
+        yield [f"{inject}: {problem}" for problem in found]
+
+
+def in_refit(stage: Stage, dice: random.Random, tries: int) -> Problems:
+    """A fault at a call of refit on a new log, charged to the account of the first run."""
+    place, first = stage.work / "refit.account", stage.fresh("refit-first")
+    shutil.rmtree(place, ignore_errors=True)
+    assert stage.run(["account", "new", place, "--epsilon", 1000, "--delta", 0.01]).code == 0
+    done = stage.run([*stage.fit(first), "--account", place])
+    assert done.code == 0, done.err
+    copy = stage.work / "refit-copy.account"
+    shutil.copytree(place, copy, dirs_exist_ok=True)
+    new = stage.work / "refit-new"
+
+    def clean() -> list[object]:
+        for path in (place, new, new.with_name("refit-new-data")):
+            shutil.rmtree(path, ignore_errors=True)
+        stage.log(new).unlink(missing_ok=True)
+        shutil.copytree(copy, place)
+        return ["refit", first, stage.work / "log.csv", "--run", new, "--quiet"]
+
+    calls = calls_of(stage, clean(), save_often)
+    for inject in injections(calls, dice, tries):
+        arguments = clean()
+        end = traced(stage, arguments, os.devnull, inject, witness(stage.log(new)), save_often)
+        found = ended(end) + stage.problems(new) + secrets_of(new)
+        if stage.log(new).exists() and len(PeopleAccount(place).read().runs) != 2:
+            found.append("noise was drawn, and the account has no charge for it")
+        if end.code:
+            resumed = any((new / "private").glob("checkpoint-*")) or end_is_written(new)
+            if not resumed:
+                for path in (new, new.with_name("refit-new-data")):
+                    shutil.rmtree(path, ignore_errors=True)
+            again = stage.run(["resume", new] if resumed else arguments, witness(stage.log(new)))
+            finished = (new / "model.safetensors").exists()
+            found += (
+                [] if again.code == 0 or finished else [f"could not be brought to its end: {again.err.strip()[-300:]}"]
+            )
+        yield [f"{inject}: {problem}" for problem in found + stage.problems(new)]
+
+
+def old_copies(stage: Stage, dice: random.Random, tries: int) -> Problems:
+    """A folder copied back from last week: an account is refused; a run makes the same answers again, and nothing new."""
+    place, last_week = stage.work / "old.account", stage.work / "last-week.account"
+    for number in range(tries):
+        if number % 2:
+            folder = stage.started("old-run", dice.randint(1, 8))
+            copied = stage.fresh("old-run-copy")
+            shutil.copytree(folder, copied)
+            found = stage.finish(folder)
+            first = set(stage.log(folder).read_text().split())
+            shutil.rmtree(folder)
+            shutil.copytree(copied, folder)
+            found += stage.finish(folder)
+            if set(stage.log(folder).read_text().split()) != first:
+                found.append("the old copy drew noise for other sums")
+            yield found
+            continue
+        for path in (place, last_week):
+            shutil.rmtree(path, ignore_errors=True)
+        runs = [stage.fresh(f"old-{k}") for k in range(3)]
+        stage.run(["account", "new", place, "--epsilon", 1000, "--delta", 0.01])
+        ends = [stage.run([*stage.fit(runs[0], epochs=1), "--account", place])]
+        shutil.copytree(place, last_week)
+        ends.append(stage.run([*stage.fit(runs[1], epochs=1), "--account", place]))
+        shutil.rmtree(place)
+        shutil.copytree(last_week, place)
+        late = stage.run([*stage.fit(runs[2], epochs=1), "--account", place])
+        found = [end.err for end in ends if end.code]
+        yield (
+            found if late.clear and "old copy" in late.err else [*found, f"an old account was taken: {late.err[-200:]}"]
+        )
