@@ -1,6 +1,7 @@
 """Exported graphs score as the model does: ONNX Runtime and torch.export against the released model, for every preset."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -121,6 +122,26 @@ def test_states_and_the_table_score_as_the_model_does(kind, exported):
         state = session.run(["state"], {"history": tokens, "lengths": lengths})[0]
         wanted = model.scores(torch.from_numpy(tokens), torch.from_numpy(lengths)).numpy()
         same((state @ side["table"].T + side["bias"])[lengths > 0], wanted[lengths > 0])
+
+
+def test_a_folder_for_triton(runs, tmp_path):
+    """Its configuration names the tensors of the graph, with their types and sizes. Triton itself is not here."""
+    onnxruntime = pytest.importorskip("onnxruntime")
+    names = export_run(runs("default"), tmp_path / "shop", triton=True)
+    assert {"1/model.onnx", "config.pbtxt", "items.jsonl", "privacy.json", "README.md"} == set(names)
+    text = (tmp_path / "shop" / "config.pbtxt").read_text()
+    stated = {
+        name: (kind, [int(n) for n in dims.split(",")])
+        for name, kind, dims in re.findall(r'name: "(\w+)", data_type: TYPE_(\w+), dims: \[ ([^\]]*) \]', text)
+    }
+    session = onnxruntime.InferenceSession(tmp_path / "shop" / "1" / "model.onnx")
+    kinds = {"tensor(int64)": "INT64", "tensor(float)": "FP32"}
+    tensors = [*session.get_inputs(), *session.get_outputs()]
+    real = {one.name: (kinds[one.type], [n if isinstance(n, int) else -1 for n in one.shape]) for one in tensors}
+    assert stated == real
+    assert "max_batch_size: 0" in text
+    program = re.search(r"```python\n(.*?)```", (tmp_path / "shop" / "README.md").read_text(), re.DOTALL)[1]
+    assert 'InferenceSession("1/model.onnx")' in program
 
 
 def test_a_wrong_graph_would_be_found():

@@ -5,7 +5,7 @@ import pytest
 
 from dpformer.privacy import Sample
 from dpformer.training.groups import Groups
-from dpformer_experiments.bench import grouping, noise, prepare, ranks
+from dpformer_experiments.bench import grouping, latency, noise, prepare, ranks
 from dpformer_experiments.bench.workloads import uniform
 
 
@@ -25,6 +25,16 @@ def test_the_noise_benchmark_measures_noise_and_whole_answers(monkeypatch):
     assert rows["answer"]["milliseconds"] > rows["noise"]["milliseconds"] > 0
     assert rows["torch"]["time_relative_to_torch"] == 1
     noise.show({"20000": rows})
+
+
+def test_the_benchmark_of_lists_measures_all_models(monkeypatch):
+    monkeypatch.setattr(latency, "ITEMS", (2_000, 3_000, 10**9))
+    figures = latency.run(quick=True)
+    assert set(figures) == {"2000", "3000"}
+    for rows in figures.values():
+        assert set(rows) == {"vocabulary", "vocabulary, filtered", "whole", "whole, filtered"}
+        assert all(0 < row["p50_ms"] <= row["p99_ms"] for row in rows.values())
+    latency.show(figures)
 
 
 def test_the_benchmark_of_groups_counts_padding_and_micro_batches():

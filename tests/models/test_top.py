@@ -58,7 +58,7 @@ MODELS = {
 
 
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("share", [1.0, 0.3, 0.01])
+@pytest.mark.parametrize("share", [2.0, 1.0, 0.3, 0.05, 0.01])
 def test_few_columns_have_the_best_of_all(name, share):
     model = MODELS[name]().eval()
     allowed = torch.rand(ITEMS + 1, generator=torch.Generator().manual_seed(3)) < share

@@ -14,6 +14,9 @@ def export(
         bool,
         typer.Option("--states", help="Of a network, write the hidden state and the item table in place of scores."),
     ] = False,
+    triton: Annotated[
+        bool, typer.Option("--triton", help="With --onnx: lay the folder out as a model of NVIDIA Triton.")
+    ] = False,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Folder to write to; RUN/export by default.")
     ] = None,
@@ -25,9 +28,11 @@ def export(
     from dpformer.export import export_run
 
     if not (onnx or torch_export):
-        raise DPFormerError("say what to export: --onnx, --torch, or both")
+        raise DPFormerError("choose a format: --onnx, --torch, or both")
+    if triton and not onnx:
+        raise DPFormerError("--triton is for ONNX: give --onnx --triton")
     folder = output or run / "export"
-    names = export_run(run, folder, onnx, torch_export, states)
+    names = export_run(run, folder, onnx, torch_export, states, triton)
     if as_json:
         print_json({"folder": str(folder), "files": names})
     else:

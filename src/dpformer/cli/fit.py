@@ -40,6 +40,7 @@ Timeout = Annotated[
     float,
     typer.Option(min=1, help="Under torchrun: how many seconds rank 0 waits for another process before the run ends."),
 ]
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda, for steps by one process; a GPU is untested.")]
 
 
 def fit(
@@ -59,6 +60,7 @@ def fit(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and end; as `dpformer plan`.")] = False,
     noise: Annotated[str | None, typer.Option(hidden=True)] = None,
     split_items: Annotated[bool, typer.Option("--split-items", hidden=True)] = False,
+    device: Device = "auto",
     timeout: Timeout = 1800,
     tensorboard: Board = None,
     quiet: Quiet = False,
@@ -82,7 +84,7 @@ def fit(
         return
     if run is None:
         raise DPFormerError("the run needs a folder: give --run FOLDER, or --dry-run to see the plan")
-    with _joined(timeout) as ranks:
+    with _joined(timeout, device) as ranks:
         if not ranks.first:
             _follow(ranks, data, run)
             return
@@ -99,6 +101,7 @@ def fit(
 def resume(
     run: Annotated[Path, typer.Argument(help="Folder of the run.")],
     data: Annotated[Path | None, typer.Option(help="Where the data is now, if it was moved.")] = None,
+    device: Device = "auto",
     timeout: Timeout = 1800,
     tensorboard: Board = None,
     quiet: Quiet = False,
@@ -108,7 +111,7 @@ def resume(
     from dpformer.fit.distributed.lead_and_follow import finished
     from dpformer.fit.run import resume as resume_run
 
-    with _joined(timeout) as ranks:
+    with _joined(timeout, device) as ranks:
         if not ranks.first:
             _follow(ranks, data, run)
             return
@@ -120,14 +123,14 @@ def resume(
 
 
 @contextmanager
-def _joined(timeout: float) -> Iterator[Ranks]:
+def _joined(timeout: float, device: str) -> Iterator[Ranks]:
     """This process among those that torchrun started; an error says whose it is, and is told once."""
     import signal
 
     from dpformer.errors import DPFormerError, RankError
     from dpformer.fit.distributed.ranks import LeaderError, join
 
-    with join(timeout) as ranks:
+    with join(timeout, device=device) as ranks:
         try:
             yield ranks
         except LeaderError:

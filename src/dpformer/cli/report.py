@@ -28,7 +28,7 @@ def report(
         return
     stdout.print(f"written to {output}", markup=False, soft_wrap=True)
     for run in made.runs:
-        if run.metrics is None:
+        if run.metrics is None and run.evaluated:
             stderr.print(
                 f"{run.folder}: not evaluated; try: dpformer evaluate {run.folder}", markup=False, soft_wrap=True
             )

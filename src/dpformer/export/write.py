@@ -4,6 +4,7 @@ model.onnx          history [B, L] and lengths [B] to scores [B, items + 1], for
 model.pt2           the same for torch.export
 items.jsonl, privacy.json, README.md
 
+With `triton` the folder is a model in a repository of NVIDIA Triton: 1/model.onnx and config.pbtxt.
 With `states` the graph of a network ends before its table, so that you can do the top-k search yourself: it gives the state
 [B, d], and `table.safetensors` has the table [items + 1, d] and the bias [items + 1] (and the released popularity).
 """
@@ -29,10 +30,16 @@ from dpformer.files import write_file
 from dpformer.models import Network, Recommender
 
 ONNX, PT2, TABLE = "model.onnx", "model.pt2", "table.safetensors"
+TRITON, TRITON_ONNX = "config.pbtxt", "1/model.onnx"
 
 
 def export_run(
-    run: Path, folder: Path, onnx: bool = True, torch_export: bool = False, states: bool = False
+    run: Path,
+    folder: Path,
+    onnx: bool = True,
+    torch_export: bool = False,
+    states: bool = False,
+    triton: bool = False,
 ) -> list[str]:
     """Write the export of a finished run.
 
@@ -42,6 +49,7 @@ def export_run(
         onnx: write model.onnx.
         torch_export: write model.pt2.
         states: end the graph at the hidden state, for models that are one network.
+        triton: with `onnx`, lay the folder out for NVIDIA Triton.
 
     Returns:
         The names of the files.
@@ -49,12 +57,16 @@ def export_run(
     artifact = load(run)
     files: dict[str, bytes] = {}
     module: nn.Module = artifact.model
+    width = artifact.item_count + 1
     if states:
         network = _whole_network(artifact.model)
-        module, files[TABLE] = LastState(network), _table(network)
+        module, files[TABLE], width = LastState(network), _table(network), network.spec.d
     program = graph_of(module)
+    output = "state" if states else "scores"
     if onnx:
-        files[ONNX] = _onnx(program, "state" if states else "scores")
+        files[TRITON_ONNX if triton else ONNX] = _onnx(program, output)
+    if onnx and triton:
+        files[TRITON] = _triton(output, width)
     if torch_export:
         saved = io.BytesIO()
         with _quietly():
@@ -63,7 +75,7 @@ def export_run(
     files |= {name: (run / name).read_bytes() for name in (ITEMS, PRIVACY)}
     files["README.md"] = _readme(artifact, states, sorted(files)).encode()
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        (folder / (Path(TRITON_ONNX).parent if triton else ".")).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise DPFormerError(f"{folder}: cannot be made ({error.strerror}); choose another with -o") from None
     for name, data in files.items():
@@ -134,6 +146,16 @@ def _onnx(program: torch.export.ExportedProgram, output: str) -> bytes:
     return made.model_proto.SerializeToString()
 
 
+def _triton(output: str, width: int) -> bytes:
+    """The configuration of the model. Tensors have their batch dimension, so Triton adds none; the name is that of the folder."""
+    tensors = {"history": "[ -1, -1 ]", "lengths": "[ -1 ]"}
+    inputs = ",\n".join(
+        f'  {{ name: "{name}", data_type: TYPE_INT64, dims: {dims} }}' for name, dims in tensors.items()
+    )
+    outputs = f'  {{ name: "{output}", data_type: TYPE_FP32, dims: [ -1, {width} ] }}'
+    return f'backend: "onnxruntime"\nmax_batch_size: 0\ninput [\n{inputs}\n]\noutput [\n{outputs}\n]\n'.encode()
+
+
 def _running_max(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
     """`torch.cummax` over the last dimension, which ONNX does not have, as a maximum over a triangle `[..., L, L]`."""
     if dim not in (-1, x.dim() - 1):
@@ -188,7 +210,7 @@ import onnxruntime
 import polars as pl
 {load_lines}
 items = pl.read_ndjson("items.jsonl", infer_schema_length=None)
-session = onnxruntime.InferenceSession("model.onnx")
+session = onnxruntime.InferenceSession("{TRITON_ONNX if TRITON in files else ONNX}")
 known = [1, 2]  # item numbers
 history = np.array([known], dtype=np.int64)
 lengths = np.array([len(known)], dtype=np.int64)
@@ -206,8 +228,11 @@ An export is a function of the released model alone, so it is covered by the sam
 """
 
 
+_GRAPH = "the graph, for ONNX Runtime and others"
 _FILES = {
-    ONNX: "the graph, for ONNX Runtime and others",
+    ONNX: _GRAPH,
+    TRITON_ONNX: _GRAPH,
+    TRITON: "the configuration for NVIDIA Triton: this folder is a model of its repository",
     PT2: "the same graph for `torch.export.load`. The format holds a pickle (of the example inputs): load "
     "a .pt2 only if you trust its author to run code on your machine. The other files hold none",
     TABLE: "the output table and bias of all items, and their released popularity where there is one",

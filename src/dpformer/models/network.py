@@ -149,15 +149,17 @@ class Network(Recommender):
 
     @torch.no_grad()
     def scorer(self, items: Tensor) -> Scores:
-        """`forward` for some columns. The part of a small table is copied once, of a large one for each batch."""
-        rows, count = self.places()[items], self.spec.items
-        every = len(items) == count and torch.equal(items, torch.arange(1, count + 1))
-        small = None if self.chosen is None else self.table.detach()[rows] * (rows > 0)[:, None]
-        bias, cold = self.output_bias[items], self._without_history()[items]
+        """`forward` for some columns. Their rows of the table are copied, unless they are many: then all items are scored."""
+        rows = self.places()[items]
+        whole = self.chosen is None and 16 * len(items) > self.spec.items
+        every = whole and torch.equal(items, torch.arange(1, self.spec.items + 1))
+        table = self.table[1:] if whole else self.table[rows] * (rows > 0)[:, None]
+        bias, cold = self.output_bias[1:] if whole else self.output_bias[items], self._without_history()[items]
 
         def scores(history: Tensor, lengths: Tensor) -> Tensor:
-            table = small if small is not None else self.table[1:] if every else self.table[items]
             found = torch.addmm(bias, self.last_state(history, lengths), table.T)
+            if whole and not every:
+                found = found[:, items - 1]
             found[lengths == 0] = cold
             return found
 

@@ -58,6 +58,7 @@ def compare_data(ranks: Ranks, dataset: Dataset, path: Path) -> None:
 def lead(trainer: Trainer, ranks: Ranks, recipe: Recipe, items: list[Any] | None) -> None:
     """On rank 0: send the others all that the sums depend on, and share the sums out. items: of a private catalogue."""
     if ranks.size == 1:
+        trainer.move(ranks.device)
         return
     about = {"plan": plan_to_json(trainer.plan), "recipe": recipe.settings(), "threads": torch.get_num_threads()}
     ranks.broadcast({**about, "items": items, "network": trainer.model.spec.model_dump(mode="json")})

@@ -28,7 +28,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dpformer.errors import RankError
+from dpformer.errors import DPFormerError, RankError
 from dpformer.fit.distributed.restart import NO_JOB, Job, meet, open_store
 
 # torch's own limit; loading data and the first answers of rank 0 must fit in.
@@ -151,13 +151,17 @@ SINGLE = Ranks()
 
 
 @contextmanager
-def join(seconds: float = SECONDS, environment: Mapping[str, str] = os.environ) -> Iterator[Ranks]:
+def join(
+    seconds: float = SECONDS, environment: Mapping[str, str] = os.environ, device: str = "auto"
+) -> Iterator[Ranks]:
     """Meet the other processes, if torchrun started this one (it says so by RANK and WORLD_SIZE); else be alone.
+
+    device: of a process that is alone; see `choose_device`.
 
     An error of rank 0 ends the others too, which leave the word to rank 0.
     """
     if "RANK" not in environment or "WORLD_SIZE" not in environment:
-        yield SINGLE
+        yield Ranks(device=choose_device(device, torch.cuda.is_available()))
         return
     rank, size = int(environment["RANK"]), int(environment["WORLD_SIZE"])
     # Rank 0 may itself be waiting for another rank, so the others wait twice as long.
@@ -166,7 +170,7 @@ def join(seconds: float = SECONDS, environment: Mapping[str, str] = os.environ) 
     kept = open_store(environment, wait) if elastic else None
     job = NO_JOB if kept is None else Job.of(kept, rank)
     if size == 1:
-        yield Ranks(seconds=seconds, job=job)
+        yield Ranks(device=choose_device(device, torch.cuda.is_available()), seconds=seconds, job=job)
         return
     try:
         store = None if kept is None else meet(kept, rank, size, wait)
@@ -191,6 +195,28 @@ def join(seconds: float = SECONDS, environment: Mapping[str, str] = os.environ) 
     finally:
         if sound:
             dist.destroy_process_group()
+
+
+def choose_device(name: str, cuda: bool) -> torch.device:
+    """The device of a process that is alone: "auto", "cpu", "cuda" (or "cuda:1"), "mps". cuda: whether there is a GPU.
+
+    No GPU has been at hand to test on. Apple's has no float64, in which clipped gradients are added, so it is refused.
+    """
+    if name == "auto":
+        return torch.device("cuda") if cuda else _CPU
+    if name == "mps":
+        raise DPFormerError(
+            "--device mps: Apple's GPU has no float64, and the bound on one person's part of a sum needs it; use --device cpu"
+        )
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = torch.device("meta")
+    if device.type not in ("cpu", "cuda"):
+        raise DPFormerError(f"--device {name}: there is no such device; use auto, cpu or cuda")
+    if device.type == "cuda" and not cuda:
+        raise DPFormerError(f"--device {name}: torch finds no GPU of this kind here; use --device cpu")
+    return device
 
 
 def _own_device(environment: Mapping[str, str]) -> torch.device:
