@@ -26,19 +26,19 @@ def test_a_verdict_follows_from_the_figures(tmp_path):
     values = {paper.VANILLA: 5.0, paper.GRU: 6.0, paper.LSTM: 4.0, paper.UNSHARED: 3.0, common.HALVED: 4.0}
     values[paper.DPFORMER] = 5.4
     rows = {row["claim"]: row for row in claims.run(out=folder_of(tmp_path, values))["rows"]}
-    assert rows["Sharing the embedding is essential under DP-SGD"]["verdict"] == claims.HOLDS
+    assert rows["Sharing the embedding is essential under DP-SGD"]["verdict"].startswith(claims.HOLDS)
     recurrent = rows["The Transformer outperforms GRU and LSTM"]
-    assert recurrent["verdict"] == claims.DOES_NOT
+    assert recurrent["verdict"] == f"{claims.DOES_NOT} (0 of 1; 5 to come)"
     assert recurrent["measured"] == "ml-1m at 8: Transformer 5.00, GRU 6.00, LSTM 4.00"
     [gain] = [row for name, row in rows.items() if name.startswith("Re-Attention")]
     assert "+8.0 % (reported +9 %)" in gain["measured"]
-    assert gain["verdict"] == claims.HOLDS
+    assert gain["verdict"].startswith(claims.HOLDS)
     assert rows["Large batches with large rates are best"]["verdict"] == claims.OPEN
     values[paper.GRU], values[paper.DPFORMER] = 4.5, 5.1
     rows = {row["claim"]: row for row in claims.run(out=folder_of(tmp_path, values))["rows"]}
-    assert rows["The Transformer outperforms GRU and LSTM"]["verdict"] == claims.HOLDS
+    assert rows["The Transformer outperforms GRU and LSTM"]["verdict"].startswith(claims.HOLDS)
     [gain] = [row for name, row in rows.items() if name.startswith("Re-Attention")]
-    assert gain["verdict"] == claims.DOES_NOT
+    assert gain["verdict"] == f"{claims.DOES_NOT} (0 of 1; 11 to come)"
 
 
 def test_a_page_without_marks_is_refused(tmp_path):

@@ -55,25 +55,6 @@ PRESETS: dict[str, Values] = {
     "popularity": {"stages": [{"stage": "histogram", "share": 1.0}]},
 }
 
-# Settings of earlier versions, and what to write instead.
-_REMOVED = {
-    "noise": "there is one noise, exact and from a cipher; leave it out (a seed alone makes a seeded run)",
-    "histogram_share": "it is histogram.share now",
-    "prior_share": "it is transitions.share now, and preset whole has it",
-    "prior_weight": "it is transitions.weight now",
-    "popularity_bias": "a network with a vocabulary has it",
-    "identity": "a network with recency has it",
-    "tried": 'it is tuning = {"kind": "listed", "configurations": [...]} now',
-    "distil": "it is distil.steps now",
-    "rule": "gradients are normalised by default, and clipped flat with dpsgd.max_norm",
-    "averaging": "the last iterate is released: the rate falls to 0, and no average was better",
-    "token_budget": "micro-batches are cut for a fixed amount of memory",
-    "heads": "the networks have one head",
-    "feed_forward": "feed-forward layers have the width d",
-    "warmup": "the rate rises over the first fifth of the steps",
-    "weight_decay": "it is 1e-5",
-}
-
 
 def make_recipe(preset: str = "default", file: Path | None = None, **options: Any) -> Recipe:
     """A recipe from a preset, then a TOML file, then options.
@@ -157,8 +138,6 @@ def _place(where: str, name: str, values: Values, preset: str) -> tuple[str, str
     every = ["", "network", *STAGES]
     having = [g for g in ([group] if dot else every) if g in every and key in _fields(g)]
     if not having:
-        if key in _REMOVED:
-            raise DPFormerError(f"{where}setting {name!r} was removed: {_REMOVED[key]}")
         near = difflib.get_close_matches(key, sorted({field for g in every for field in _fields(g)}), n=1)
         raise DPFormerError(f"{where}unknown setting {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
     here = [g for g in having if g in _groups(values)]

@@ -100,20 +100,6 @@ class PrivacyPlan:
         """What the whole plan spends."""
         return self.epsilon_after(self.steps)
 
-    @property
-    def signal_to_noise(self) -> float:
-        """sqrt(T) B / sigma: how far T sums of B unit gradients that agree stand out of their noise."""
-        if not self.noise_multiplier:
-            return math.inf if self.steps else 0.0
-        return math.sqrt(self.steps) * self.batch_size / self.noise_multiplier
-
-    @property
-    def signal_cap(self) -> float:
-        """N / sigma_1: what full batches reach with this budget, for any T. Poisson was never seen above it."""
-        if not self.private:
-            return math.inf
-        return self.users / gaussian_multiplier(self.epsilon, self.delta - self.threshold_delta)
-
 
 def make_plan(
     users: int,

@@ -18,6 +18,7 @@ from dpformer_experiments.reproduce.page import Page
 
 FILE = "paper.md"
 BEGIN, END = "<!-- claims: made by `dpformer reproduce claims` -->", "<!-- end of claims -->"
+CELLS = len(tables.SETS) * len(paper.EPSILONS)
 HOLDS, IN_PART, DOES_NOT, OPEN = "holds", "holds in part", "does not hold", "open"
 Measured = tuple[str, str]  # what was measured, and the verdict
 
@@ -68,7 +69,7 @@ def _versus(one: str, others: Sequence[str], family: str) -> Callable[[Figures],
                 cells, wins = cells + 1, wins + (mine > max(known.values()))
                 shown = ", ".join(f"{_short(other)} {value:.2f}" for other, value in known.items())
                 texts.append(f"{dataset} at {epsilon:g}: {_short(one)} {mine:.2f}, {shown}")
-        return _joined(texts), _verdict(wins, cells)
+        return _joined(texts), _verdict(wins, cells, CELLS)
 
     return measure
 
@@ -94,7 +95,7 @@ def _gains(figures: Figures) -> Measured:
         if row["errors"] == regimes.NAMES[regimes.ACCUMULATED] and row["seeds"]:
             share = 100 * row["test gain"] / row["test off"]
             texts.append(f"{row['regime']}, accumulated errors, {len(row['seeds'])} pairs: {share:+.1f} %")
-    return _joined(texts), _verdict(wins, cells)
+    return _joined(texts), _verdict(wins, cells, 2 * CELLS)
 
 
 def _level(figures: Figures) -> Measured:
@@ -119,7 +120,7 @@ def _level(figures: Figures) -> Measured:
             )
             same = [value for name, value in known.items() if name != "pure"]
             cells, wins = cells + bool(same), wins + (bool(same) and max(same) >= said[0])
-    return _joined(texts), _verdict(wins, cells)
+    return _joined(texts), _verdict(wins, cells, CELLS)
 
 
 def _speed(over: str, least: float) -> Callable[[Figures], Measured]:
@@ -133,7 +134,7 @@ def _speed(over: str, least: float) -> Callable[[Figures], Measured]:
             if over in about["contenders"]
         }
         texts = [f"{name}: {rate:.2f} times as fast as {over}" for name, rate in rates.items()]
-        return _joined(texts), _verdict(sum(rate >= least for rate in rates.values()), len(rates))
+        return _joined(texts), _verdict(sum(rate >= least for rate in rates.values()), len(rates), len(rates))
 
     return measure
 
@@ -151,7 +152,7 @@ def _memory(figures: Figures) -> Measured:
             f"({max(sizes) / padded:.0f} times as many) at a peak of {max(peaks) / 1024:.2f} GB"
         )
         wins += max(sizes) >= 10 * padded and max(peaks) < report["room_mb"]
-    return _joined(texts), _verdict(wins, len(texts))
+    return _joined(texts), _verdict(wins, len(texts), len(texts))
 
 
 def _curves(figures: Figures) -> Measured:
@@ -169,7 +170,7 @@ def _curves(figures: Figures) -> Measured:
         ]
         cells, wins = cells + 1, wins + (spreads[0] < 0.9 * spreads[1])
         texts.append(f"{dataset} at {epsilon:g}: spread over seeds {spreads[0] / spreads[1]:.2f} of that without")
-    return _joined(texts), _verdict(wins, cells)
+    return _joined(texts), _verdict(wins, cells, 4)
 
 
 def _diagonal(figures: Figures) -> Measured:
@@ -185,17 +186,19 @@ def _diagonal(figures: Figures) -> Measured:
             large = best["batch_size"] >= 2048 and best["learning_rate"] >= 7e-3
             cells, wins = cells + 1, wins + large
             texts.append(f"{name}, {setting}: best at batch {best['batch_size']} and rate {best['learning_rate']:g}")
-    return _joined(texts), _verdict(wins, cells)
+    return _joined(texts), _verdict(wins, cells, 5)
 
 
 def _joined(texts: Sequence[str]) -> str:
     return "; ".join(texts) or "no finished runs yet: queued"
 
 
-def _verdict(wins: int, cells: int) -> str:
+def _verdict(wins: int, cells: int, of: int) -> str:
+    """The verdict by the comparisons in which the claim held, and how many of them are made."""
     if cells == 0:
         return OPEN
-    return HOLDS if wins == cells else IN_PART if wins else DOES_NOT
+    verdict = HOLDS if wins == cells else IN_PART if wins else DOES_NOT
+    return f"{verdict} ({wins} of {cells}{'' if cells == of else f'; {of - cells} to come'})"
 
 
 def _short(name: str) -> str:
