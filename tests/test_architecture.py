@@ -81,6 +81,11 @@ def test_noise_is_added_and_people_meet_a_query_in_one_place():
     assert uses(r"\bquery\.sum\b") == {"privacy/curator.py"}
     text = (SOURCE / "privacy" / "curator.py").read_text()
     assert text.count("self._noise(") == text.count("add_up(self._people") == 1
-    # Other generators of Gaussians draw initial weights, and the start of the low-rank iteration.
+    # Other generators of Gaussians draw initial weights, the start of the low-rank iteration, and what splits released values.
     others = uses(r"torch\.(randn|normal)|\.normal_?\(|\.standard_normal\(|random\.gauss")
-    assert others == {"models/network.py", "models/transformer.py", "statistics/low_rank.py"}
+    assert others == {
+        "models/network.py",
+        "models/transformer.py",
+        "statistics/free_tuning.py",
+        "statistics/low_rank.py",
+    }

@@ -30,6 +30,28 @@ def test_a_tied_gpt2_learns_text_within_its_budget(capsys, monkeypatch):
     assert "of their norm" in out
 
 
+def test_adapters_learn_within_their_budget(capsys, monkeypatch):
+    pytest.importorskip("peft")
+    monkeypatch.setattr(sys, "argv", ["lora.py"])
+    out = run("lora.py", capsys)
+    losses = [float(value) for value in re.findall(r"loss (\d+\.\d+)", out)]
+    assert losses[-1] < losses[0] < 5.6  # ln 256 is 5.5
+    assert "(8, 1e-05)-differential privacy" in out
+
+
+def test_an_image_classifier_learns_within_its_budget(capsys):
+    out = run("images.py", capsys)
+    assert "(4, 1e-05)-differential privacy" in out
+    assert int(re.search(r"right on new images: (\d+) %", out).group(1)) > 80
+
+
+def test_the_transformer_on_one_page(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["transformer.py", "10"])
+    out = run("transformer.py", capsys)
+    assert "(8, 1e-05)-differential privacy" in out
+    assert float(re.search(r"HIT@10 (\d+\.\d) %", out).group(1)) > 5
+
+
 def test_a_rule_of_ones_own(capsys):
     out = run("custom_rule.py", capsys)
     assert "'decay' is used by decayed_sum, which has no clipping rule" in out

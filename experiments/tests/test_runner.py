@@ -235,7 +235,7 @@ def test_the_command_of_a_cell_is_its_recipe():
     """What is printed for people to type gives the recipe that was trained."""
     import shlex
 
-    from dpformer.cli.recipe_options import _settings
+    from dpformer.cli.options import parse_settings
 
     for cell in [cell for method in METHODS for cell in method.cells("amazon-games", 1)]:
         words = shlex.split(cell.command("table-2"))
@@ -244,7 +244,7 @@ def test_the_command_of_a_cell_is_its_recipe():
             continue
         assert words[:5] == ["dpformer", "fit", "amazon-games", "--run", "RUN"]
         flags = list(zip(words[5::2], words[6::2], strict=True))
-        options = _settings([value for flag, value in flags if flag == "--set"])
+        options = parse_settings([value for flag, value in flags if flag == "--set"])
         options |= {"epsilon": float(dict(flags)["--epsilon"]), "seed": int(dict(flags)["--seed"])}
         typed: Recipe = make_recipe(dict(flags).get("--preset", "default"), **options)
         assert typed == cell.recipe

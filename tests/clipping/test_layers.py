@@ -233,3 +233,19 @@ def test_never_used_is_an_error_after_a_while():
         clipping.backward(lambda: sums(experts[0](x)))
     with pytest.raises(ClippingError, match=r"'1.weight'.*none of 100 batches"):
         clipping.backward(lambda: sums(experts[0](x)))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_compiled_models_run_as_they_were_written(backend):
+    module, x = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)), torch.randn(3, 4)
+    compiled = torch.compile(module, backend=backend)
+    compiled(x)
+    expected = PhantomClipping(module).norms(lambda: sums(module(x)))
+    torch.testing.assert_close(PhantomClipping(compiled).norms(lambda: sums(compiled(x))), expected)
+    torch.testing.assert_close(PhantomClipping(module).norms(lambda: sums(compiled(x))), expected)
+
+
+def test_wrappers_that_add_up_gradients_are_refused():
+    with pytest.raises(ClippingError, match=r"DataParallel.*before noise is added, once"):
+        PhantomClipping(nn.DataParallel(nn.Linear(4, 3)))

@@ -127,7 +127,7 @@ def stopped(rank: int, size: int, folder: str, data: str) -> list[Any]:  # noqa:
         return [follow(ranks) is None]
     run = start(Path(folder), Path(data), RECIPES["whole"], ranks)
     seen: list[str] = []
-    done = run.train(lambda progress: seen.append(progress.stage), lambda: True)
+    done = run.train(lambda progress: seen.append(progress.stage) if progress.done else None, lambda: bool(seen))
     run.close()
     return [done, *seen]
 

@@ -139,12 +139,6 @@ def test_a_missing_file_is_one_line(name, copy, dpformer):
         assert_one_line(dpformer("show", copy), name)
 
 
-def test_split_items_is_refused_with_the_cure(data, tmp_path, dpformer):
-    done = dpformer("fit", data, "--run", tmp_path / "run", "--split-items")
-    assert_one_line(done, "--split-items was removed", "--set vocabulary=1500")
-    assert not (tmp_path / "run").exists()
-
-
 def test_another_size_than_the_catalogue_is_refused(copy, dpformer):
     items = pl.read_ndjson(copy / "items.jsonl")
     items.head(5).write_ndjson(copy / "items.jsonl")
@@ -220,8 +214,7 @@ def test_wrong_arguments_are_one_line(tmp_path, data, dpformer, finished):
     assert_one_line(dpformer("fit", tmp_path, "--run", run), "holds no prepared data")
     assert_one_line(dpformer("fit", data, "--run", run, "--preset", "papr"), "no preset")
     assert_one_line(dpformer("fit", data, "--run", run, "--set", "d"), "is not name=value")
-    for removed in (["--set", "noise=crypto"], ["--noise", "system"]):
-        assert_one_line(dpformer("fit", data, "--run", run, *removed), "there is one noise")
+    assert_one_line(dpformer("fit", data, "--run", run, "--set", "noise=crypto"), "there is one noise")
     assert_one_line(dpformer("fit", data, "--run", run, "--config", tmp_path / "none"), "cannot be read")
     assert not run.exists()
     (tmp_path / "file").write_text("")

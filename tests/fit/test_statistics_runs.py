@@ -81,7 +81,12 @@ def test_a_crash_between_answers_costs_nothing_more(data, tmp_path):
 def stages_of(run, stop_after=None):
     """Train; stop after a stage if it is given. Whether the model is released, and the stages that were seen."""
     seen = []
-    done = run.train(lambda progress: seen.append(progress.stage), lambda: seen[-1] == stop_after)
+
+    def note(progress):
+        if progress.done:  # not where a stage begins
+            seen.append(progress.stage)
+
+    done = run.train(note, lambda: seen[-1:] == [stop_after])
     run.close()
     return done, list(dict.fromkeys(seen))
 

@@ -81,11 +81,10 @@ def test_one_histogram_is_used_by_the_transitions_and_the_network(data, tmp_path
 
 def test_scores_are_those_of_both(data, tmp_path):
     start(tmp_path / "run", data, recipe(weight=0.7)).train()
-    released = load_model(tmp_path / "run")
-    ensemble = released.model
+    ensemble = load_model(tmp_path / "run").model
     assert isinstance(ensemble, Ensemble)
     s, lengths = torch.tensor([[3, 5, 2], [4, 0, 0], [0, 0, 0]]), torch.tensor([3, 1, 0])
-    scores = released.scores(s, lengths)
+    scores = ensemble.scores(s, lengths)
     network, transitions = ensemble.network.scores(s, lengths.clamp_min(1)), ensemble.transitions.scores(s, lengths)
     # The same float32 numbers, some dozen of size 10 at the most, by products of other shapes and in another order.
     near = {"rtol": 1e-5, "atol": 1e-5}

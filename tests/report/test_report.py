@@ -15,7 +15,7 @@ import pytest
 
 from dpformer import load_model
 from dpformer.artifact.card import commands
-from dpformer.cli.recipe_options import _settings
+from dpformer.cli.options import parse_settings
 from dpformer.data import prepare, save
 from dpformer.errors import DPFormerError
 from dpformer.evaluation import evaluate, held_out
@@ -233,7 +233,7 @@ def test_the_commands_make_the_same_recipe(options, tmp_path):
     assert words[:5] == ["dpformer", "fit", "DATA", "--run", "a run"]
     flags = list(zip(words[5::2], words[6::2], strict=True))
     settings = {k.removeprefix("--"): v for k, v in flags if k != "--set"}
-    settings |= _settings([v for k, v in flags if k == "--set"])
+    settings |= parse_settings([v for k, v in flags if k == "--set"])
     assert make_recipe(**settings) == recipe
 
 

@@ -107,11 +107,25 @@ def test_clicks_add_hide_and_show(browser, shared):
     assert page.problems == []
 
 
+def test_filters_and_which_model_is_served(browser, shared):
+    page = open_page(browser, shared.url)
+    assert page.inner_text("#served").startswith("run: ")
+    page.click("#recommendations summary")
+    assert "item_id, title" in page.inner_text("#where-help")
+    page.fill("#where", "item_id in ('i07', 'i09')")
+    changes(page, lambda: page.press("#where", "Enter"))
+    assert set(names(page, "#ranked")) == {"i07", "i09"}
+    assert "Only 2 items are left." in page.inner_text("#by")
+    page.fill("#where", "colour = 'red'")
+    changes(page, lambda: page.press("#where", "Enter"))
+    assert "there is no column 'colour'" in page.inner_text("#warning")
+
+
 def test_the_statement_stands_beside(browser, shared):
     page = open_page(browser, shared.url)
     assert page.inner_text("#budget").startswith("ε = ")
     assert "is not covered" in page.inner_text("#served-users")
-    page.click("summary")
+    page.click("aside summary")
     assert "Assumed public" in page.inner_text("#statement")
 
 

@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dpformer.cli.recipe_options import (
-    AccountFolder,
-    Config,
-    Delta,
-    Epsilon,
-    Model,
-    Population,
-    Preset,
-    Seed,
-    Setting,
-    account_of,
-    recipe_of,
-)
+from dpformer.cli.options import AccountFolder, account_of, chooses_recipe
 
 if TYPE_CHECKING:
-    from dpformer.errors import DPFormerError
     from dpformer.fit.distributed.ranks import Ranks
     from dpformer.fit.events import Tracker
     from dpformer.fit.run import Run
@@ -43,28 +31,21 @@ Timeout = Annotated[
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda, for steps by one process; a GPU is untested.")]
 
 
+@chooses_recipe
 def fit(
     data: Annotated[Path, typer.Argument(help="A folder made by `dpformer prepare`.")],
     run: Annotated[
         Path | None, typer.Option("--run", "-o", help="Folder of the run; must be new. Under torchrun: -o.")
     ] = None,
-    epsilon: Epsilon = None,
-    delta: Delta = None,
-    model: Model = None,
-    preset: Preset = "default",
-    config: Config = None,
-    setting: Setting = None,
-    population: Population = None,
-    seed: Seed = None,
     account: AccountFolder = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and end; as `dpformer plan`.")] = False,
-    noise: Annotated[str | None, typer.Option(hidden=True)] = None,
-    split_items: Annotated[bool, typer.Option("--split-items", hidden=True)] = False,
     device: Device = "auto",
     timeout: Timeout = 1800,
     tensorboard: Board = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
+    *,
+    recipe: functools.partial[Any],
 ) -> None:
     """Train a model with user-level differential privacy. Ctrl-C is safe: `dpformer resume` goes on.
 
@@ -74,13 +55,10 @@ def fit(
     from dpformer.fit.distributed.lead_and_follow import finished
     from dpformer.fit.run import start
 
-    if split_items:
-        raise _no_split_items()
-    flags = {"epsilon": epsilon, "delta": delta, "model": model, "population": population, "seed": seed, "noise": noise}
     if dry_run:
         from dpformer.cli.plan_report import planned, show
 
-        show(planned(recipe_of(preset, config, setting, **flags), data, account_of(account)), as_json)
+        show(planned(recipe(), data, account_of(account)), as_json)
         return
     if run is None:
         raise DPFormerError("the run needs a folder: give --run FOLDER, or --dry-run to see the plan")
@@ -88,14 +66,14 @@ def fit(
         if not ranks.first:
             _follow(ranks, data, run)
             return
-        recipe, trackers = recipe_of(preset, config, setting, **flags), _trackers(tensorboard)
+        chosen, trackers = recipe(), _trackers(tensorboard)
         people = account_of(account)
         if finished(run, ranks, resuming=False):
             _show_finished(run, as_json)
             return
-        if ranks.size > 1 and not recipe.steps_on_data and not quiet:
+        if ranks.size > 1 and not chosen.steps_on_data and not quiet:
             _say_alone(ranks.size)
-        train(start(run, data, recipe, ranks, account=people), trackers, quiet, as_json)
+        train(start(run, data, chosen, ranks, account=people), trackers, quiet, as_json)
 
 
 def resume(
@@ -159,15 +137,6 @@ def _follow(ranks: Ranks, data: Path | None, run: Path) -> None:
         raise
     except RankError as error:  # rank 0 may have ended, and cannot say it itself
         raise RankError(f"{error}. If rank 0 does not say why, go on {_way_on(run, ranks.size)}") from None
-
-
-def _no_split_items() -> DPFormerError:
-    from dpformer.errors import DPFormerError
-
-    return DPFormerError(
-        "--split-items was removed: every preset but `paper` learns 1,000 to 1,500 items, a table that fits any process. "
-        "Leave it out; if the table is too large, lower it with --set vocabulary=1500"
-    )
 
 
 def _say_alone(processes: int) -> None:

@@ -1,46 +1,30 @@
 """`dpformer plan`: what `fit` would do with the same options, before anything is spent."""
 
+import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dpformer.cli.recipe_options import (
-    AccountFolder,
-    Config,
-    Delta,
-    Epsilon,
-    Model,
-    Population,
-    Preset,
-    Seed,
-    Setting,
-    account_of,
-    recipe_of,
-)
+from dpformer.cli.options import AccountFolder, account_of, chooses_recipe
 
 if TYPE_CHECKING:
     from dpformer.fit.recipe import Recipe
 
 
+@chooses_recipe
 def plan(
     data: Annotated[
         Path | None, typer.Argument(help="A folder made by `dpformer prepare`; or give --population instead.")
     ] = None,
-    epsilon: Epsilon = None,
-    delta: Delta = None,
-    model: Model = None,
-    preset: Preset = "default",
-    config: Config = None,
-    setting: Setting = None,
-    population: Population = None,
-    seed: Seed = None,
     account: AccountFolder = None,
     weekly: Annotated[
         int | None, typer.Option(min=1, help="Divide --total among so many runs on the same people.")
     ] = None,
     total: Annotated[float | None, typer.Option(help="With --weekly: epsilon of all these runs together.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Figures as JSON on stdout.")] = False,
+    *,
+    recipe: "functools.partial[Any]",
 ) -> None:
     """Plan what `fit` would do with the same options: noise, steps, what epsilon means, what the account has left."""
     from dpformer.cli.plan_report import planned, show
@@ -48,15 +32,14 @@ def plan(
 
     if (weekly is None) != (total is None):
         raise PrivacyError("--weekly and --total go together: so many runs, and the epsilon of all of them")
-    if weekly is not None and epsilon is not None:
+    if weekly is not None and "epsilon" in recipe.keywords:
         raise PrivacyError("--weekly computes the epsilon of each run; leave out --epsilon")
-    flags = {"epsilon": total if epsilon is None else epsilon, "delta": delta, "model": model, "seed": seed}
-    recipe = recipe_of(preset, config, setting, population=population, **flags)
+    chosen = recipe() if total is None else recipe(epsilon=total)
     figures: dict[str, Any] = {}
     if weekly is not None:
-        recipe, figures["weekly"] = _each(recipe, data, weekly)
-    if data is not None or population is not None:
-        figures |= planned(recipe, data, account_of(account))
+        chosen, figures["weekly"] = _each(chosen, data, weekly)
+    if data is not None or chosen.population is not None:
+        figures |= planned(chosen, data, account_of(account))
     elif weekly is None:
         raise PrivacyError("the number of users is not known; give a folder made by dpformer prepare, or --population")
     show(figures, as_json)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dpformer.cli.reading import reads_log
+from dpformer.cli.options import reads_log
 
 if TYPE_CHECKING:
     import numpy as np

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dpformer.cli.reading import reads_log
-from dpformer.cli.recipe_options import AccountFolder, Epsilon, account_of
+from dpformer.cli.options import AccountFolder, Epsilon, account_of, reads_log
 
 if TYPE_CHECKING:
     from dpformer.artifact import Artifact
@@ -65,7 +64,8 @@ def refit(
     else:
         dataset = prepare(str(log), **_options(artifact, catalogue, date, reading))
         log = data or new.with_name(f"{new.name}-data")
-        save(dataset, log)
+        # A folder of that name is left of a refit that was refused.
+        save(dataset, log, force=data is None)
         if not quiet:
             print_summary(dataset.manifest)
     if people is None and not quiet:

@@ -107,18 +107,22 @@ class Record:
 
     def outside_guarantee(self) -> list[str]:
         """List, in sentences, what the guarantee for one user does not cover: filters, and titles of the log."""
-        titles = self.log.columns.get(TITLE)
-        if titles is None:
-            return self.options.outside_guarantee()
-        return [
-            *self.options.outside_guarantee(),
-            f"titles are the most frequent text among people (--title {titles}): one person's events may decide the title of an "
-            "item. Titles of a public file (--catalogue FILE) are covered",
-        ]
+        least, titles, outside = self.options.min_events, self.log.columns.get(TITLE), []
+        if least > 1:
+            outside.append(
+                f"items and users were filtered by --min-events {least}, which counts over people: one person's events decide "
+                "whether events of other people stay"
+            )
+        if titles is not None:
+            outside.append(
+                f"titles are the most frequent text among people (--title {titles}): one person's events may decide the title of "
+                "an item. Titles of a public file (--catalogue FILE) are covered"
+            )
+        return outside
 
     def manifest(self, sizes: Mapping[str, int], sha256: str | None) -> dict[str, Any]:
         """Return the manifest. sizes: users, items and events; sha256: hash of the log."""
-        log = self.log
+        log, options = self.log, self.options
         size = sum(file.stat().st_size for file in log.files)
         source = {
             **{"name": log.name, "format": log.format, "files": len(log.files), "bytes": size, "sha256": sha256},
@@ -130,8 +134,12 @@ class Record:
             "dpformer": __version__,
             "input": source | self.times,
             "catalogue": self.catalogue.entry(sizes["items"], self.counts.get("outside_catalogue", 0)),
-            "options": self.options.entry(),
-            "reading": self.options.reading(log.columns),
+            "options": {
+                **{name: getattr(options, name) for name in ("min_events", "min_user_events", "dedupe")},
+                "filter": options.filter if options.min_events > 1 else None,
+                **({"split": options.split, "date": options.date} if options.date else {}),
+            },
+            "reading": options.reading(log.columns),
             "outside_guarantee": self.outside_guarantee(),
             "counts": {**sizes, **self.counts},
             "notes": self.notes,

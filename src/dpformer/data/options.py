@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from dpformer.data.read.columns import ITEM, TIME, TITLE, USER, Wanted
-from dpformer.data.read.missing import NULLS
+from dpformer.data.read.ids import NULLS
 from dpformer.errors import DataError
 
 SINGLE_PASS, ITERATIVE = "single-pass", "iterative"
@@ -118,23 +118,6 @@ class Options:
         if self.null_values is not None:
             options["null_values"] = list(self.null_values)
         return {"columns": {role: columns[role] for role in (USER, ITEM, TIME) if role in columns}, "options": options}
-
-    def entry(self) -> dict[str, Any]:
-        """Return the manifest's entry."""
-        return {
-            "min_events": self.min_events,
-            "filter": self.filter if self.min_events > 1 else None,
-            "min_user_events": self.min_user_events,
-            "dedupe": self.dedupe,
-            **({"split": self.split, "date": self.date} if self.date else {}),
-        }
-
-    def outside_guarantee(self) -> list[str]:
-        """List, in sentences, the filters that the guarantee for one user does not cover."""
-        if self.min_events <= 1:
-            return []
-        filtered = f"items and users were filtered by --min-events {self.min_events}, which counts over people"
-        return [f"{filtered}: one person's events decide whether events of other people stay"]
 
 
 def utc_date(text: str) -> str:

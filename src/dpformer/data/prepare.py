@@ -13,9 +13,16 @@ from dpformer.data.events import Events, reduce
 from dpformer.data.manifest import Record, open_log
 from dpformer.data.options import Options
 from dpformer.data.read.columns import ITEM, TIME, TITLE, USER
-from dpformer.data.read.ids import encode_items, encode_users, id_expression
+from dpformer.data.read.ids import (
+    NO_TIME,
+    encode_items,
+    encode_users,
+    id_expression,
+    missing_rows,
+    missing_values,
+    no_time,
+)
 from dpformer.data.read.log import Log, first_row
-from dpformer.data.read.missing import NO_TIME, missing_rows, missing_values, no_time
 from dpformer.data.read.times import check_times, time_expression
 from dpformer.data.sequences import Dataset, TimeSplit
 from dpformer.files import sha256_of

@@ -164,10 +164,6 @@ class Dataset:
     @property
     def outside_guarantee(self) -> list[str]:
         """Filters and titles that the guarantee does not cover, in sentences."""
-        if "outside_guarantee" not in self.manifest and self.manifest.get("options", {}).get("min_events", 0) > 1:
-            return [
-                "users and items were filtered by --min-events, which counts over people"
-            ]  # a folder of an older version
         return list(self.manifest.get("outside_guarantee", []))
 
     def train(self, hold_out: str) -> Sequences:

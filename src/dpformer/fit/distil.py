@@ -18,6 +18,8 @@ HISTORIES, BATCH, PLACES = 2000, 64, 8
 RATE, WARMUP = 5e-3, 20
 # The mean norm of an item's embedding at the start.
 NORM = 0.5
+# The largest score of a row of the teacher, on average; above it scores are scaled down, since their softmax would be one item.
+SHARPEST = 4.0
 # How far below the least item of the head all others stand.
 BELOW = 2.0
 
@@ -32,6 +34,8 @@ def distil(network: Network, transitions: TransitionScorer, steps: int) -> Itera
     comes from a fixed seed: it has nothing to do with the data, and a run that is made again gets the same network.
     """
     teacher = choose_by(network, transitions)
+    with torch.no_grad():
+        teacher.matrix *= min(1.0, SHARPEST / max(float(teacher.matrix[:-1].amax(1).mean()), 1e-6))
     in_head = teacher.tail > -torch.inf
     generator = torch.Generator().manual_seed(0)
     length = min(network.spec.max_length, 30, int(in_head.sum()))

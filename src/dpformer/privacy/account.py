@@ -31,6 +31,7 @@ from dpformer.privacy.calibration import smallest_noise
 from dpformer.privacy.chain import CHAIN, Line, create_chain, open_chain, read_chain
 from dpformer.privacy.charge import Charge, check_delta, check_epsilon
 from dpformer.privacy.plan import PrivacyPlan
+from dpformer.privacy.wording import round_up
 
 _VERSION = 1
 # How long a writer waits for another one. A charge takes seconds at most.
@@ -190,13 +191,13 @@ def refuse_excess(spending: Spending, run: RunCharge) -> None:
     total = together((*counted, run), cap.delta)
     if total <= cap.epsilon * (1 + 1e-9):
         return
-    room = largest_epsilon(counted, cap, run)
+    room, spent = largest_epsilon(counted, cap, run), round_up(together(counted, cap.delta), 4)
     cure = f"epsilon {room:g} would fit" if room else "nothing more fits"
     later = ", or wait for the next year" if cap.per else ""
     raise PrivacyError(
         f"the account of people has a cap of epsilon {cap.epsilon:g} at delta {cap.delta:g}{' per year' if cap.per else ''}; its "
-        f"{len(counted)} runs spend {together(counted, cap.delta):.4g}, and with this run's {run.epsilon:g} they would spend "
-        f"{total:.4g}. {cure}{later}. Nothing was asked or charged"
+        f"{len(counted)} runs spend {spent:.4g}, and with this run's {run.epsilon:g} they would "
+        f"spend {round_up(total, 4):.4g}. {cure}{later}. Nothing was asked or charged"
     )
 
 

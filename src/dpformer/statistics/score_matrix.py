@@ -3,13 +3,47 @@
 import numpy as np
 
 from dpformer.statistics.combine import Measured, off_diagonal, popularity_product, z_scores
+from dpformer.statistics.free_tuning import discounted_gain, split
 from dpformer.statistics.low_rank import held_out_low_rank
 from dpformer.statistics.posterior import posterior_means
 from dpformer.statistics.settings import TransitionSettings
 
+# What the free tuning chooses from. At the least, the lifts decide; at the most, the conditional probabilities do.
+CONDITIONAL_WEIGHTS = (30.0, 100.0, 300.0, 1000.0, 3000.0)
+# A gain that is nearly the best one differs from it by 1 % at most.
+NEAR = 0.01
+
 
 def score_matrix(measured: Measured, settings: TransitionSettings) -> np.ndarray:
     """M [P, P]: how much item i in the history speaks for item j. The diagonal is 0.
+
+    M = T + w Q, with the lifts T and the conditional probabilities Q of `_terms`, and w by `settings.conditional` or, if that is
+    None, by `_conditional_weight`. The less noise, the larger w: with many people the order of the scores is that of a mixture of
+    conditional probabilities. With few, T is the better one, since lifts of several items add up and noise averages out.
+    """
+    if not off_diagonal(len(measured.h)).any():
+        return np.zeros_like(measured.counts)
+    w = settings.conditional if settings.conditional is not None else _conditional_weight(measured, settings)
+    lifts, conditional = _terms(measured, settings, settings.folds)
+    return lifts + w * conditional
+
+
+def _conditional_weight(measured: Measured, settings: TransitionSettings) -> float:
+    """The least weight of Q that ranks nearly as well as the best in independent counts; see `free_tuning`.
+
+    The least, since lifts of several items of a history support each other, which a judgement by one item does not see.
+    """
+    first, counts = split(measured)
+    lifts, conditional = _terms(first, settings, folds=2)
+    prior = popularity_prior(measured, settings)
+    gains = [discounted_gain(lifts + w * conditional + prior, counts) for w in CONDITIONAL_WEIGHTS]
+    return next(
+        w for w, gain in zip(CONDITIONAL_WEIGHTS, gains, strict=True) if gain >= max(gains) - NEAR * abs(max(gains))
+    )
+
+
+def _terms(measured: Measured, settings: TransitionSettings, folds: int) -> tuple[np.ndarray, np.ndarray]:
+    """T, the sum of lifts, and Q, the conditional probabilities, [P, P] both.
 
     With P the popularity product, V the variance and s the first stage's noise, and every term 0 on the diagonal:
 
@@ -18,20 +52,18 @@ def score_matrix(measured: Measured, settings: TransitionSettings) -> np.ndarray
         X3   the same, binned by L
         E_k  = (C - P) / min sd * k P / (k P + V), the excess over popularity, linearly shrunk
         A4   = 4 asinh(E_10 / 4)      A2 = 2 asinh(E_100 / 2)
-        M    = X2 + .5 X3 + .1 A4 + .2 A2 + .3 X2' + .05 A4'.
+        T    = X2 + .5 X3 + .1 A4 + .2 A2 + .3 X2' + .05 A4'
+        Q_ij = x_ij / sum_j x_ij, with the posterior mean x of the count in the bins of X2.
     """
     C, V, h = measured.counts, measured.variance, measured.h
-    asked = off_diagonal(len(h))
-    if not asked.any():
-        return np.zeros_like(C)
     P = popularity_product(C, V, h)
     z = z_scores(C, V, P)
-    L = held_out_low_rank((z + z.T) / 2, h, settings.rank, settings.ridge, settings.folds)
+    L = held_out_low_rank((z + z.T) / 2, h, settings.rank, settings.ridge, folds)
     mix = settings.mix
-    X2 = _log_lift(measured, P, P + measured.noise * L, settings)
-    X3 = _log_lift(measured, P, L, settings)
+    X2, x = _posterior_lift(measured, P, P + measured.noise * L, settings)
+    X3, _ = _posterior_lift(measured, P, L, settings)
     A4, A2 = _excess(C, V, P, 10.0, 4.0), _excess(C, V, P, 100.0, 2.0)
-    return (
+    lifts = (
         mix.lift * X2
         + mix.lift_by_rank * X3
         + mix.excess_4 * A4
@@ -39,22 +71,25 @@ def score_matrix(measured: Measured, settings: TransitionSettings) -> np.ndarray
         + mix.lift_t * X2.T
         + mix.excess_4_t * A4.T
     )
+    return lifts, x / np.maximum(x.sum(1, keepdims=True), np.finfo(float).tiny)
 
 
-def _log_lift(measured: Measured, P: np.ndarray, predictor: np.ndarray, settings: TransitionSettings) -> np.ndarray:
-    """The posterior mean of log (x + a P + t s) - log (P + a P + t s), with the mean of P over the cell's bin."""
+def _posterior_lift(
+    measured: Measured, P: np.ndarray, predictor: np.ndarray, settings: TransitionSettings
+) -> tuple[np.ndarray, np.ndarray]:
+    """Posterior means of log (x + a P + t s) - log (P + a P + t s), with the mean of P over the cell's bin, and of x."""
     asked = off_diagonal(len(P))
     expected = P[asked]
 
-    def log_lift(grid: np.ndarray, members: np.ndarray) -> np.ndarray:
+    def functions(grid: np.ndarray, members: np.ndarray) -> np.ndarray:
         p = float(expected[members].mean())
         floor = settings.prior_counts * p + settings.prior_noise * measured.noise
-        return (np.log(grid + floor) - np.log(p + floor))[None]
+        return np.stack([np.log(grid + floor) - np.log(p + floor), grid])
 
-    result = np.zeros_like(P)
+    result = np.zeros((2, *P.shape))
     sd = np.sqrt(measured.variance[asked])
-    result[asked] = posterior_means(measured.counts[asked], sd, predictor[asked], log_lift)[0]
-    return result
+    result[:, asked] = posterior_means(measured.counts[asked], sd, predictor[asked], functions)
+    return result[0], result[1]
 
 
 def _excess(C: np.ndarray, V: np.ndarray, P: np.ndarray, k: float, bend: float) -> np.ndarray:
@@ -76,6 +111,11 @@ def scorer_arrays(measured: Measured, settings: TransitionSettings) -> dict[str,
     tail = np.zeros(items)
     tail[order] = -1 - np.arange(len(order))
     tail[0] = -np.inf
-    prior = settings.popularity * np.log(measured.h / measured.h.mean())
-    floats = {"matrix": matrix, "prior": prior, "tail": tail}
+    floats = {"matrix": matrix, "prior": popularity_prior(measured, settings), "tail": tail}
     return {"head": measured.head, **{name: value.astype(np.float32) for name, value in floats.items()}}
+
+
+def popularity_prior(measured: Measured, settings: TransitionSettings) -> np.ndarray:
+    """The weighted log-popularity of the head, [P]."""
+    prior: np.ndarray = settings.popularity * np.log(measured.h / measured.h.mean())
+    return prior

@@ -34,6 +34,7 @@ class TransitionSettings:
     prior_counts        the log-lift of x over an expected P is log (x + prior_counts P + prior_noise s) -
     prior_noise         log (P + prior_counts P + prior_noise s), s being the first stage's noise
     mix                 weights of the parts of the score matrix
+    conditional         weight of the conditional probabilities in the score matrix; None: chosen on the answers
     window              items of the history that count, the k-th to last with weight 1 / k
     popularity          weight of log h in the score
     """
@@ -51,6 +52,7 @@ class TransitionSettings:
     prior_counts: float = 0.3
     prior_noise: float = 0.5
     mix: Mix = field(default_factory=Mix)
+    conditional: float | None = None
     window: int = 15
     popularity: float = 0.1
 

@@ -9,6 +9,7 @@ BENCHMARKS: dict[str, str] = {
     "prepare": "dpformer_experiments.bench.prepare",
     "noise": "dpformer_experiments.bench.noise",
     "grouping": "dpformer_experiments.bench.grouping",
+    "models": "dpformer_experiments.bench.models",
     "latency": "dpformer_experiments.bench.latency",
     "ranks": "dpformer_experiments.bench.ranks",
     "spark": "dpformer_experiments.bench.spark",

@@ -8,7 +8,8 @@ import typer
 
 def bench(
     name: Annotated[
-        str, typer.Argument(help="Which benchmark: training, prepare, noise, grouping, latency, ranks or spark.")
+        str,
+        typer.Argument(help="Which benchmark: training, models, prepare, noise, grouping, latency, ranks or spark."),
     ] = "training",
     quick: Annotated[bool, typer.Option("--quick", help="Fewer and smaller measurements.")] = False,
     output: Annotated[

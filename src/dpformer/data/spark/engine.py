@@ -27,9 +27,8 @@ from dpformer.data.manifest import Record, open_log
 from dpformer.data.options import Options
 from dpformer.data.prepare import check, columns
 from dpformer.data.read.columns import ITEM, TIME, TITLE, USER
-from dpformer.data.read.ids import sorted_ids, whole_numbers
+from dpformer.data.read.ids import NO_TIME, sorted_ids, whole_numbers
 from dpformer.data.read.log import first_line, scan
-from dpformer.data.read.missing import NO_TIME
 from dpformer.data.sequences import TimeSplit, flat
 from dpformer.data.spark.events import Disk, SparkEvents
 from dpformer.data.store import ITEMS, SHARDS, finish, whole_folder

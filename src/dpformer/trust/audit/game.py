@@ -20,6 +20,7 @@ from typing import Any, Literal
 import numpy as np
 import polars as pl
 
+from dpformer.artifact.read import refuse_unfinished
 from dpformer.data import Sequences
 from dpformer.errors import DPFormerError
 from dpformer.fit.folder import read_recipe
@@ -35,7 +36,7 @@ WALK, STEPS, RATE = 12, 8, 0.5
 _SIZES: dict[Kind, tuple[int, int, int]] = {
     "own items": (2000, 2000, 50),
     "walks": (2000, 400, 60),
-    "pairs": (200, 200, 80),
+    "pairs": (200, 200, 60),
 }
 
 
@@ -99,7 +100,8 @@ def of_preset(preset: str, epsilon: float = 8.0, seed: int = 1, fits: int | None
 
 
 def of_run(folder: Path, seed: int = 1, fits: int | None = None) -> Setting:
-    """The recipe of a run: its stages, budget and kind of network; the log is the audit's own."""
+    """The recipe of a finished run: its stages, budget and kind of network; the log is the audit's own."""
+    refuse_unfinished(folder)
     return _setting(f"the recipe of {folder}", read_recipe(folder), seed, fits)
 
 

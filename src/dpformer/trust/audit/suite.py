@@ -198,13 +198,19 @@ def _published_told(game: Game) -> np.ndarray:
 
 
 def _finding(scores: list[np.ndarray], inside: list[np.ndarray], delta: float) -> Finding:
-    """Scores less the median of their fit: half of the canaries are in, and a defect may shift all scores alike."""
-    score, coin = np.concatenate([one - np.median(one) for one in scores]), np.concatenate(inside)
+    """Scores less the middle of their fit: half of the canaries are in, and a defect may shift all scores alike."""
+    score, coin = np.concatenate([one - _middle(one) for one in scores]), np.concatenate(inside)
     correct = int(((score > 0) == coin).sum())
     guesses = 2 * max(1, round(GUESSED * len(coin) / 2))
     order = np.argsort(score, kind="stable")
     surest = int((~coin[order[: guesses // 2]]).sum() + coin[order[-guesses // 2 :]].sum())
     return _of(len(coin), correct, guesses, surest, delta)
+
+
+def _middle(scores: np.ndarray) -> float:
+    """The median; the mean where many scores are the median itself, as with exact counts of 0 and 1."""
+    median = float(np.median(scores))
+    return median if (scores == median).sum() <= 1 else float(scores.mean())
 
 
 def _certain(heard: _Heard, delta: float) -> Finding:
