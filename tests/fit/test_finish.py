@@ -396,7 +396,7 @@ def test_a_folder_of_the_old_format_opens_in_show_only(ready, tmp_path, dpformer
     assert "fit again" in shown.out
     assert "noise leaks" in json.loads(dpformer("show", folder, "--json").out)["insecure"]
     said = [one for one in openers(folder, dpformer) if one]
-    assert len(said) == 9  # all but the two of `show`
+    assert len(said) == 11  # all but the two of `show`
     assert all("noise leaks" in one and "fit again" in one for one in said)
     for function in (resume, finish_written):
         shutil.copytree(folder, tmp_path / function.__name__)
