@@ -171,7 +171,10 @@ def draw(figures: dict[str, Any]) -> Figure:
 
 def draw_accuracy(axes: Any, figures: dict[str, Any]) -> None:
     """Draw NDCG@10 against epsilon: ours with spreads, the paper's dashed, non-private figures as levels."""
+    from matplotlib import colormaps
+
     rows = [row for row in figures["rows"] if row["ndcg@10"] is not None]
+    axes.set_prop_cycle(color=colormaps["tab20"](range(20)))
     for name in dict.fromkeys(row["method"] for row in rows):
         mine = [row for row in rows if row["method"] == name and row["epsilon"] != "inf"]
         if mine:
