@@ -53,16 +53,16 @@ class PrivateTraining:
     divides by the expected batch size and lets the optimiser step. A draw without people is a step of noise alone.
 
     Args:
-        model, optimizer: with the same trainable parameters, in float32. The optimiser steps when this object lets it.
+        model: in float32. The optimiser has its trainable parameters, and steps when this object lets it.
         dataset: with `len` and indices; an entry for each person, or records with `person`.
-        epsilon, delta: the budget of the run. epsilon inf trains without clipping and noise, and says so.
+        epsilon: the budget of the run, with `delta`. inf trains without clipping and noise, and says so.
         batch_size: people expected in a step.
-        epochs, steps: how long; give one of them.
+        epochs: how long; or give `steps`.
         run: the folder of ledger, checkpoints and results. The same program goes on where it was interrupted.
         account: the folder of an account of people, charged with the whole plan before anything is asked.
         max_norm: of a person's gradient; by default each is scaled to about 1 (automatic clipping).
         micro_batch: people at a time; lower it when memory runs out.
-        collate_fn, num_workers: as of torch's DataLoader.
+        collate_fn: as of torch's DataLoader, and so is `num_workers`.
         person: what groups records into people: a column, a function of a record, or one id for each record.
         records_per_person: the greatest number that a person may bring; later ones are left out.
         combine: makes one sample of a person's records (`random.choice` takes one of them in each step); else a list.
