@@ -139,6 +139,21 @@ def test_a_run_is_fitted_before_the_date_and_evaluated_after_it(tmp_path):
     assert "first item from 2025-02-01" in (tmp_path / "run" / "README.md").read_text()
 
 
+def test_a_run_of_another_split_is_evaluated_with_a_caution(tmp_path, dpformer):
+    """Leave-one-out trains on items that a split by time holds out."""
+    people = {f"p{n:02}": ("uvwx", "yz") for n in range(30)}
+    save(prepare(events(people)), tmp_path / "whole")
+    save(split(events(people)), tmp_path / "split")
+    run = start(tmp_path / "run", tmp_path / "whole", make_recipe("popularity", delta=1e-3))
+    run.train()
+    run.close()
+    assert "on another split" not in dpformer("evaluate", tmp_path / "run").err
+    assert (
+        "on another split; the figures count if"
+        in dpformer("evaluate", tmp_path / "run", "--data", tmp_path / "split").err
+    )
+
+
 @pytest.mark.parametrize(
     ("options", "cure"),
     [

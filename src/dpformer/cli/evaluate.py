@@ -56,7 +56,7 @@ def evaluate(
         raise DPFormerError("the runs were trained on different data; pass --data DATA to compare them on")
     dataset = load(folder)
     for run, model in models.items():
-        _refuse_seen(run, model, item, folder)
+        _refuse_seen(run, model, item, folder, dataset)
     held = held_out(dataset.sequences, item)
     cutoffs, workers = (*CUTOFFS, k), threads()
     found: dict[str, Evaluation] = {}
@@ -129,7 +129,7 @@ def _recorded(run: Path) -> Path | None:
     return Path(local["data"]).resolve()
 
 
-def _refuse_seen(run: Path, model: Artifact, item: str, folder: Path) -> None:
+def _refuse_seen(run: Path, model: Artifact, item: str, folder: Path, dataset: Dataset) -> None:
     """Refuse an item that the model was trained on. What another log holds is not known here: that is said."""
     from dpformer.cli.output import stderr
     from dpformer.errors import DPFormerError
@@ -138,11 +138,15 @@ def _refuse_seen(run: Path, model: Artifact, item: str, folder: Path) -> None:
     seen = {"validation": (), "test": ("validation",), "nothing": ("validation", "test")}.get(hold_out)
     if seen is None:
         raise DPFormerError(f"{run}: config.json does not say what training held out; copy the released folder again")
-    if item not in seen:
+    elsewhere = _recorded(run) not in (None, folder.resolve())
+    split = dataset.sequences.split
+    other_split = elsewhere and model.log.get("date") != (None if split is None else split.date)
+    if item not in seen and not other_split:
         return
-    if _recorded(run) not in (None, folder.resolve()):
+    if elsewhere:
+        how = " on another split" if other_split else ""
         stderr.print(
-            f"{run}: was trained with hold_out {hold_out!r}; the figures count if none of the events held out of {folder} "
+            f"{run}: was trained with hold_out {hold_out!r}{how}; the figures count if none of the events held out of {folder} "
             "were in its log",
             soft_wrap=True,
         )
