@@ -261,3 +261,31 @@ def test_coarse_arithmetic_and_dropout(tmp_path):
         train(private)
     with pytest.raises(ClippingError, match="float32"):
         begin(tmp_path / "half", small_model().half())
+
+
+def test_a_loss_in_place_of_a_function(tmp_path):
+    private = begin(tmp_path / "run")
+    batch = next(iter(private))
+    with pytest.raises(PrivacyError, match="step takes a function"):
+        private.step(losses(private.model, batch))
+    assert charged(private) == 0
+
+
+def test_several_records_of_a_person_need_one_sample(tmp_path):
+    with pytest.raises(DataError, match="need combine= or collate_fn="):
+        begin(tmp_path / "run", person=[0, 0, *range(58)], records_per_person=2)
+
+
+def test_entries_that_are_not_grouped_are_assumed_to_be_people(tmp_path):
+    words = "each entry of the data set is another person"
+    assert words in begin(tmp_path / "run").statement.text()
+    grouped = begin(
+        tmp_path / "grouped", person=list(range(60)), records_per_person=1, combine=lambda records: records[0]
+    )
+    assert words not in grouped.statement.text()
+
+
+def test_commands_for_recommenders_refuse_the_folder(tmp_path, dpformer):
+    train(begin(tmp_path / "run"))
+    for command in ("show", "verify", "audit"):
+        assert "is a run of PrivateTraining" in dpformer(command, tmp_path / "run").err

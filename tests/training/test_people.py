@@ -44,7 +44,7 @@ def test_one_of_a_persons_records_in_each_step():
 def test_what_is_wrong_with_records_is_said():
     with pytest.raises(DataError, match="give the greatest number"):
         group_people(RECORDS, "who")
-    with pytest.raises(DataError, match="no column 'user'"):
+    with pytest.raises(DataError, match="no key 'user'"):
         group_people(RECORDS, "user", 2)
     with pytest.raises(DataError, match="7 ids for 8 records"):
         group_people(RECORDS, list("abacabb"), 2)

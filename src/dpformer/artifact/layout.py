@@ -23,6 +23,8 @@ EVENTS, METRICS = "events.jsonl", "metrics.json"
 # Not part of the model, and without a hash of the data, which would confirm a guess.
 LOCAL = "local.json"
 LOCK = "run.lock"
+# The settings of a run of PrivateTraining, which has no other of these files but the statement, the ledger and weights.
+TRAINING = "training.json"
 # Noisy and charged, so as public as the model; left out of copies, because they are larger than it.
 ANSWERS = "answers"
 # What earlier runs released, as a prior of a refitted one.

@@ -30,6 +30,7 @@ from dpformer.artifact.layout import (
     PRIVACY,
     PRIVATE,
     SPEC,
+    TRAINING,
     VERSION,
 )
 from dpformer.errors import DPFormerError
@@ -70,6 +71,11 @@ def load(folder: Path | str) -> Artifact:
 
 def read_config(folder: Path) -> dict[str, Any]:
     """The content of config.json, of any version."""
+    if (folder / TRAINING).exists():
+        raise DPFormerError(
+            f"{folder}: is a run of PrivateTraining: its record is privacy.json and the ledger; to check its clipping, use "
+            "dpformer verify --module FILE:FACTORY"
+        )
     config = read_json(folder / CONFIG)
     if not isinstance(config, dict) or config.get("format") != FORMAT:
         raise DPFormerError(f"{folder}: is not a run folder")

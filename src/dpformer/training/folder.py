@@ -20,7 +20,7 @@ from torch import Tensor
 
 from dpformer import __version__
 from dpformer.artifact import complete, is_written
-from dpformer.artifact.layout import LOCK, MODEL, PRIVACY, PRIVATE, RELEASE
+from dpformer.artifact.layout import LOCK, MODEL, PRIVACY, PRIVATE, RELEASE, TRAINING
 from dpformer.errors import DPFormerError, PrivacyError
 from dpformer.files import Lock, read_json, read_small, write_file, write_folder, write_json
 from dpformer.privacy import Keys, PrivacyPlan, PrivacyStatement, create_ledger, parse_statement
@@ -29,7 +29,7 @@ from dpformer.privacy.chain import Position
 from dpformer.privacy.ledger import Ledger, open_ledger
 from dpformer.training.checkpoint import Checkpoints, pack
 
-FORMAT, SETTINGS, START, AVERAGE = "dpformer-training", "training.json", "start.safetensors", "average.safetensors"
+FORMAT, START, AVERAGE = "dpformer-training", "start.safetensors", "average.safetensors"
 
 
 class TrainingFolder:
@@ -41,7 +41,7 @@ class TrainingFolder:
         path.mkdir(parents=True, exist_ok=True)
         self._lock = Lock(path / LOCK)
         try:
-            self.begun = (path / SETTINGS).exists()
+            self.begun = (path / TRAINING).exists()
             if self.begun:
                 self._compare()
             elif any(file.name != LOCK for file in path.iterdir()):
@@ -53,10 +53,10 @@ class TrainingFolder:
             raise
 
     def _compare(self) -> None:
-        stored = read_json(self.path / SETTINGS)
+        stored = read_json(self.path / TRAINING)
         if not isinstance(stored, dict) or stored.get("format") != FORMAT:
             raise DPFormerError(
-                f"{self.path / SETTINGS}: was not written by dpformer, or is damaged; choose another run="
+                f"{self.path / TRAINING}: was not written by dpformer, or is damaged; choose another run="
             )
         for name in {**stored, **self.settings}:
             before, now = stored.get(name), self.settings.get(name)
@@ -89,7 +89,7 @@ class TrainingFolder:
             place = {"run_id": ledger.run_id, "entries": position.entries, "hash": position.hash}
         self._checkpoints.save(tensors, {**values, "keys": keys.state(), "ledger": place})
         if not self.begun:
-            write_json(self.path / SETTINGS, {**self.settings, "dpformer": __version__})
+            write_json(self.path / TRAINING, {**self.settings, "dpformer": __version__})
             self.begun = True
 
     def reopen(self) -> tuple[Keys, Ledger | None, dict[str, Tensor], dict[str, Any]]:

@@ -70,8 +70,8 @@ class PrivateTrainer(Trainer):
         args: Any = self.args
         model: Any = self.model
         data = self.train_dataset
-        given = {name: self._settings.get(name) for name in ("person", "records_per_person", "combine")}
-        people = declared_users(len(group_people(data, **given)), self._settings.get("population"))
+        given: list[Any] = [self._settings.get(name) for name in ("person", "records_per_person", "combine")]
+        people = declared_users(len(group_people(data, *given)), self._settings.get("population"))
         planned = steps_of(args.num_train_epochs, people, self._settings["batch_size"])
         steps = args.max_steps if args.max_steps > 0 else planned
         self.create_optimizer_and_scheduler(num_training_steps=steps)

@@ -19,6 +19,9 @@ from torch.utils.data import DataLoader, Dataset
 from dpformer.errors import DataError
 
 Place = tuple[int, int]
+ONE_ENTRY_EACH = (
+    "each entry of the data set is another person (person= was not given): a person with two entries counts as two"
+)
 
 
 class People(Dataset[Any]):
@@ -50,11 +53,12 @@ def group_people(
     person: str | Callable[[Any], Any] | Sequence[Any] | None = None,
     records_per_person: int | None = None,
     combine: Callable[[list[Any]], Any] | None = None,
+    collated: bool = True,
 ) -> People:
     """People of a data set of people (no `person`), or of records that are grouped by `person`, in the order of their first.
 
     person: a column of the records, a function of a record, or one id for each record. records_per_person: the greatest number
-    that a person may bring; the person's later records are left out.
+    that a person may bring; the person's later records are left out. collated: a function of the caller's takes lists of records.
     """
     if not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
         raise DataError(
@@ -67,6 +71,8 @@ def group_people(
         return People(dataset)
     if records_per_person is None or records_per_person < 1:
         raise DataError(f"records_per_person is {records_per_person}; give the greatest number that a person may bring")
+    if records_per_person > 1 and combine is None and not collated:
+        raise DataError("several records per person need combine= or collate_fn=, which make one sample of them")
     ids = _ids(dataset, person)
     if len(ids) != len(dataset):
         raise DataError(f"person has {len(ids):,} ids for {len(dataset):,} records; give one for each")
@@ -90,7 +96,10 @@ def _ids(dataset: Any, person: str | Callable[[Any], Any] | Sequence[Any]) -> Se
     try:
         return [dataset[k][person] for k in range(len(dataset))]
     except (KeyError, TypeError, IndexError):
-        raise DataError(f"the records have no column {person!r}; give person= a function of a record") from None
+        cure = "give person= a function of a record"
+        if person in getattr(dataset, "columns", ()):
+            cure = "a DataFrame is not indexed by rows: give frame.to_dict('records')"
+        raise DataError(f"the records have no key {person!r}; {cure}") from None
 
 
 class Loader:

@@ -32,9 +32,9 @@ from dpformer.privacy.statement import Circumstances
 from dpformer.training.folder import TrainingFolder
 from dpformer.training.groups import Groups, slack_in_words
 from dpformer.training.module_sum import Losses, ModuleSum, Report, trainable
-from dpformer.training.people import Loader, group_people
+from dpformer.training.people import ONE_ENTRY_EACH, Loader, group_people
 from dpformer.training.run import MakeCurator, Movement, TrainingRun, gradients
-from dpformer.training.watch import Watch, refuse_unsuited
+from dpformer.training.watch import Watch, refuse_length, refuse_unsuited
 
 CHECKPOINT_SECONDS = 60.0
 
@@ -70,7 +70,6 @@ class PrivateTraining:
         scheduler: of the learning rate; steps after the optimiser.
         average: a `torch.optim.swa_utils.AveragedModel`, updated after each step.
         seed: research only; the noise can be subtracted.
-        make_curator: for tests that plant a defect.
     """
 
     def __init__(
@@ -101,12 +100,11 @@ class PrivateTraining:
         make_curator: MakeCurator = Curator,
     ) -> None:
         refuse_unsuited(model, optimizer, scheduler)
-        if (epochs is None) == (steps is None) or micro_batch < 1:
-            raise PrivacyError(f"give either epochs or steps, and a micro_batch of at least 1, not {micro_batch}")
+        refuse_length(epochs, steps, micro_batch)
         if account is not None and math.isinf(epsilon):
             raise PrivacyError("epsilon inf has no bound that an account could be charged with; leave account= out")
         self.model, self.optimizer, self.scheduler, self.average = model, optimizer, scheduler, average
-        people = group_people(dataset, person, records_per_person, combine)
+        people = group_people(dataset, person, records_per_person, combine, collate_fn is not None)
         users = declared_users(len(people), population)
         steps = steps_of(epochs, users, batch_size) if epochs is not None else steps
         settings = {
@@ -130,7 +128,7 @@ class PrivateTraining:
             raise
         self._watch.note()
         self._loader = Loader(people, collate_fn, num_workers)
-        self._about = (population is not None, records_per_person)
+        self._about = (population is not None, records_per_person, person is not None)
         self._checkpoint_seconds, self._saved = checkpoint_seconds, time.monotonic()
         # loop: which one is running, batches of an earlier one are refused; waiting: `step` was not called for a batch
         self._loop, self._steps_here = 0, 0
@@ -166,7 +164,7 @@ class PrivateTraining:
         return self._run.statement(self._circumstances())
 
     def _circumstances(self) -> Circumstances:
-        declared, most = self._about
+        declared, most, grouped = self._about
         public = self._run.public_steps
         trained_on = f"at most {most} records of each person" if most else "all records"
         return Circumstances(
@@ -174,7 +172,7 @@ class PrivateTraining:
             seeded=self._run.curator is not None and self._run.curator.keys.seeded,
             users_declared=declared,
             assumed_public=(f"the data of {public} steps declared public, which were not charged",) if public else (),
-            assumptions=(slack_in_words(self.plan.users, self.plan.rate),),
+            assumptions=(slack_in_words(self.plan.users, self.plan.rate), *(() if grouped else (ONE_ENTRY_EACH,))),
         )
 
     def __iter__(self) -> Iterator[Any]:
@@ -196,7 +194,7 @@ class PrivateTraining:
                     if self._waiting:
                         raise PrivacyError(
                             "step was not called for the last batch: leaving people out by what their data is breaks the "
-                            "guarantee. Call step once for each batch; a person's loss may be 0"
+                            "guarantee. Call private.step(lambda: losses) once for each batch, and no backward(); a loss may be 0"
                         )
         finally:
             if self._loop == mine:
@@ -209,6 +207,8 @@ class PrivateTraining:
         compute_losses: returns one loss for each person of the batch, `[people]`.
         """
         self._check_open()
+        if not callable(compute_losses):
+            raise PrivacyError("step takes a function that computes the losses: private.step(lambda: losses)")
         if not self._waiting:
             raise PrivacyError("there is no batch to step for: call step once for each batch of `for batch in private`")
         self._query.add(compute_losses)

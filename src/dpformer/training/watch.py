@@ -73,6 +73,14 @@ def fingerprint(value: Tensor) -> tuple[int, int]:
     return len(flat), int(flat[:whole].view(torch.int64).sum()) + int(flat[whole:].sum())
 
 
+def refuse_length(epochs: float | None, steps: int | None, micro_batch: int) -> None:
+    """Refuse a length that is given twice or not at all, and micro-batches of nobody."""
+    if (epochs is None) == (steps is None):
+        raise PrivacyError("give either epochs or steps")
+    if micro_batch < 1:
+        raise PrivacyError(f"micro_batch is {micro_batch}; it is at least 1")
+
+
 def refuse_unsuited(model: nn.Module, optimizer: object, scheduler: object) -> None:
     """What the loop cannot train privately, with the cure."""
     if isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
