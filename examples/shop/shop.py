@@ -9,7 +9,6 @@ The last two steps need the extras `serve` and `onnx`.
 import json
 import os
 import shlex
-import signal
 import subprocess
 import sys
 import time
@@ -143,8 +142,16 @@ def serve() -> None:
             time.sleep(0.1)
         print("served after the link was moved:", ask(f"{url}/version", token=token)[1]["run"])
     finally:
-        server.send_signal(signal.SIGTERM)
-        server.wait(30)
+        stop(server)
+
+
+def stop(server: subprocess.Popen[str]) -> None:
+    """Ask it to end; a busy machine may need a second word."""
+    server.terminate()
+    try:
+        server.wait(60)
+    except subprocess.TimeoutExpired:
+        server.kill()
 
 
 def serve_onnx() -> None:
@@ -156,8 +163,7 @@ def serve_onnx() -> None:
         answer = ask(f"{url}/recommend", {"history": ["104", "112"], "k": 3})[1]
         print("from ONNX:", [row["title"] for row in answer["items"]], "imported:", answer["imported"])
     finally:
-        server.send_signal(signal.SIGTERM)
-        server.wait(30)
+        stop(server)
 
 
 def main(folder: str = "shop", people: int = 3000) -> None:

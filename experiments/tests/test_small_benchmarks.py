@@ -38,14 +38,14 @@ def test_the_benchmark_of_lists_measures_all_models(monkeypatch):
 
 
 def test_the_benchmark_of_groups_counts_padding_and_micro_batches():
-    """One step of a new model, cut by hand: with users of length 10, the width of a class, nothing is padded."""
+    """One step of a new model, cut by hand: users of one length are padded to the width of their class at the most."""
     same = grouping.measure(uniform(300, 9, 30, 10), "pure", 1)
     assert same["batch"] == 150
     assert same["groups"] == 2
     assert same["cuts"][grouping.TODAY]["micro_batches"] == 2
     assert same["cuts"][grouping.WHOLE]["micro_batches"] == 1
     for cut in same["cuts"].values():
-        assert cut["positions_per_token"] == 1
+        assert 1 <= cut["positions_per_token"] <= 1.5  # a class reaches half as far again
         assert cut["seconds"] > 0
     grouping.show({"small": same})
 

@@ -214,7 +214,7 @@ def test_wrong_arguments_are_one_line(tmp_path, data, dpformer, finished):
     assert_one_line(dpformer("fit", tmp_path, "--run", run), "holds no prepared data")
     assert_one_line(dpformer("fit", data, "--run", run, "--preset", "papr"), "no preset")
     assert_one_line(dpformer("fit", data, "--run", run, "--set", "d"), "is not name=value")
-    assert_one_line(dpformer("fit", data, "--run", run, "--set", "noise=crypto"), "there is one noise")
+    assert_one_line(dpformer("fit", data, "--run", run, "--set", "noise=crypto"), "unknown setting 'noise'")
     assert_one_line(dpformer("fit", data, "--run", run, "--config", tmp_path / "none"), "cannot be read")
     assert not run.exists()
     (tmp_path / "file").write_text("")

@@ -44,7 +44,7 @@ def test_it_trains_within_its_budget_and_goes_on(tmp_path):
     trainer = PrivateTrainer(gpt2(), arguments(tmp_path / "a"), train_dataset=people(), private=PRIVATE)
     result = trainer.train()
     assert result.global_step == 3
-    assert read_ledger(tmp_path / "a" / "private").steps_charged == 3
+    assert read_ledger(tmp_path / "a" / "dp-run").steps_charged == 3
     assert "(8, 0.001)-differential privacy" in trainer.private.statement.text()
     assert trainer.private.movement.distance > 0.01
     assert all("loss" not in entry for entry in trainer.state.log_history)
@@ -53,7 +53,7 @@ def test_it_trains_within_its_budget_and_goes_on(tmp_path):
     again = PrivateTrainer(gpt2(), arguments(tmp_path / "a"), train_dataset=people(), private=PRIVATE)
     again.train()  # finished: it takes the weights
     torch.testing.assert_close(again.model.state_dict(), trainer.model.state_dict())
-    assert read_ledger(tmp_path / "a" / "private").steps_charged == 3
+    assert read_ledger(tmp_path / "a" / "dp-run").steps_charged == 3
 
 
 def test_the_losses_are_those_of_each_person_alone():

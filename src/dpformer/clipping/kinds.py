@@ -89,6 +89,15 @@ def _by_dim(to: Callable[[Any, int, Shape, Shape], int | None]) -> Kind:
     return kind
 
 
+def _data_alone(kind: Kind) -> Kind:
+    """The first input is data; weight and bias are shared by all samples, whatever their shapes."""
+
+    def first(node: Any, out: Shape, inner: int, given: Sequence[Shape | None], batch: int) -> list[Inner]:
+        return [kind(node, out, inner, given[:1], batch)[0], *(MIXED for _ in given[1:])]
+
+    return first
+
+
 def _permuted(node: Any, dim: int, out: Shape, given: Shape) -> int:
     if hasattr(node, "_saved_dims"):
         return _signed(node._saved_dims[dim], len(out))
@@ -205,11 +214,12 @@ _NAMES: dict[Kind, str] = {
     _by_dim(_classes): "NllLoss NllLoss2D",
     _by_dim(_selected): "Select Unbind",
     _by_dim(_stacked): "Stack",
-    _by_dim(_normalised): "NativeLayerNorm FusedRmsNorm",
+    _data_alone(_by_dim(_normalised)): "NativeLayerNorm FusedRmsNorm",
+    _data_alone(_by_dim(_first)): "Convolution MkldnnConvolution NativeGroupNorm",
     _by_dim(_padded): "ConstantPadNd",
     _by_dim(_last_two): "Tril Triu",
     _by_dim(_first): """
-        Convolution MkldnnConvolution NativeGroupNorm ScaledDotProductFlashAttentionForCpu
+        ScaledDotProductFlashAttentionForCpu
         ScaledDotProductFlashAttention ScaledDotProductEfficientAttention ScaledDotProductCudnnAttention
         MaxPool2DWithIndices MaxPool3DWithIndices AvgPool2D AvgPool3D AdaptiveAvgPool2D AdaptiveAvgPool3D
         AdaptiveMaxPool2D UpsampleNearest1D UpsampleNearest2D UpsampleLinear1D UpsampleBilinear2D
@@ -221,7 +231,7 @@ _NAMES: dict[Kind, str] = {
     _indexed: "Index IndexSelect",
 }
 KINDS: dict[str, Kind] = {f"{name}Backward": kind for kind, names in _NAMES.items() for name in names.split()}
-_FIRST = KINDS["ConvolutionBackward"]
+_FIRST = KINDS["GridSampler2DBackward"]
 
 
 def kind_of(node: Any) -> Kind | None:

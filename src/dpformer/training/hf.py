@@ -79,7 +79,7 @@ class PrivateTrainer(Trainer):
         self._schedule: Any = self.lr_scheduler
         model.eval()  # no dropout
         settings: dict[str, Any] = {
-            **{"steps": steps, "scheduler": self.lr_scheduler, "run": Path(args.output_dir) / "private"},
+            **{"steps": steps, "scheduler": self.lr_scheduler, "run": Path(args.output_dir) / "dp-run"},
             **{"micro_batch": args.per_device_train_batch_size, "num_workers": args.dataloader_num_workers},
             "collate_fn": self._get_collator_with_removed_columns(self.data_collator, description="training"),
         }
@@ -97,6 +97,14 @@ class PrivateTrainer(Trainer):
         if private.movement is not None:
             self.save_model()
         return TrainOutput(private.steps_made, float("nan"), {})
+
+    def push_to_hub(self, *args_: Any, **rest: Any) -> Any:
+        """As of Trainer, when the run is finished: until then output_dir holds the keys of the noise."""
+        if self.private is None or self.private.steps_made < self.private.plan.steps:
+            raise PrivacyError(
+                "the run is not finished, and its folder holds the keys of the noise; call train() to its end"
+            )
+        return super().push_to_hub(*args_, **rest)
 
     def _after_step(self, private: PrivateTraining) -> None:
         self.state.global_step = private.steps_made
@@ -134,6 +142,12 @@ def _refuse(args: Any, rest: dict[str, Any]) -> None:
     if "Flattening" in collator or getattr(rest.get("data_collator"), "padding_free", False):
         raise PrivacyError(
             f"{collator} joins people into one row, so that their gradients cannot be told apart: pad them instead"
+        )
+    tokenizer = getattr(rest.get("data_collator"), "tokenizer", None) or rest.get("processing_class")
+    if getattr(tokenizer, "padding_side", "right") == "left":
+        raise PrivacyError(
+            "the tokenizer pads on the left, so that the longest person of a batch moves the positions of the others: set "
+            "padding_side = 'right'"
         )
     if rest.get("compute_loss_func") is not None:
         raise PrivacyError("compute_loss_func gives one loss for the batch; give losses=, one for each person")

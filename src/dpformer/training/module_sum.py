@@ -31,6 +31,7 @@ from dpformer.training.groups import (
     whole_sums,
 )
 from dpformer.training.masks import PersonMasks
+from dpformer.training.randomness import random_states, same_states
 
 Losses = Callable[[], Tensor]
 
@@ -129,7 +130,7 @@ class ModuleSum:
 
     def _clip(self, compute_losses: Losses, places: np.ndarray) -> None:
         """Put the clipped sum of a micro-batch into `.grad`."""
-        random = _random_states()
+        random = random_states()
         values: list[Tensor] = []
 
         def losses() -> Tensor:
@@ -156,9 +157,9 @@ class ModuleSum:
                     p.grad = torch.zeros_like(p) if p.grad is None else p.grad
         finally:
             use_masks(self.module, None)
-        if not all(torch.equal(before, now) for before, now in zip(random, _random_states(), strict=True)):
+        if not same_states(random, random_states()):
             raise PrivacyError(
-                "the losses drew random numbers from torch (dropout?): one person's leaving would change those of all others; "
+                "the losses drew random numbers (dropout?): one person's leaving would change those of all others; "
                 "nothing was released. Call eval() on the module, or draw none"
             )
         self.report.users += len(places)
@@ -176,9 +177,3 @@ class ModuleSum:
 def trainable(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
     """The parameters that steps change, by name; a shared one once."""
     return [(name, p) for name, p in module.named_parameters() if p.requires_grad]
-
-
-def _random_states() -> list[Tensor]:
-    """Where torch's generators stand."""
-    started = torch.cuda.is_available() and torch.cuda.is_initialized()
-    return [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if started else ())]

@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, default_collate
 
-from dpformer.errors import DataError
+from dpformer.errors import DataError, PrivacyError
+from dpformer.training.randomness import random_states, same_states
 
 Place = tuple[int, int]
 ONE_ENTRY_EACH = (
@@ -77,13 +78,24 @@ def group_people(
     if len(ids) != len(dataset):
         raise DataError(f"person has {len(ids):,} ids for {len(dataset):,} records; give one for each")
     own: dict[Any, list[int]] = {}
-    for row, name in enumerate(ids):
+    for row, name in enumerate(map(_plain, ids)):
         if name is None or name != name:
             raise DataError(f"record {row} has no person; leave it out of the data set, or give it one")
         records = own.setdefault(name, [])
         if len(records) < records_per_person:
             records.append(row)
     return People(dataset, list(own.values()), combine)
+
+
+def _plain(name: Any) -> Any:
+    """An id that is equal to itself. Tensors are compared by identity: each would be another person."""
+    if isinstance(name, torch.Tensor | np.ndarray) and len(np.shape(name)) == 0:
+        name = name.item()
+    if isinstance(name, tuple):
+        return tuple(map(_plain, name))
+    if name is not None and not isinstance(name, str | bytes | int | float | np.generic):
+        raise DataError(f"an id of a person is a {type(name).__name__}; give texts or numbers, such as str(id)")
+    return name
 
 
 def _ids(dataset: Any, person: str | Callable[[Any], Any] | Sequence[Any]) -> Sequence[Any]:
@@ -102,6 +114,23 @@ def _ids(dataset: Any, person: str | Callable[[Any], Any] | Sequence[Any]) -> Se
         raise DataError(f"the records have no key {person!r}; {cure}") from None
 
 
+class Collate:
+    """Makes a batch by the caller's function, which must draw no random numbers: they would be shared by all people of the batch."""
+
+    def __init__(self, function: Callable[[list[Any]], Any]) -> None:
+        self.function = function
+
+    def __call__(self, samples: list[Any]) -> Any:
+        before = random_states()
+        batch = self.function(samples)
+        if not same_states(before, random_states()):
+            raise PrivacyError(
+                "collate_fn drew random numbers: one person leaving would change those of all others. Draw them in the data set "
+                "or in combine=, where each person has a seed of their own"
+            )
+        return batch
+
+
 class Loader:
     """Batches of the people drawn, by torch's DataLoader; its workers stay from step to step."""
 
@@ -111,7 +140,7 @@ class Loader:
         self._loader = DataLoader(
             people,
             batch_sampler=self._places,
-            collate_fn=collate_fn,
+            collate_fn=Collate(collate_fn or default_collate),
             num_workers=num_workers,
             persistent_workers=num_workers > 0,
             generator=torch.Generator(),

@@ -22,7 +22,7 @@ from dpformer.training.folder import AVERAGE, TrainingFolder
 from dpformer.training.module_sum import trainable
 from dpformer.training.people import People
 from dpformer.training.state import pack_state, unpack_state
-from dpformer.training.watch import fingerprint
+from dpformer.training.watch import everything, fingerprint
 
 MakeCurator = Callable[..., Curator[People]]
 
@@ -178,4 +178,4 @@ def take(weights: dict[str, Tensor], model: nn.Module) -> None:
 def _frozen(model: nn.Module) -> list[list[Any]]:
     """What is not trained. Steps do not change it, so checkpoints hold no more of it than this."""
     trained = {name for name, p in model.named_parameters(remove_duplicate=False) if p.requires_grad}
-    return [[name, *fingerprint(value)] for name, value in model.state_dict().items() if name not in trained]
+    return [[name, *fingerprint(value)] for name, value in everything(model).items() if name not in trained]

@@ -23,11 +23,11 @@ class Watch:
 
     def note(self) -> None:
         """Remember the weights as they are now."""
-        self._seen = {name: fingerprint(value) for name, value in self.model.state_dict().items()}
+        self._seen = {name: fingerprint(value) for name, value in everything(self.model).items()}
 
     def check(self) -> None:
         """Refuse weights that are not those of the last `note`, and parameters other than those at the start."""
-        now = self.model.state_dict()
+        now = everything(self.model)
         changed = [
             name for name in {**self._seen, **now} if name not in now or fingerprint(now[name]) != self._seen.get(name)
         ]
@@ -61,6 +61,11 @@ class Watch:
                 f"the optimiser does not hold parameter {first!r}, which would be clipped and paid for in vain. Give it to the "
                 "optimiser, or freeze it by requires_grad_(False)"
             )
+
+
+def everything(model: nn.Module) -> dict[str, Tensor]:
+    """Weights and buffers by name, those that are not saved included."""
+    return {**model.state_dict(), **dict(model.named_buffers(remove_duplicate=False))}
 
 
 def fingerprint(value: Tensor) -> tuple[int, int]:

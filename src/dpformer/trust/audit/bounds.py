@@ -43,7 +43,7 @@ def epsilon_refuted(correct: int, guesses: int, canaries: int, delta: float, con
     """The largest epsilon that so many right guesses refute, of any mechanism; 0 if none.
 
     >>> round(epsilon_refuted(79, 80, 400, 1e-5), 2), epsilon_refuted(42, 80, 400, 1e-5)
-    (2.79, 0.0)
+    (2.78, 0.0)
     """
     fewer = np.arange(1, guesses + 1)
 
@@ -62,7 +62,7 @@ def mu_refuted(correct: int, canaries: int, confidence: float = GAUSSIAN_CONFIDE
     """The largest mu that so many right guesses of all coins refute; 0 if none.
 
     >>> round(mu_refuted(5600, 10000), 3), mu_refuted(5000, 10000)
-    (0.209, 0.0)
+    (0.208, 0.0)
     """
     share = float(beta.ppf(1 - confidence, correct, canaries - correct + 1)) if correct else 0.0
     return max(0.0, 2 * float(norm.ppf(share))) if share > 0 else 0.0

@@ -57,7 +57,9 @@ def _recorded(subject: Subject, exact: Subject, single: list[Loop], may_freeze: 
     copied = Subject(
         copy.deepcopy(subject.module).train(), subject.losses, subject.samples, None, subject.max_norm, subject.rule
     )
-    clipping(copied).backward(lambda: copied.losses(copied.module, *copied.samples))
+    own = clipping(copied)
+    own.backward(lambda: copied.losses(copied.module, *copied.samples))
+    own.check_used()
     single.append(loop(exact))
     names = list(trainable(exact.module))
     silent = [name for name in names if all(sample[name] is None for sample in single[0].gradients)]
