@@ -70,6 +70,32 @@ def test_refused(name):
     refuses(make(), function, match)
 
 
+def negatives(m, x, weight):
+    """In-batch negatives by a function whose weight is made of the samples."""
+    q = m(x)[:, :1]  # [B, 1, 3]
+    return weight(q)
+
+
+SAMPLES_AS_WEIGHTS = {
+    "convolution": lambda q: F.conv1d(q, q),
+    "bias of a convolution": lambda q: F.conv1d(q, torch.ones(4, 1, 3), q.sum((1, 2))),
+    "layer norm": lambda q: F.layer_norm(q.expand(4, 4, 3).transpose(1, 2), (4,), q.sum((1, 2))),
+    "group norm": lambda q: F.group_norm(q.expand(4, 4, 3), 2, q.sum((1, 2))),
+}
+
+
+@pytest.mark.parametrize("name", SAMPLES_AS_WEIGHTS)
+@pytest.mark.parametrize("late", [False, True])
+def test_weights_made_of_samples_are_refused_in_their_batch(name, late):
+    """Also when it begins after batches that were sound, and where the gradient is 0 in the first."""
+    module, x = linear(), torch.randn(4, 5, 3)
+    clipping = PhantomClipping(module)
+    if late:
+        clipping.backward(lambda: sums(module(x)))
+    with pytest.raises(ClippingError):
+        clipping.backward(lambda: sums(module(x)) + 1e-3 * sums(negatives(module, x, SAMPLES_AS_WEIGHTS[name])))
+
+
 class Double(torch.autograd.Function):
     """A function that the recorder cannot see: it takes the parameter straight into autograd."""
 

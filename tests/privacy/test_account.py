@@ -15,6 +15,7 @@ from scipy.stats import norm
 
 from dpformer.errors import PrivacyError
 from dpformer.privacy.account import Cap, PeopleAccount, Receipt, RunCharge, largest_epsilon, together
+from dpformer.privacy.parts import AccountPart
 from dpformer.privacy.plan import make_plan
 
 DELTA = 1e-5
@@ -228,6 +229,15 @@ for n in range(6):
         refused += 1
 print(refused)
 """
+
+
+def test_a_statement_is_not_made_of_another_account(tmp_path):
+    """An account that was made again at the same place, or another one, says less than the run's own spent."""
+    (receipt,) = charge(PeopleAccount.create(tmp_path / "a", Cap(8.0)), 6)
+    other = PeopleAccount.create(tmp_path / "b", Cap(8.0))
+    charge(other, 0.1)
+    with pytest.raises(PrivacyError, match="give the account that the run was charged to"):
+        AccountPart.of(other.read(), receipt)
 
 
 def test_writers_at_once_wait_for_each_other(tmp_path):

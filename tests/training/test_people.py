@@ -3,10 +3,11 @@
 import json
 import random
 
+import numpy as np
 import pytest
 import torch
 
-from dpformer.errors import DataError
+from dpformer.errors import DataError, PrivacyError
 from dpformer.privacy import read_ledger
 from dpformer.training.people import group_people
 from tests.training.support import WIDTH, Rows, begin, losses, small_model, train
@@ -77,3 +78,53 @@ def test_the_folder_does_not_say_how_many_records_there_are(tmp_path):
         del statement["ledger"]  # a random id, and the hash of keyed tags
         kept.append(((private.run / "training.json").read_text(), statement, read_ledger(private.run).plan))
     assert kept[0] == kept[1]
+
+
+@pytest.mark.parametrize("ids", [torch.tensor([0, 0, 1, 0]), list(np.array([[0], [0], [1], [0]]).squeeze(1))])
+def test_ids_are_compared_by_value(ids):
+    """A tensor is another key of a dict each time: every record would be a person."""
+    people = group_people(list(range(4)), list(ids), 4, sum)
+    assert people.records == [[0, 1, 3], [2]]
+
+
+def test_ids_that_have_no_value_are_refused():
+    with pytest.raises(DataError, match="an id of a person is a object"):
+        group_people(list(range(2)), [object(), object()], 4, sum)
+
+
+@pytest.mark.parametrize(
+    "draw", [torch.rand, np.random.rand, lambda n: random.random()], ids=["torch", "numpy", "python"]
+)
+def test_random_numbers_that_people_share_are_refused(draw, tmp_path):
+    """In the collate function and in the losses: one person's leaving would change those of all others."""
+
+    def collate(samples):
+        draw(1)
+        return torch.utils.data.default_collate(samples)
+
+    with pytest.raises(PrivacyError, match="collate_fn drew random numbers"):
+        next(iter(begin(tmp_path / "collated", collate_fn=collate)))
+    private = begin(tmp_path / "run")
+    batch = next(iter(private))
+
+    def noisy():
+        draw(1)
+        return losses(private.model, batch)
+
+    with pytest.raises(PrivacyError, match="the losses drew random numbers"):
+        private.step(noisy)
+    assert read_ledger(private.run).steps_charged == 0
+
+
+def test_a_buffer_that_is_not_saved_is_watched(tmp_path):
+    model = small_model()
+    model.register_buffer("mean", torch.zeros(WIDTH), persistent=False)
+    private = begin(tmp_path / "run", model)
+
+    def step(batch):
+        model.mean += 1
+        private.step(lambda: losses(model, batch))
+
+    with pytest.raises(PrivacyError, match="'mean' of the model has changed outside of the steps"):
+        list(map(step, private))
+    assert read_ledger(private.run).steps_charged == 0

@@ -107,7 +107,7 @@ class Spending:
         """The account just after the charge with this receipt; refused if it is of another account."""
         if receipt.account != self.id or receipt.entries > len(self.runs):
             raise PrivacyError(
-                f"the run was charged to account {receipt.account[:8]}, and this is {self.id[:8]}, or an old copy of it; give the "
+                f"the run was charged to account {receipt.account[:8]}, and this is {self.id[:8]} or an old copy; give the "
                 "account that the run was charged to"
             )
         return replace(self, runs=self.runs[: receipt.entries], hashes=self.hashes[: receipt.entries])

@@ -115,7 +115,7 @@ def _ids(dataset: Any, person: str | Callable[[Any], Any] | Sequence[Any]) -> Se
 
 
 class Collate:
-    """Makes a batch by the caller's function, which must draw no random numbers: they would be shared by all people of the batch."""
+    """Makes a batch by the caller's function, which must draw no random numbers: all people of the batch would share them."""
 
     def __init__(self, function: Callable[[list[Any]], Any]) -> None:
         self.function = function
