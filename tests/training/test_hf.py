@@ -90,3 +90,20 @@ def test_people_in_one_row_and_losses_of_a_batch_are_refused(tmp_path):
         PrivateTrainer(gpt2(), arguments(tmp_path), compute_loss_func=lambda *a, **k: None, **rest)
     with pytest.raises(PrivacyError, match="leave the arguments"):
         PrivateTrainer(gpt2(), arguments(tmp_path), **rest).train(resume_from_checkpoint=True)
+
+
+def test_padding_on_the_left_is_refused(tmp_path):
+    """The longest person of a batch would move the positions of the others."""
+
+    class Collator:
+        class tokenizer:  # noqa: N801
+            padding_side = "left"
+
+    with pytest.raises(PrivacyError, match="pads on the left"):
+        PrivateTrainer(gpt2(), arguments(tmp_path), data_collator=Collator(), train_dataset=people(), private=PRIVATE)
+
+
+def test_a_run_that_is_not_finished_is_not_pushed(tmp_path):
+    trainer = PrivateTrainer(gpt2(), arguments(tmp_path), train_dataset=people(), private=PRIVATE)
+    with pytest.raises(PrivacyError, match="holds the keys of the noise"):
+        trainer.push_to_hub()
