@@ -84,7 +84,10 @@ class Trainer:
         self.worker = Worker(model, self.clipping if plan.private else None)
         positions = plan.batch_size * (how.max_length + 1)
         self.query = GradientSum(
-            Team(self.worker, positions), Groups.of(plan.users, plan.rate), how.max_length, how.token_budget
+            Team(self.worker, positions),
+            Groups.of(plan.users, plan.rate, plan.declared),
+            how.max_length,
+            how.token_budget,
         )
         noise_std = plan.noise_multiplier * how.max_norm / plan.batch_size if plan.private else 0.0
         self._tracked = model if isinstance(model, Transformer) and model.wants_accumulated() else None

@@ -23,7 +23,7 @@ from dpformer.models import Network
 from dpformer.models.dropout import is_random
 from dpformer.privacy import Sample
 from dpformer.privacy.plan import GRADIENTS
-from dpformer.training.groups import Groups, check_dropout, check_precision, check_room, clipped_sensitivity, whole_sums
+from dpformer.training.groups import Groups, check_dropout, check_precision, check_room, whole_sums
 from dpformer.training.masks import PersonMasks
 from dpformer.training.module_sum import Report
 
@@ -70,8 +70,8 @@ class GradientSum:
         return sum(p.numel() for p in self.model.parameters())
 
     def sensitivity(self, grid: float) -> float:
-        """C / g (1 + 1e-6 + m 2^-21) + sqrt(d)."""
-        return clipped_sensitivity(self.bound, self.groups.most, self.numbers, grid)
+        """C / g (1 + 1e-6 + m 2^-21) + sqrt(d); see `training.groups`."""
+        return self.groups.sensitivity(self.bound, self.numbers, grid)
 
     def sum(self, people: Sequences, sample: Sample, grid: float) -> Mapping[str, np.ndarray]:
         """int64 sums by the parameters' names."""

@@ -276,4 +276,5 @@ class Recipe(Settings):
         if choose:
             shares = {ITEMS: ITEMS_SHARE, **{name: (1 - ITEMS_SHARE) * share for name, share in shares.items()}}
         threshold_delta = THRESHOLD_SHARE * self.delta if choose else 0.0
-        return make_plan(users, self.epsilon, self.delta, batch, epochs, None, shares, threshold_delta)
+        declared = self.population is not None
+        return make_plan(users, self.epsilon, self.delta, batch, epochs, None, shares, threshold_delta, declared)

@@ -8,7 +8,7 @@ from dpformer.fit.recipe import Recipe
 from dpformer.privacy import Curator, PrivacyPlan, PrivacyStatement
 from dpformer.privacy.parts import AccountPart, DataPart, TuningPart
 from dpformer.privacy.statement import Circumstances, build_statement
-from dpformer.training.groups import slack_in_words
+from dpformer.training.groups import Groups, slack_in_words
 
 NOTHING_SELECTED = (
     "no item was selected: without privacy (epsilon inf) all items of the log are in the catalogue, in spite of --catalogue "
@@ -32,7 +32,8 @@ PRIOR_USED = (
 
 def assumptions(plan: PrivacyPlan, prior: bool) -> tuple[str, ...]:
     """What the statement assumes. prior: whether the model was made with the answers of earlier runs."""
-    return ((slack_in_words(plan.users, plan.rate),) if plan.steps else ()) + ((PRIOR_USED,) if prior else ())
+    groups = Groups.of(plan.users, plan.rate, plan.declared)
+    return ((slack_in_words(groups),) if plan.steps else ()) + ((PRIOR_USED,) if prior else ())
 
 
 def state_privacy(
@@ -51,7 +52,6 @@ def state_privacy(
     about = Circumstances(
         data=data,
         seeded=curator.keys.seeded,
-        users_declared=recipe.population is not None,
         assumed_public=tuple(public),
         assumptions=assumptions(plan, prior),
         account=account_part,

@@ -30,7 +30,8 @@ class PrivacyPlan:
     (over all users when the rate is 1), and each sum gets Gaussian noise of standard deviation noise_multiplier * C, then all
     that is released is (epsilon, delta)-DP between neighbours: one user's events are replaced by none.
 
-    users: how many there are; assumed public.
+    users: how many there are; assumed public. declared: it is a population in place of the number in the data, see
+    `declared_users`; then a person who is replaced by none may be absent from the data, and others move up in it.
     batch_size: the *expected* batch, by which a noisy sum is divided. Never the realised one.
     noise_multiplier: of the steps; 0 when there are no steps, or epsilon is infinite (not private).
     releases: sums over all users, each asked once, that are paid from the same budget.
@@ -45,6 +46,7 @@ class PrivacyPlan:
     noise_multiplier: float
     releases: tuple[Charge, ...] = ()
     threshold_delta: float = 0.0
+    declared: bool = False
 
     def __post_init__(self) -> None:
         _check_budget(self.users, self.batch_size, self.epsilon, self.delta, self.threshold_delta)
@@ -110,12 +112,13 @@ def make_plan(
     steps: int | None = None,
     shares: Mapping[str, float] | None = None,
     threshold_delta: float = 0.0,
+    declared: bool = False,
 ) -> PrivacyPlan:
     """A plan with the smallest noise that meets a budget.
 
     `batch_size` is the expected batch, all users by default (full batch). Training lasts `epochs` or `steps`. `shares` are the
     parts of the budget for releases (see `calibration`); the steps get the rest. Without steps the shares are taken of the
-    whole budget, and must sum to 1. `threshold_delta`: see `PrivacyPlan`.
+    whole budget, and must sum to 1. `threshold_delta`, `declared`: see `PrivacyPlan`.
     """
     shares = dict(shares or {})
     batch_size = users if batch_size is None else batch_size
@@ -133,7 +136,7 @@ def make_plan(
     if steps == 0 and abs(sum(shares.values()) - 1) > 1e-9:
         raise PrivacyError(f"without steps the shares must sum to 1, not {sum(shares.values()):g}")
     sigma = step_multiplier(epsilon, noise_delta, batch_size / users, steps, shares) if steps else 0.0
-    return PrivacyPlan(users, batch_size, steps, epsilon, delta, sigma, releases, threshold_delta)
+    return PrivacyPlan(users, batch_size, steps, epsilon, delta, sigma, releases, threshold_delta, declared)
 
 
 def steps_of(epochs: float, users: int, batch_size: int) -> int:

@@ -105,7 +105,6 @@ class Circumstances:
     """What a statement says beside plan and ledger.
 
     assumed_public: what is assumed public beside the number of users. assumptions: what the guarantee rests on without a proof.
-    users_declared: the plan's users are a population that was declared, in place of the number in the data.
     insecure: reasons not to rely on the guarantee; that of a seeded run is added automatically.
     account: of the people, if the run was charged to one.
     """
@@ -115,7 +114,6 @@ class Circumstances:
     assumed_public: tuple[str, ...] = ()
     assumptions: tuple[str, ...] = ()
     insecure: tuple[str, ...] = ()
-    users_declared: bool = False
     account: AccountPart | None = None
 
 
@@ -159,7 +157,7 @@ def build_statement(
         epsilon_at_delta_1_over_users=at_one_over_n,
         unit=wording.UNIT,
         users=plan.users,
-        users_declared=about.users_declared,
+        users_declared=plan.declared,
         data=about.data.model_copy(update={"threshold_delta": threshold}),
         steps=_steps(plan, account),
         noise=NoisePart(mode=mode, generator=wording.GENERATORS[mode], grid=wording.GRID if plan.private else ""),
@@ -173,7 +171,7 @@ def build_statement(
             note=note,
         ),
         attack=AttackPart(**asdict(attack), reading=attack.sentence()),
-        assumed_public=(wording.users_in_words(plan.users, about.users_declared), *about.assumed_public),
+        assumed_public=(wording.users_in_words(plan.users, plan.declared), *about.assumed_public),
         assumptions=about.assumptions,
         tuning=tuning,
         not_covered=wording.NOT_COVERED,

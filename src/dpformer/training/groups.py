@@ -4,12 +4,13 @@ Gradients exist only as float32 sums of some people, and rounding in a float32 s
 divided into groups by their place alone: place // block. The sum of a group is rounded to the grid as whole numbers, and groups
 are added as whole numbers, in any order, by any worker or process. One person's events touch the sum of one group only, so
 
-    sensitivity = C / g (1 + 1e-6 + m 2^-21) + sqrt(d)        in grid steps g, for d numbers
+    sensitivity = C / g (1 + 1e-6 + t m 2^-21) + t sqrt(d)        in grid steps g, for d numbers
 
-where m is the largest number of people drawn from a group. 1e-6 is the clipping's own slack. sqrt(d) is a proof: rounding moves
-each number of one group's sum by half a step, with the person and without. m 2^-21 is an assumption: it stands for all that the
-person's leaving can change in the float32 arithmetic of the others in the group; no bound on it is known beforehand, and
-`verify` measures it.
+where m is the largest number of people drawn from a group, and t = 1 the groups that a person touches. With a declared
+population a person may be absent from the data, without a place: others then move up by one, and t is the number of all groups.
+1e-6 is the clipping's own slack. sqrt(d) is a proof: rounding moves each number of a group's sum by half a step, with the person
+and without. m 2^-21 is an assumption: it stands for all that the person's leaving can change in the float32 arithmetic of the
+others in the group; no bound on it is known beforehand, and `verify` measures it.
 """
 
 from __future__ import annotations
@@ -34,15 +35,20 @@ _GROUPS, _SMALLEST, _LARGEST = 2, 1024, 4096
 
 @dataclass(frozen=True)
 class Groups:
-    """People by their places: group k holds the places k block .. (k + 1) block - 1. `most` of it are drawn at the most."""
+    """People by their places: group k holds the places k block .. (k + 1) block - 1.
+
+    most: people drawn from a group at the most. touched: groups whose sum one person's leaving can change.
+    """
 
     block: int
     most: int
+    touched: int = 1
 
     @classmethod
-    def of(cls, users: int, rate: float) -> Groups:
-        """Groups for a population and a sampling rate, which are public: nothing here depends on anybody's events.
+    def of(cls, users: int, rate: float, declared: bool = False) -> Groups:
+        """Groups for a number of users and a sampling rate, which are public: nothing here depends on anybody's events.
 
+        declared: the users are a declared population (see `PrivacyPlan`), so that one person's leaving touches all groups.
         Of mu people expected, mu + x are drawn with probability exp(-x^2 / (2 mu + 2 x / 3)) at the most (Bernstein); with
         x = 10 sqrt(mu) + 32 that is below 1e-21.
         """
@@ -51,7 +57,17 @@ class Groups:
         count = 2 * math.ceil(batch / size / 2)
         block = math.ceil(users / count)
         expected = block * rate
-        return cls(block, min(block, math.ceil(expected + 10 * math.sqrt(expected) + 32)))
+        most = min(block, math.ceil(expected + 10 * math.sqrt(expected) + 32))
+        return cls(block, most, math.ceil(users / block) if declared else 1)
+
+    @property
+    def slack(self) -> float:
+        """1e-6 + t m 2^-21: what a person moves beyond the clipping norm, as a share of it."""
+        return CLIP_SLACK + self.touched * self.most * FLOAT32_SLACK
+
+    def sensitivity(self, bound: float, numbers: int, grid: float) -> float:
+        """C / g (1 + 1e-6 + t m 2^-21) + t sqrt(d), in grid steps."""
+        return bound / grid * (1 + self.slack) + self.touched * math.sqrt(numbers)
 
     def split(self, drawn: np.ndarray) -> dict[int, np.ndarray]:
         """The people drawn (places, ascending), by group; groups nobody was drawn from are left out."""
@@ -61,11 +77,6 @@ class Groups:
         if any(len(part) > self.most for part in parts):
             raise PrivacyError(f"more than {self.most} people were drawn from one group; the sampler is not the plan's")
         return {int(part[0]) // self.block: part for part in parts}
-
-
-def clipped_sensitivity(bound: float, most: int, numbers: int, grid: float) -> float:
-    """C / g (1 + 1e-6 + m 2^-21) + sqrt(d), in grid steps."""
-    return bound / grid * (1 + CLIP_SLACK + most * FLOAT32_SLACK) + math.sqrt(numbers)
 
 
 def check_room(people: int, bound: float, grid: float) -> None:
@@ -125,14 +136,15 @@ def _exact_products() -> bool:
         return False
 
 
-def slack_in_words(users: int, rate: float) -> str:
+def slack_in_words(groups: Groups) -> str:
     """What the guarantee assumes of float32, for the statement."""
-    most = Groups.of(users, rate).most
+    most, touched = groups.most, groups.touched
+    others = "the others of the group" if touched == 1 else f"the others of all {touched} groups"
+    product = f"{most} x 2^-21" if touched == 1 else f"{touched} x {most} x 2^-21"
     return (
-        "clipped gradients are added up in float32, in groups of at most "
-        f"{most} users; one user's leaving changes what rounding does to the others of the group by at most {most} x 2^-21 = "
-        f"{most * FLOAT32_SLACK:.2g} of the clipping norm, for which noise was added. That is not proven; `dpformer verify` "
-        "measures it and fails above a quarter"
+        f"clipped gradients are added up in float32, in groups of at most {most} users; one user's leaving changes what rounding "
+        f"does to {others} by at most {product} = {touched * most * FLOAT32_SLACK:.2g} of the clipping norm, for which noise was "
+        "added. That is not proven; `dpformer verify` measures it and fails above a quarter"
     )
 
 

@@ -27,7 +27,6 @@ from dpformer.training.groups import (
     check_dropout,
     check_precision,
     check_room,
-    clipped_sensitivity,
     whole_sums,
 )
 from dpformer.training.masks import PersonMasks
@@ -84,7 +83,7 @@ class ModuleSum:
 
     def sensitivity(self, grid: float) -> float:
         """C / g (1 + 1e-6 + m 2^-21) + sqrt(d); see `training.groups`."""
-        return clipped_sensitivity(self.bound, self.groups.most, self.numbers, grid)
+        return self.groups.sensitivity(self.bound, self.numbers, grid)
 
     def start(self, sample: Sample, grid: float) -> list[np.ndarray]:
         """Begin the sum over a sample: the places of the people of each micro-batch, in the order in which `add` wants them."""

@@ -121,20 +121,21 @@ class PrivateTraining:
         folder = TrainingFolder(Path(run), settings)
         try:
             self._run = TrainingRun(folder, model, kept, micro_batch, sizes, charged)
-            new_plan = partial(make_plan, users, epsilon, delta, batch_size, steps=steps)
+            declared = population is not None
+            new_plan = partial(make_plan, users, epsilon, delta, batch_size, steps=steps, declared=declared)
             self.plan: PrivacyPlan = self._run.open(people, new_plan, partial(Keys, seed), make_curator)
         except BaseException:
             folder.close()
             raise
         self._watch.note()
         self._loader = Loader(people, collate_fn, num_workers)
-        self._about = (population is not None, records_per_person, person is not None)
+        self._about = (records_per_person, person is not None)
         self._checkpoint_seconds, self._saved = checkpoint_seconds, time.monotonic()
         # loop: which one is running, batches of an earlier one are refused; waiting: `step` was not called for a batch
         self._loop, self._steps_here = 0, 0
         self._waiting, self._stepping, self._torn = False, False, False
         clipping = PhantomClipping(model, max_norm or 1.0, "flat" if max_norm else "automatic")
-        groups = Groups.of(self.plan.users, self.plan.rate)
+        groups = Groups.of(self.plan.users, self.plan.rate, self.plan.declared)
         self._query = ModuleSum(model, clipping if self.plan.private else None, groups, micro_batch)
         self._hook = optimizer.register_step_pre_hook(self._check_step)
 
@@ -164,15 +165,14 @@ class PrivateTraining:
         return self._run.statement(self._circumstances())
 
     def _circumstances(self) -> Circumstances:
-        declared, most, grouped = self._about
+        most, grouped = self._about
         public = self._run.public_steps
         trained_on = f"at most {most} records of each person" if most else "all records"
         return Circumstances(
             data=DataPart(catalogue="none", trained_on=trained_on),
             seeded=self._run.curator is not None and self._run.curator.keys.seeded,
-            users_declared=declared,
             assumed_public=(f"the data of {public} steps declared public, which were not charged",) if public else (),
-            assumptions=(slack_in_words(self.plan.users, self.plan.rate), *(() if grouped else (ONE_ENTRY_EACH,))),
+            assumptions=(slack_in_words(self._query.groups), *(() if grouped else (ONE_ENTRY_EACH,))),
         )
 
     def __iter__(self) -> Iterator[Any]:

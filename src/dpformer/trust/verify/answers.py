@@ -78,11 +78,13 @@ def _short(names: list[str]) -> str:
 
 
 def _as_planned(asked: Asked, plan: PrivacyPlan) -> bool:
-    """sigma D, rounded up by the last bit; D = C / g, for a step C / g (1 + 1e-6 + m 2^-21) + sqrt(d)."""
+    """sigma D, rounded up by the last bit; D = C / g, for a step C / g (1 + 1e-6 + t m 2^-21) + t sqrt(d)."""
     D = asked.bound / asked.answer.grid
     if asked.name == GRADIENTS:
         numbers = sum(value.size for value in asked.sums.values())
-        D = D * (1 + 1e-6 + Groups.of(plan.users, plan.rate).most * 2.0**-21) + math.sqrt(numbers)
+        groups = Groups.of(plan.users, plan.rate, plan.declared)
+        touched = math.ceil(plan.users / groups.block) if plan.declared else 1
+        D = D * (1 + 1e-6 + touched * groups.most * 2.0**-21) + touched * math.sqrt(numbers)
     std = asked.answer.noise_std / asked.answer.grid
     return math.isclose(asked.D, D, rel_tol=1e-12) and asked.std <= std <= asked.std * (1 + 1e-12)
 
@@ -110,9 +112,9 @@ def _room(asked: Asked, plan: PrivacyPlan) -> float:
     """What may be beyond a person's own part, in steps: 0 for a statistic. Three sums of a step are rounded, each by half."""
     if asked.name != GRADIENTS:
         return 0.0
-    slack = 1e-6 + Groups.of(plan.users, plan.rate).most * 2.0**-21
+    groups = Groups.of(plan.users, plan.rate, plan.declared)
     numbers = sum(value.size for value in asked.sums.values())
-    return 1.5 * math.sqrt(numbers) + SHARE_OF_ROOM * slack * asked.bound / asked.answer.grid
+    return 1.5 * groups.touched * math.sqrt(numbers) + SHARE_OF_ROOM * groups.slack * asked.bound / asked.answer.grid
 
 
 def _noise(recorder: Recorder) -> Outcome:

@@ -19,10 +19,10 @@ from dpformer.fit.workers import Team, Worker
 from dpformer.models import Network
 from dpformer.privacy import Keys, Sample
 from dpformer.privacy.noise import poisson_draw
-from dpformer.training.groups import CLIP_SLACK, FLOAT32_SLACK, Groups
+from dpformer.training.groups import Groups
 from dpformer.trust.verify.checks import NotChecked, Outcome, Verification
 from dpformer.trust.verify.clipping import check_clipping
-from dpformer.trust.verify.people import emptied, without_data
+from dpformer.trust.verify.people import absent, emptied, without_data
 from dpformer.trust.verify.recorder import Sums, difference, norm
 from dpformer.trust.verify.reference import Losses, Subject
 
@@ -82,8 +82,10 @@ def _float32(artifact: Artifact, network: Network, recipe: Recipe, dataset: Data
     statement = artifact.statement
     if not statement.private or statement.steps is None:
         raise NotChecked("the run made no private steps: nothing is added up in float32")
-    model, how, rate = copy.deepcopy(network).float().train(), Optimisation.of(recipe), statement.steps.sampling_rate
-    groups = Groups.of(statement.users, rate)
+    how, rate = Optimisation.of(recipe), statement.steps.sampling_rate
+    groups = Groups.of(statement.users, rate, statement.users_declared)
+    # Masks of dropout belong to places. Where people move up they get others, of the same law: nothing that rounding did.
+    model = copy.deepcopy(network).float().train(groups.touched == 1)
     positions = statement.steps.expected_batch_size * (how.max_length + 1)
     team = Team(Worker(model, PhantomClipping(model, how.max_norm, how.rule)), positions)
     people, drawn = _group(dataset, recipe, groups, rate, len(artifact.catalogue))
@@ -92,15 +94,19 @@ def _float32(artifact: Artifact, network: Network, recipe: Recipe, dataset: Data
 
 
 def float32_slack(query: GradientSum, people: Sequences, drawn: np.ndarray, who: str) -> Outcome:
-    """|S(with) - S(without) - S(alone)| / C in float32, before rounding to the grid, for some people of one group in turn.
+    """|S(with) - S(without) - S(alone)| / C in float32, before rounding to the grid, for some people in turn.
 
-    The noise has room for (1e-6 + m 2^-21) C, m people at the most in a group: see `training.groups`. One person has a loss that
-    is not a number: the clipping must set it aside, so that this person's leaving changes nothing.
+    people: of one group, or of all groups where a person's leaving touches all of them (a declared population). The noise has
+    room for (1e-6 + t m 2^-21) C, m people at the most in each of t groups: see `training.groups`. One person has a loss that is
+    not a number: the clipping must set it aside, so that this person's leaving changes nothing.
     """
     grid, key = math.ldexp(1.0, math.frexp(query.bound)[1] - 1 - FINE_BITS), bytes(32)
 
-    def total(others: Sequences) -> Sums:
+    def total(others: Sequences, drawn: np.ndarray = drawn) -> Sums:
         return {name: value * grid for name, value in query.sum(others, Sample(drawn, key), grid).items()}
+
+    def without(person: int) -> Sums:
+        return total(*absent(people, drawn, person)) if query.groups.touched > 1 else total(emptied(people, [person]))
 
     rows = query._rows(people)
     learning = drawn[rows.lengths[drawn] > 1]
@@ -110,15 +116,16 @@ def float32_slack(query: GradientSum, people: Sequences, drawn: np.ndarray, who:
     leaving = np.unique(order[np.linspace(0, len(order) - 1, min(LEAVING, len(order))).astype(np.int64)])
     everybody, worst, with_all = np.arange(len(people)), 0.0, total(people)
     for person in leaving:
-        rest, alone = total(emptied(people, [person])), total(emptied(people, np.delete(everybody, person)))
+        rest, alone = without(int(person)), total(emptied(people, np.delete(everybody, person)))
         worst = max(worst, norm(difference(difference(with_all, rest), alone)) / query.bound)
+    where = "a group" if query.groups.touched == 1 else "all groups"
     last = int(leaving[-1])
     _spoil(query.team.first, torch.from_numpy(rows[last].astype(np.int64)))
-    nan = norm(difference(total(people), total(emptied(people, [last])))) / query.bound
-    room = CLIP_SLACK + query.groups.most * FLOAT32_SLACK
+    nan = norm(difference(total(people), without(last))) / query.bound
+    room = query.groups.slack
     return Outcome(
         max(worst, nan) <= SHARE_OF_ROOM * room,
-        f"{len(leaving)} of {len(drawn)} {who} in a group left in turn: the others' sum moved by {worst:.1e} C at the most, by "
+        f"{len(leaving)} of {len(drawn)} {who} in {where} left in turn: the others' sum moved by {worst:.1e} C at the most, by "
         f"{nan:.1e} C when one with a loss of NaN left; {SHARE_OF_ROOM * room:.1e} C may be used of the room in the noise",
         {"people": len(leaving), "group": len(drawn), "moved": worst, "nan": nan, "room": room},
     )
@@ -127,7 +134,10 @@ def float32_slack(query: GradientSum, people: Sequences, drawn: np.ndarray, who:
 def _group(
     dataset: Dataset | None, recipe: Recipe, groups: Groups, rate: float, items: int
 ) -> tuple[Sequences, np.ndarray]:
-    """People, and the places of those drawn from one group as the plan draws. Without the data they are invented."""
+    """People, and the places of those drawn as the plan draws: of one group, or of all if leaving touches all.
+
+    Without the data they are invented.
+    """
     if dataset is None:
         people = without_data(items, Optimisation.of(recipe).max_length + 1)
         return people, np.arange(min(len(people), groups.most))
@@ -135,6 +145,8 @@ def _group(
     drawn = groups.split(poisson_draw(Keys().sample(), len(people), rate))
     if not drawn:
         raise NotChecked("nobody was drawn; verify again")
+    if groups.touched > 1:
+        return people, np.concatenate(list(drawn.values()))
     largest = max(drawn.values(), key=len)
     first = int(largest[0]) // groups.block * groups.block
     inside = np.arange(first, min(first + groups.block, len(people)))

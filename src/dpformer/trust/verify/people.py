@@ -67,6 +67,14 @@ def emptied(people: Sequences, out: np.ndarray | list[int]) -> Sequences:
     return Sequences(people.users, people.items[np.repeat(kept, people.lengths)], starts(lengths))
 
 
+def absent(people: Sequences, drawn: np.ndarray, out: int) -> tuple[Sequences, np.ndarray]:
+    """The neighbour with a declared population: nobody has the place `out`, and others move up. And the same people drawn."""
+    users = pl.concat([people.users[:out], people.users[out + 1 :]])
+    left = Sequences(users, emptied(people, [out]).items, starts(np.delete(people.lengths, out)))
+    kept = drawn[drawn != out]
+    return left, kept - (kept > out)
+
+
 def write_data(folder: Path, sequences: Sequences, catalogue: pl.DataFrame) -> Path:
     """A prepared folder with these sequences."""
     save(Dataset(sequences, catalogue, {"format": MANIFEST_FORMAT, "version": MANIFEST_VERSION}), folder)
@@ -80,7 +88,7 @@ def small(recipe: Recipe, users: int) -> Recipe:
             "epsilon": recipe.epsilon if math.isfinite(recipe.epsilon) else 8.0,
             "delta": min(recipe.delta, 0.1 / users),
             "seed": secrets.randbits(62),
-            "population": None,
+            "population": None if recipe.population is None else users,
             "tuning": Tuning(),
             "distil.steps": 2,
             "dpsgd.batch_size": users // 2,
