@@ -74,14 +74,13 @@ def small(preset: str, epsilon: float = 4.0, fits: int = 2, canaries: int = 400)
     )
 
 
-@pytest.mark.parametrize("preset", ["default", "pure"])
+@pytest.mark.parametrize("preset", ["default", "pure", "paper"])
 def test_a_small_audit_holds_and_its_controls_are_caught(preset):
     found = audit(small(preset, canaries=400 if preset == "default" else 200, fits=4))
     likelihood, published, floating = found.attacks
     assert floating.verdict == "holds"
-    # The default's model says less than its answers: with so few fits even a model of exact sums stays below the claim.
-    assert published.verdict == "holds" if preset == "pure" else published.verdict != "REFUTED"
-    assert published.control.mu > published.found.mu
+    assert published.verdict == "holds"
+    assert published.control.mu > 1.5 * found.mu
     assert likelihood.verdict != "REFUTED"
     assert likelihood.found.mu > 0.3 * found.mu
     assert likelihood.control.mu > likelihood.found.mu

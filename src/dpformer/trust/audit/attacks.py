@@ -9,7 +9,9 @@ with E what the others are expected to add, (1/2) sum_(j != i) v_j: their coins 
 others. In a step each person is drawn with rate q, so E has q / 2, and the ratio is log(1 - q + q exp(x_i / s^2)). Ratios of
 answers add up.
 
-**Published model.** Without the answers: how much the model likes each canary's own next items.
+**Published model.** Without the answers. Where steps were made: how much more than the network before the first step, which
+settings and seed give, the published model likes each canary's own next items. Else the score matrix along each canary's cells,
+each row replaced by the normal quantiles of its ranks: a score is an unknown rising function of the noisy count.
 
 **Floating point.** See `floating`.
 """
@@ -18,18 +20,17 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from scipy.stats import norm, rankdata
 from torch import Tensor
 
-from dpformer.artifact import load
 from dpformer.clipping import PhantomClipping
 from dpformer.data import Sequences
 from dpformer.fit.gradient_sum import GradientSum
-from dpformer.models import Popularity
+from dpformer.models import Ensemble, Popularity, Recommender, TransitionScorer
 from dpformer.privacy import Answer, Query
 from dpformer.privacy.query import Statistic
 from dpformer.privacy.replay import Replay
@@ -37,13 +38,16 @@ from dpformer.trust.audit.floating import Float32Noise, GridNoise, possible, tel
 from dpformer.trust.verify.network import losses_of, tokens_of
 from dpformer.trust.verify.reference import factors
 
+# Weight k^-0.8 of items k apart, as the transitions count them.
+LAG_POWER = 0.8
 _STEP = 1e-3  # of the central difference, over the length of the answer
 
 
 class Attacker(Replay):
     """Gives a folder's answers again, and attacks each. inside: the coins, for the attack that knows all others'.
 
-    ratio: float64 [m], the log-likelihood ratio of each canary. told: by floating point, see `tell_apart`.
+    ratio: float64 [m], the log-likelihood ratio of each canary. told: by floating point, see `tell_apart`. before: how much the
+    network before the first step likes each canary, see `liked`; 0 without steps.
     """
 
     def __init__(self, answers: Sequence[Answer], canaries: Sequences, inside: np.ndarray, rate: float) -> None:
@@ -51,6 +55,7 @@ class Attacker(Replay):
         self.canaries, self._inside, self._rate = canaries, inside, rate
         self.ratio = np.zeros(len(canaries))
         self.told = np.zeros(len(canaries), dtype=np.int64)
+        self.before: np.ndarray | None = None
 
     def ask(self, query: Query[Any]) -> Answer:
         """The recorded answer."""
@@ -61,6 +66,8 @@ class Attacker(Replay):
             self._likelihood(seen, person, cell, value, answer.noise_std)
             self._floating(seen, person, cell, value, answer)
         elif isinstance(query, GradientSum):
+            if self.before is None:
+                self.before = liked(copy.deepcopy(query.team.first.model).eval(), self.canaries)
             x, size = _along(query, answer, self.canaries, self._rate)
             slope = (x - size**2 / 2) / answer.noise_std**2
             self.ratio += np.logaddexp(np.log1p(-self._rate) if self._rate < 1 else -np.inf, np.log(self._rate) + slope)
@@ -138,17 +145,40 @@ def _along(query: GradientSum, answer: Answer, canaries: Sequences, rate: float)
     return along + rate / 2 * size**2, size
 
 
-def published_scores(folder: Path, canaries: Sequences) -> np.ndarray:
-    """How much more than the average item the released model likes each canary's own items, `[m]`."""
-    artifact = load(folder)
-    if isinstance(artifact.model, Popularity):
-        counts = artifact.model.counts.double().numpy()
+def published_scores(model: Recommender, canaries: Sequences, before: np.ndarray | None) -> np.ndarray:
+    """What speaks for each canary in a published model, `[m]`. before: see `Attacker`."""
+    if isinstance(model, Popularity):
+        counts = model.counts.double().numpy()
         return np.array([float(counts[one].mean()) for one in canaries])
+    if before is not None:
+        return liked(model, canaries) - before
+    transitions = model.transitions if isinstance(model, Ensemble) else model
+    assert isinstance(transitions, TransitionScorer)
+    return along_cells(transitions, canaries)
+
+
+def liked(model: Recommender, canaries: Sequences) -> np.ndarray:
+    """How much more than the average item a model likes each canary's own items, `[m]`."""
     rows = np.stack(list(canaries))
     total = np.zeros(len(rows))
     for t in range(1, rows.shape[1]):
         history = torch.from_numpy(rows[:, :t].astype(np.int64))
-        scores = artifact.model.scores(history, torch.full((len(rows),), t)).double().numpy()
+        scores = model.scores(history, torch.full((len(rows),), t)).double().numpy()
         usual = np.mean(scores[:, 1:], 1, where=np.isfinite(scores[:, 1:]))
         total += scores[np.arange(len(rows)), rows[:, t]] - usual
+    return total
+
+
+def along_cells(model: TransitionScorer, canaries: Sequences) -> np.ndarray:
+    """Sum over the pairs of items of each canary, k apart, of k^-0.8 times the normal quantile of the score's rank in its row."""
+    size = model.spec.head
+    matrix, place = model.matrix[:-1].double().numpy(), np.full(model.spec.items + 1, size)
+    place[model.head.numpy()] = np.arange(size)
+    np.fill_diagonal(matrix, -np.inf)
+    quantile = np.zeros((size + 1, size + 1))  # 0 outside of the head
+    quantile[:size, :size] = norm.ppf(rankdata(matrix, axis=1) / (size + 1))
+    rows = place[np.stack(list(canaries))]
+    total = np.zeros(len(rows))
+    for k in range(1, rows.shape[1]):
+        total += k**-LAG_POWER * quantile[rows[:, :-k], rows[:, k:]].sum(1)
     return total

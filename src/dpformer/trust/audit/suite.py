@@ -33,7 +33,10 @@ LIKELIHOOD, PUBLISHED, FLOATING = "likelihood of the answers", "published model"
 # What is attacked, and the planted defect.
 WHAT = {
     LIKELIHOOD: ("the noisy answers in answers/: likelihood ratio along each canary's vector", "half of the noise"),
-    PUBLISHED: ("model.safetensors alone: how much the model likes each canary's next items", "a model of exact sums"),
+    PUBLISHED: (
+        "model.safetensors: what it learned of each canary's next items, or its scores at each canary's pairs",
+        "a model of exact sums",
+    ),
     FLOATING: (
         "each number of the answers and of a popularity: can it come from a sum without the canary?",
         "float32 noise without a grid",
@@ -169,7 +172,7 @@ def _play(setting: Setting, place: Path, name: str, fits: int, make: Callable[..
         attacker = _attack(game)
         heard.ratio.append(attacker.ratio)
         heard.told.append(first(attacker.told, _published_told(game)))
-        heard.liked.append(published_scores(game.folder, game.canaries))
+        heard.liked.append(published_scores(load(game.folder).model, game.canaries, attacker.before))
         heard.inside.append(game.inside)
     return heard
 
