@@ -4,8 +4,7 @@ While a `Recorder` is active, every torch function that receives a trainable par
 
 - a function with a *rule* runs with the parameter detached, and is recorded as a *use*: its output, and how the gradient at that
   output becomes the parameter's gradient, sample by sample;
-- a function that only moves elements (transpose, slice, rows at positions) makes a *view*;
-- any other function of parameters alone makes a parameter of its own: see `derived.py`;
+- a function of parameters alone makes a *view* or a parameter of its own: see `views.py`;
 - a function of torch that is written in Python is entered;
 - a function whose result carries no gradient (a size, a detached copy) runs as it is;
 - anything else raises.
@@ -22,13 +21,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
 
-from dpformer.clipping.derived import Derived
 from dpformer.clipping.gradient import Route
 from dpformer.clipping.guard import Shared
 from dpformer.clipping.sums import sizes
 from dpformer.clipping.use import Derive, Forms, Record, Use, name_of
-from dpformer.clipping.views import View
+from dpformer.clipping.views import Derived, View
 from dpformer.clipping.walk import Layout
 from dpformer.errors import ClippingError
 
@@ -47,9 +46,6 @@ class Recorder(TorchFunctionMode):
         # Functions of parameters alone, by the identity of the parameter that stands for each.
         self.derived: dict[int, Derived] = {}
         self._broadcasts: dict[int, tuple[Tensor, View]] = {}
-        # Norms of inputs by identity, computed once for an input of several uses. It refers to no input and not to the recorder:
-        # a circle of references would keep the memory of a pass until the garbage collector runs.
-        self.sizes: dict[tuple[int, Layout], Tensor] = {}
         # Every recorded output depends on this, so one backward pass to it reaches all of them and nothing else.
         self.anchor = torch.zeros((), requires_grad=True)
 
@@ -77,38 +73,33 @@ class Recorder(TorchFunctionMode):
         with self:
             return function(*args, **kwargs)
 
-    def _derive(self, function: Any, args: Any, kwargs: dict[str, Any], views: list[View]) -> Any:
-        """Make a parameter of a function of parameters alone."""
-        name = getattr(function, "__name__", "")
-        if (self.view(args[0] if args else None) and _writes(name)) or kwargs.get("out") is not None:
+    def derive(self, function: Any, args: Any, kwargs: dict[str, Any], views: list[View]) -> Any:
+        """Make parameters of the results of a function of parameters alone."""
+        first = self.view(args[0] if args else None)
+        if (first and writes(getattr(function, "__name__", ""))) or kwargs.get("out") is not None:
             raise self.refuse(function, views[0], "writes into it; write it without the underscore, on a copy")
-        attached = {id(view.value): view.attached() for view in views}
-        args, kwargs = _swap(args, attached), _swap(kwargs, attached)
-        out = function(*args, **kwargs)
+        repeated = any(view.repeated for view in views) or bool(first and first.repeats(function, args[1:], kwargs))
+        has_batch = repeated or any(view.has_batch for view in views)
         sources: dict[int, nn.Parameter] = {}
         for view in views:
             origin = self.derived.get(id(view.parameter))
             sources |= {id(p): p for p in ((view.parameter,) if origin is None else origin.sources)}
-        has_batch = any(view.has_batch for view in views)
-        return self._own(function, views[0], tuple(sources.values()), has_batch, out)
+        names = ", ".join(name for name, p in self.trainable if id(p) in sources)
 
-    def _own(self, function: Any, one: View, sources: tuple[nn.Parameter, ...], has_batch: bool, out: Any) -> Any:
-        """The tensors of a result as parameters of their own. one: a view that went in, for a message."""
-        if isinstance(out, (tuple, list)):
-            parts = [self._own(function, one, sources, has_batch, part) for part in out]
-            return type(out)(*parts) if hasattr(out, "_fields") else type(out)(parts)
-        if not isinstance(out, Tensor):
-            return out
-        if not out.requires_grad:
-            self.shared.add(out)
-            return out
-        if out.is_complex():
-            raise self.refuse(function, one, "makes it complex")
-        keys = {id(p) for p in sources}
-        names = ", ".join(name for name, p in self.trainable if id(p) in keys)
-        whole = nn.Parameter(out.detach())
-        self.derived[id(whole)] = Derived(out, sources)
-        return self.add_view(View(whole, names, whole, has_batch=has_batch, attach=lambda: out))
+        def own(out: Any) -> Any:
+            if not isinstance(out, Tensor) or not out.requires_grad:
+                if isinstance(out, Tensor):
+                    self.shared.add(out)
+                return out
+            if out.is_complex():
+                raise self.refuse(function, views[0], "makes it complex")
+            whole = nn.Parameter(out.detach())
+            self.derived[id(whole)] = Derived(out, tuple(sources.values()))
+            view = View(whole, names, whole, has_batch=has_batch, repeated=repeated, attach=lambda: out)
+            return self.add_view(view)
+
+        attached = {id(view.value): view.attached() for view in views}
+        return tree_map(own, function(*_swap(args, attached), **_swap(kwargs, attached)))
 
     def add_view(self, view: View) -> Tensor:
         """Remember a view and give its value, to be returned to the model."""
@@ -192,7 +183,7 @@ class Recorder(TorchFunctionMode):
         if alone and rule is not None and rule in MAKES_VIEWS:
             return rule(self, func, *args, **kwargs)
         if alone and not any(view.repeated for view in views):
-            return self._derive(func, args, kwargs, views)
+            return self.derive(func, args, kwargs, views)
         # Rows picked, or a parameter repeated, for each sample: the batch is in there already, so that is a use.
         if batched := [view for view in views if view.has_batch and (rule not in LAZY or len(views) > 1)]:
             swapped = {id(view.value): self.record_rows(func, view) for view in batched}
@@ -279,7 +270,7 @@ def _swap(values: Any, swapped: dict[int, Tensor]) -> Any:
     return swapped.get(id(values), values)
 
 
-def _writes(name: str) -> bool:
+def writes(name: str) -> bool:
     """Is it the name of a function that writes into its first argument?"""
     return name == "__setitem__" or name.startswith("__i") or (name.endswith("_") and not name.endswith("__"))
 

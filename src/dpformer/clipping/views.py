@@ -1,45 +1,45 @@
-"""Parts of a parameter that do not have a batch in them yet: a transpose, a slice, the rows at some positions.
+"""Functions of parameters alone, before the batch comes in: parts of a parameter, and parameters of their own.
 
-A view's use is where it meets the batch, because only there the gradients of the samples are still apart: the gradient at
-`P[:L]` in `x + P[:L]` is already summed over samples, the gradient at the sum is not.
+A use is where a parameter meets the batch, because only there the gradients of the samples are still apart: the gradient at
+`P[:L]` in `x + P[:L]` is already summed over samples, the gradient at the sum is not. A transpose, rows and another shape are
+*views* of a parameter, whose gradients need no more than factors. The result of any other function (`1 + w`, `softmax(p)`, weight
+norm) is *derived*: a parameter of its own, at which each sample's gradient G_i is formed. A vector-Jacobian product carries G_i
+to the parameters that it was computed from, for a few samples at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dpformer.clipping.algebra import Dense, Form, Outer, Sparse
+from dpformer.clipping.algebra import Dense, Form, Lazy, Outer, Sparse
 from dpformer.clipping.gradient import matrix_shape
 
-_REPEATS = ("expand", "expand_as", "broadcast_to", "repeat", "tile", "repeat_interleave")
+_REPEATS = {"expand", "expand_as", "broadcast_to", "repeat", "tile", "repeat_interleave"}
 
 
 @dataclass(frozen=True)
 class View:
-    """`value` is made of elements of `parameter`; the layout says which.
+    """`value` has the elements of `parameter` in their order; or, with `index` `[*value.shape[:-1]]`, the rows at `index`
+    of the parameter as an `R x C` matrix.
 
-    whole      the parameter itself
-    rows       rows of the parameter as an `R x C` matrix; `index` has their ids, `[*value.shape[:-1]]`
-    elements   any; `index` has flat positions in the parameter, `[*value.shape]`
-
-    `transposed` (two dimensions, whole or rows) means that `value` is the transpose of that. `value` is a leaf that requires a
-    gradient, so that whatever is computed from it outside a rule is noticed. The row `padding` gets no gradient. `has_batch`:
-    picked by ids or repeated to a size, so that its first dimension may be the samples; `repeated`: it is sure to be.
-    `attach` makes the value again, with its autograd graph down to the parameters.
+    `transposed` (two dimensions) means that `value` is the transpose of that. `value` is a leaf that requires a gradient, so that
+    whatever is computed from it outside a rule is noticed. The row `padding` gets no gradient. `has_batch`: picked by ids or
+    repeated to a size, so that its first dimension may be the samples; `repeated`: it is sure to be. `attach` makes the value
+    again, with its autograd graph down to the parameters.
     """
 
     parameter: nn.Parameter
     name: str
     value: Tensor
-    layout: Literal["whole", "rows", "elements"] = "whole"
-    transposed: bool = False
     index: Tensor | None = None
+    transposed: bool = False
     padding: int | None = None
     has_batch: bool = False
     repeated: bool = False
@@ -51,37 +51,40 @@ class View:
 
     @property
     def is_whole(self) -> bool:
-        """Is it the parameter as it is?"""
-        return self.layout == "whole" and not self.transposed
+        """Is it the parameter as it is, perhaps in another shape?"""
+        return self.index is None and not self.transposed
 
-    def derive(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> View:
-        """The view that `function(self, *args, **kwargs)` makes; the function only moves elements."""
-        value = _leaf(function(self.value.detach(), *args, **kwargs))
+    def derive(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> View | None:
+        """The view that `function(self, *args, **kwargs)` makes; None if it is none of the kinds above."""
+        value = function(self.value.detach(), *args, **kwargs)
         attach = lambda: function(self.attached(), *args, **kwargs)  # noqa: E731
-        if self.value.dim() == 2 and self.layout != "elements" and _is_transpose(function, args, kwargs):
-            return replace(
-                self, value=value, transposed=not self.transposed, has_batch=False, repeated=False, attach=attach
-            )
-        if self.layout != "elements" and not self.transposed and _keeps_rows(function, args, kwargs, self.value.dim()):
+        made = replace(self, value=_leaf(value), attach=attach)
+        if self.value.dim() == 2 and _is_transpose(function, args, kwargs):
+            return replace(made, transposed=not self.transposed, has_batch=False, repeated=False)
+        if self.transposed:
+            return None
+        if (
+            _keeps_rows(function, args, kwargs, self.value)
+            and self.value.shape[-1] == matrix_shape(self.parameter.shape)[1]
+        ):
             rows = function(self.row_ids(), *args, **kwargs)
-            repeated = self._repeats(function, rows)
-            view = replace(self, value=value, layout="rows", index=rows, attach=attach)
-        else:
-            elements = function(self.element_ids(), *args, **kwargs)
-            repeated = self._repeats(function, elements)
-            view = replace(self, value=value, layout="elements", transposed=False, index=elements, attach=attach)
-        return replace(view, has_batch=self.has_batch or repeated, repeated=repeated)
+            return replace(made, index=rows, has_batch=self.has_batch or self.repeated)
+        contiguous = value.is_contiguous() and self.value.is_contiguous() and value.numel() == self.value.numel()
+        return made if self.is_whole and contiguous and value.data_ptr() == self.value.data_ptr() else None
 
-    def _repeats(self, function: Any, index: Tensor) -> bool:
-        return self.repeated or (getattr(function, "__name__", "") in _REPEATS and _is_one(index))
+    def repeats(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether each element of the first dimension of `function(self, *args, **kwargs)` is the same part of the parameter."""
+        if getattr(function, "__name__", "") not in _REPEATS:
+            return False
+        ids = torch.arange(self.value.numel(), device=self.value.device).view(self.value.shape)
+        return _is_one(function(ids, *args, **kwargs))
 
     def take(self, ids: Tensor, padding: int | None, has_batch: bool) -> View:
         """The view of the rows `ids` of a whole parameter, `[*ids.shape, C]`."""
         ids = torch.where(ids < 0, ids + len(self.value), ids)
-        value = _leaf(self.value.detach()[ids])
-        view = replace(self, value=value, layout="rows", index=ids, padding=padding, has_batch=has_batch)
         attach = lambda: F.embedding(ids, self.attached(), padding)  # noqa: E731
-        return replace(view, repeated=has_batch and len(ids) > 1 and _is_one(ids), attach=attach)
+        view = replace(self, value=_leaf(self.value.detach()[ids]), index=ids, padding=padding, attach=attach)
+        return replace(view, has_batch=has_batch, repeated=has_batch and len(ids) > 1 and _is_one(ids))
 
     def copied(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> View:
         """The same view with a copy of its value, perhaps in another type."""
@@ -90,23 +93,10 @@ class View:
 
     def row_ids(self) -> Tensor:
         """Row of the parameter that each row of the (untransposed) view is, `[*shape[:-1]]`."""
-        if self.layout == "rows":
-            assert self.index is not None
+        if self.index is not None:
             return self.index
-        shape = self.parameter.shape[:-1]
+        shape = self.value.shape[:-1]
         return torch.arange(shape.numel(), device=self.value.device).view(shape)
-
-    def element_ids(self) -> Tensor:
-        """Flat position in the parameter of each element of the view, `[*value.shape]`."""
-        if self.layout == "elements":
-            assert self.index is not None
-            return self.index
-        if self.layout == "rows":
-            C = self.parameter.shape[-1]
-            ids = self.row_ids()[..., None] * C + torch.arange(C, device=self.value.device)
-        else:
-            ids = torch.arange(self.parameter.numel(), device=self.value.device).view(self.parameter.shape)
-        return ids.T if self.transposed else ids
 
     def from_gradient(self, gradient: Tensor, batch: int, bound: Tensor, own_rows: bool = False) -> Form:
         """The form of a gradient at this view: `[B, ..., *value.shape]`, or `value.shape` itself with `own_rows`.
@@ -114,40 +104,70 @@ class View:
         `own_rows` means that the view's first dimension runs over the samples, so that sample i has its share only.
         """
         R, C = matrix_shape(self.parameter.shape)
-        if self.transposed and not own_rows:
-            gradient = gradient.reshape(batch, *self.value.shape).transpose(1, 2)
-            return replace(self, transposed=False, value=self.value.T).from_gradient(gradient, batch, bound)
-        if self.layout == "whole" and not own_rows:
-            return Dense(gradient.reshape(batch, R, C), bound)
-        if self.layout == "rows" and not self.transposed:
-            index = _apart(self.row_ids(), batch, own_rows)
+        as_rows = self.index is not None or (
+            own_rows and self.value.shape == self.parameter.shape and len(self.value.shape) > 1
+        )
+        if as_rows and not self.transposed:
+            ids = self.row_ids()
+            index = ids.reshape(batch, -1) if own_rows else ids.reshape(1, -1).expand(batch, -1)
             values = gradient.reshape(batch, index.shape[1], C)
             if self.padding is not None:
                 values = values.masked_fill((index == self.padding)[..., None], 0)
             return Sparse(index, values)
-        index = _apart(self.element_ids(), batch, own_rows)
-        values = gradient.reshape(batch, -1)
-        if self.padding is not None:
-            values = values.masked_fill(index // C == self.padding, 0)
-        return Dense(gradient.new_zeros(batch, R * C).scatter_add_(1, index, values).view(batch, R, C), bound)
+        if own_rows:
+            each, shares = torch.arange(batch, device=gradient.device), gradient.reshape(batch, -1)
+            gradient = gradient.new_zeros(batch, batch, shares.shape[1])
+            gradient[each, each] = shares
+        if self.transposed:
+            gradient = gradient.reshape(batch, *self.value.shape).transpose(1, 2)
+            return replace(self, transposed=False, value=self.value.T).from_gradient(gradient, batch, bound)
+        return Dense(gradient.reshape(batch, R, C), bound)
 
     def from_outer(self, rows: Tensor, cols: Tensor, sizes: tuple[Tensor, Tensor] | None = None) -> Form:
         """The form of `sum_t rows_t (x) cols_t` as a gradient at this (two-dimensional) view; sizes: see `Outer`."""
         if self.transposed:
             swapped = sizes and (sizes[1], sizes[0])
             return replace(self, transposed=False, value=self.value.T).from_outer(cols, rows, swapped)
-        if self.layout == "whole":
+        R, C = matrix_shape(self.parameter.shape)
+        if self.index is None and self.value.shape == (R, C):
             return Outer(rows, cols, sizes)
-        if self.layout == "rows" and self.padding is None:
+        if self.index is not None and self.padding is None:
             # The rows that are not in the view have no part: as large as what came in, not as the parameter per sample.
-            R, _ = matrix_shape(self.parameter.shape)
-            return Outer(rows.new_zeros(*rows.shape[:2], R).index_add_(2, self.row_ids(), rows), cols)
+            return Outer(rows.new_zeros(*rows.shape[:2], R).index_add_(2, self.index, rows), cols)
         return self.from_gradient(rows.transpose(1, 2) @ cols, len(rows), Outer(rows, cols).bound())
 
 
-def _apart(ids: Tensor, batch: int, own_rows: bool) -> Tensor:
-    """Ids `[B, n]` of each sample: its share of them, or all."""
-    return ids.reshape(batch, -1) if own_rows else ids.reshape(1, -1).expand(batch, -1)
+@dataclass(frozen=True)
+class Derived:
+    """`output` is a function of `sources`, with its autograd graph, which is apart from that of the losses."""
+
+    output: Tensor
+    sources: tuple[nn.Parameter, ...]
+
+    def pull(self, at: nn.Parameter, forms: list[Form], batch: int) -> Iterator[tuple[nn.Parameter, Form]]:
+        """What `forms`, the gradients at the output, add to the gradient of each source. at: the output as a parameter."""
+
+        def compute(source: nn.Parameter, samples: slice) -> Tensor:
+            count = samples.stop - samples.start
+            gradient = at.new_zeros(count, *matrix_shape(at.shape))
+            for form in forms:
+                form.form_into(gradient, samples)
+            pulled = self._product(source, gradient.view(count, *at.shape))
+            return source.new_zeros(count, *source.shape) if pulled is None else pulled
+
+        for source in self.sources:
+            yield source, Lazy(partial(compute, source), 2 * at.numel() + source.numel())
+
+    def _product(self, source: nn.Parameter, gradient: Tensor) -> Tensor | None:
+        """`[b, *source.shape]` from `[b, *output.shape]`, or None if the output does not depend on the source."""
+        rest = {"retain_graph": True, "allow_unused": True}
+        if len(gradient) > 1:
+            try:
+                return torch.autograd.grad(self.output, source, gradient, is_grads_batched=True, **rest)[0]
+            except RuntimeError:  # a function that cannot be batched: one at a time
+                pass
+        each = [torch.autograd.grad(self.output, source, one, **rest)[0] for one in gradient]
+        return None if each[0] is None else torch.stack(each)
 
 
 def _is_one(index: Tensor) -> bool:
@@ -166,9 +186,9 @@ def _is_transpose(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     return bool(function(torch.empty(2, 3, device="meta"), *args, **kwargs).shape == (3, 2))
 
 
-def _keeps_rows(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], dim: int) -> bool:
+def _keeps_rows(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], value: Tensor) -> bool:
     """Whether the function acts on leading dimensions alone: then it can act on row ids, at 1/C of the size."""
-    name = getattr(function, "__name__", "")
+    name, dim = getattr(function, "__name__", ""), value.dim()
     if dim < 2 or kwargs:
         return False
     if name == "__getitem__":

@@ -1,8 +1,5 @@
-"""What happens to a parameter in each torch function with a rule: one small module per kind of function.
+"""What happens to a parameter in each torch function with a rule. Importing this package fills the registry `recorder.RULES`."""
 
-Importing this package fills the registry `dpformer.clipping.recorder.RULES`.
-"""
+from dpformer.clipping.rules import apart, broadcast, layers, linear, recurrent, rows
 
-from dpformer.clipping.rules import apart, elementwise, embedding, head, layers, linear, matmul, moving, norm, recurrent
-
-__all__ = ["apart", "elementwise", "embedding", "head", "layers", "linear", "matmul", "moving", "norm", "recurrent"]
+__all__ = ["apart", "broadcast", "layers", "linear", "recurrent", "rows"]

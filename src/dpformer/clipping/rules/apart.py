@@ -25,11 +25,16 @@ from dpformer.clipping.views import View
 from dpformer.clipping.walk import Layout
 from dpformer.errors import ClippingError
 
-T = torch.Tensor
 Shape = Sequence[int]
 # From the arguments, the shapes of the tensors among them, the output's shape and the samples' dimension in it to their dimension
 # in each of the tensors: None where it has none, -1 where that is not known.
 Align = Callable[[tuple[Any, ...], list[Shape], Shape, int], list[int | None]]
+
+
+def named(names: str) -> list[Any]:
+    """Functions of torch and methods of tensors by their names."""
+    found = [getattr(owner, name, None) for owner in (torch, torch.Tensor, torch.functional) for name in names.split()]
+    return [function for function in found if callable(function)]
 
 
 def lazily(view: View, compute: Callable[[slice], Tensor], size: int = 0) -> Lazy:
@@ -54,8 +59,8 @@ def _broadcast(args: tuple[Any, ...], given: list[Shape], out: Shape, dim: int) 
 
 
 def _first(args: tuple[Any, ...], given: list[Shape], out: Shape, dim: int) -> list[int | None]:
-    """The first tensor has samples first, as the output has; all others are parameters."""
-    return [0 if dim == 0 else -1, *(None for _ in given[1:])]
+    """A convolution: the first tensor has samples first, as the output has; all others are parameters."""
+    return [0 if dim == 0 and len(given[0]) == len(given[1]) else -1, *(None for _ in given[1:])]
 
 
 def product(args: tuple[Any, ...], given: list[Shape], out: Shape, dim: int) -> list[int | None]:
@@ -86,21 +91,15 @@ def _einsum(args: tuple[Any, ...], given: list[Shape], out: Shape, dim: int) -> 
     return [k if (k := letters.find(result[dim])) >= 0 else None for letters in inputs.split(",")]
 
 
-_ALIGN: dict[Align, tuple[Any, ...]] = {
-    _broadcast: (
-        *(torch.div, T.div, T.__truediv__, torch.true_divide, T.true_divide, torch.pow, T.pow, T.__pow__, torch.where),
-        *(T.where, torch.maximum, T.maximum, torch.minimum, T.minimum, torch.lerp, T.lerp, torch.addcmul, T.addcmul),
-        *(torch.addcdiv, T.addcdiv, torch.masked_fill, T.masked_fill, torch.atan2, torch.clamp, T.clamp, T.__rpow__),
-        *(torch.clamp_min, T.clamp_min, torch.clamp_max, T.clamp_max, torch.max, T.max, torch.min, T.min),
-        *(torch.hypot, torch.logaddexp, torch.fmod, T.fmod),
-    ),
-    _first: (
-        *(torch.conv1d, torch.conv2d, torch.conv3d),
-        *(torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d),
-    ),
-    product: (torch.bmm, T.bmm, torch.baddbmm, T.baddbmm),
-    _bilinear: (torch.bilinear,),
-    _einsum: (torch.einsum, torch.functional.einsum),
+_ALIGN: dict[Align, str] = {
+    _broadcast: """
+        div __truediv__ true_divide pow __pow__ __rpow__ where maximum minimum max min lerp addcmul addcdiv masked_fill
+        atan2 clamp clamp_min clamp_max hypot logaddexp fmod
+    """,
+    _first: "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d",
+    product: "bmm baddbmm",
+    _bilinear: "bilinear",
+    _einsum: "einsum",
 }
 
 
@@ -159,11 +158,11 @@ def apart(recorder: Recorder, function: Any, align: Align, args: tuple[Any, ...]
     return recorder.record(function, output, list(views.values()), derive, [t.detach() for t in given], raw=True)
 
 
-def _register(align: Align, functions: tuple[Any, ...]) -> None:
+def _register(align: Align, functions: list[Any]) -> None:
     @register_rule(*functions, lazy=align is _broadcast)
     def rule(recorder: Recorder, function: Any, *args: Any, **kwargs: Any) -> Tensor:
         return apart(recorder, function, align, args, kwargs)
 
 
-for _align, _functions in _ALIGN.items():
-    _register(_align, _functions)
+for _align, _names in _ALIGN.items():
+    _register(_align, named(_names))

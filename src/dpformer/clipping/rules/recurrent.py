@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from dpformer.clipping.recorder import Recorder, register_rule
-from dpformer.clipping.rules.shapes import from_broadcast, per_sample, sizes_of
+from dpformer.clipping.rules.linear import linear_forms
 from dpformer.clipping.use import Forms
 from dpformer.clipping.walk import Layout
 
@@ -53,12 +53,7 @@ def _layer(
     views = [recorder.view(u), recorder.view(c)]
 
     def derive(gradient: Tensor, samples: Layout) -> Forms:
-        own, bias = views
-        if own is not None:
-            states = per_sample(torch.stack(before, 1), samples.batch, own.parameter.dtype)
-            yield own, own.from_outer(per_sample(gradient, samples.batch, own.parameter.dtype), states)
-        if bias is not None:
-            yield bias, from_broadcast(bias, gradient, samples, sizes_of(gradient, samples.batch))
+        return linear_forms(*views, gradient, samples, torch.stack(before, 1))
 
     zeros = inputs.new_zeros(inputs.shape, requires_grad=False)
     added = recorder.record(function, zeros, views, derive) if any(v is not None for v in views) else zeros
