@@ -10,13 +10,7 @@ the gradient of sample `i` is one of four forms:
 
 The gradient is the sum over all uses, so its squared norm has a term for every *pair* of uses. Without the pairs of different
 uses (an embedding that is also the output layer, say) the norm is too small, and the clipped gradient above the bound.
-`inner` has one formula per pair of forms. Every form has these methods:
-
-    bound()                              sum of the norms of all terms, `[B]`, or slightly more: see `Clip`
-    form_into(out, samples)              add G_i of `samples` to `out` `[b, R, C]`
-    form_transposed_into(out, samples)   the same for `out` `[b, C, R]`
-    add_weighted(weights, out)           add `sum_i weights[i] G_i` to `out` `[R, C]`
-    drop(samples)                        make G_i zero for the marked samples (`[B]`, bool), whatever it was
+`inner` has one formula per pair of forms.
 """
 
 import functools
@@ -30,8 +24,32 @@ from dpformer.clipping.sums import add_to_rows, add_weighted_rows, lengths, norm
 from dpformer.errors import ClippingError
 
 
+class Form:
+    """What a use adds to the gradients G_i of a parameter."""
+
+    def bound(self) -> Tensor:
+        """The sum of the norms of all terms, `[B]`, or slightly more: see `Clip`."""
+        raise NotImplementedError
+
+    def form_into(self, out: Tensor, samples: slice) -> None:
+        """Add G_i of `samples` to `out` `[b, R, C]`."""
+        raise NotImplementedError
+
+    def form_transposed_into(self, out: Tensor, samples: Tensor | slice) -> None:
+        """The same for `out` `[b, C, R]`."""
+        raise NotImplementedError
+
+    def add_weighted(self, weights: Tensor, out: Tensor) -> None:
+        """Add `sum_i weights[i] G_i` to `out` `[R, C]`."""
+        raise NotImplementedError
+
+    def drop(self, samples: Tensor) -> None:
+        """Make G_i zero for the marked samples (`[B]`, bool), whatever it was."""
+        raise NotImplementedError
+
+
 @dataclass
-class Outer:
+class Outer(Form):
     """`G_i = sum_t rows[i,t] (x) cols[i,t]`; rows `[B, T, R]`, cols `[B, T, C]`; sizes: their norms `[B, T]`, if computed."""
 
     rows: Tensor
@@ -39,11 +57,7 @@ class Outer:
     sizes: tuple[Tensor, Tensor] | None = None
 
     def bound(self) -> Tensor:
-        """`sum_t |rows_t| |cols_t|`. Padding adds nothing: its rows are 0.
-
-        The product of two norms over all times is a bound too. But it grows with padding, so that a sample's clip factor
-        would depend on the longest sample of the batch.
-        """
+        # The product of two norms over all times would grow with padding: a clip factor would depend on the longest sample.
         rows, cols = self.sizes or (sizes(self.rows), sizes(self.cols))
         return (rows.double() * cols).sum(1)
 
@@ -73,7 +87,7 @@ class Outer:
 
 
 @dataclass
-class Sparse:
+class Sparse(Form):
     """`G_i = sum_t onehot(index[i,t]) (x) values[i,t]`; index `[B, T]`, values `[B, T, C]`.
 
     summed: (sample, row, values), each `[K, ...]`: equal rows of a sample added up, by `squared_norms`.
@@ -133,7 +147,7 @@ class Sparse:
 
 
 @dataclass
-class Dense:
+class Dense(Form):
     """`G_i = gradient[i]`, `[B, R, C]`. `bound_` `[B]` is that of the terms it was summed from.
 
     norms `[B, pieces]`: those of its pieces, if they are measured already.
@@ -171,7 +185,7 @@ class Dense:
 
 
 @dataclass
-class Lazy:
+class Lazy(Form):
     """`G_i = compute(samples)[i]`, `[b, R, C]`, computed whenever it is wanted; it is measured and added as it was computed.
 
     size: numbers that one sample takes while it is computed.
@@ -191,11 +205,7 @@ class Lazy:
         self.dropped = samples if self.dropped is None else self.dropped | samples
 
 
-Factored = Outer | Sparse | Dense
-Form = Factored | Lazy
-
-
-def inner(a: Factored, b: Factored) -> Tensor:
+def inner(a: Form, b: Form) -> Tensor:
     """`<G_i^a, G_i^b>` for every sample, `[B]`, summed in float64.
 
     Outer, Outer:    sum_{t,u} <rows_t, rows'_u> <cols_t, cols'_u>

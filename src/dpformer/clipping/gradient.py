@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Iterator
 from typing import Literal, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from dpformer.clipping.algebra import Dense, Factored, Form, Lazy, Outer, Sparse, inner
+from dpformer.clipping.algebra import Dense, Form, Lazy, Outer, Sparse, inner
 from dpformer.clipping.sums import add_weighted_rows, norms_of_pieces, squared_norms
 from dpformer.clipping.workspace import Workspace
 
@@ -56,7 +57,7 @@ def matrix_shape(shape: torch.Size) -> tuple[int, int]:
 class Pairs:
     """The gradient as a sum of forms; `|G|^2` is the sum of the inner products of all pairs of forms. See `Gradient`."""
 
-    def __init__(self, parameter: nn.Parameter, forms: list[Factored], batch: int) -> None:
+    def __init__(self, parameter: nn.Parameter, forms: list[Form], batch: int) -> None:
         self.parameter, self.forms, self.batch = parameter, forms, batch
         self.shape = matrix_shape(parameter.shape)
 
@@ -96,15 +97,15 @@ class Pairs:
 class Formed(Pairs):
     """The gradient formed for a few samples at a time in reused memory, and measured there.
 
-    The sum is computed from the forms. Gradients of several forms are kept where they are small, and the sum computed from them.
+    The sum is computed from the forms; where the gradients themselves are small, from them. With a `Lazy` form what is added is
+    what was measured, kept or computed anew: so the norm is that of the sum's own terms, and there is no other bound on their
+    rounding. parts: parameters that are parts of this one (`join`).
     """
 
-    # Parameters that are parts of this one: see `join`.
-    parts: tuple[nn.Parameter, ...] = ()
-
-    def __init__(self, parameter: nn.Parameter, forms: list[Factored], batch: int, workspace: Workspace) -> None:
+    def __init__(self, parameter: nn.Parameter, forms: list[Form], batch: int, workspace: Workspace) -> None:
         super().__init__(parameter, forms, batch)
-        self.workspace = workspace
+        self.workspace, self.parts = workspace, tuple[nn.Parameter, ...]()
+        self._lazy = [form.size for form in forms if isinstance(form, Lazy)]
 
     @classmethod
     def join(cls, parts: tuple[nn.Parameter, ...], forms: tuple[Dense, ...]) -> Formed:
@@ -116,103 +117,72 @@ class Formed(Pairs):
         joined.parts = parts
         return joined
 
+    def measure(self) -> tuple[Tensor, Tensor]:
+        if not self._lazy:
+            return super().measure()
+        squared = self.squared()
+        underflow = math.sqrt(2 * torch.finfo(self.parameter.dtype).tiny * self.parameter.numel())  # of the squares
+        return squared, (squared.sqrt() + underflow).square()
+
     def squared(self) -> Tensor:
-        """`|G_i|^2` `[B]`, float64."""
         one = self.forms[0] if len(self.forms) == 1 else None
         if isinstance(one, Dense):
             return one.squared_norms()
         R, C = self.shape
-        few = self.batch * R * C <= FORMED_ELEMENTS // 4
-        keep = not isinstance(one, Outer) and (few or is_compact(self.parameter, self.forms))
-        chunk = self.batch if keep else min(self.batch, max(1, FORMED_ELEMENTS // (R * C)))
+        size = max(R * C, *self._lazy, 1)
+        few = self.batch * size <= (FORMED_ELEMENTS if self._lazy else FORMED_ELEMENTS // 4)
+        keep = not isinstance(one, Outer) and (few or (not self._lazy and is_compact(self.parameter, self.forms)))
+        self._chunk = self.batch if keep else min(self.batch, max(1, FORMED_ELEMENTS // size))
         like = self.parameter.detach()
-        buffer = like.new_empty(chunk, R * C) if keep else self.workspace.take("formed", chunk, R * C, like)
-        buffer = buffer.view(chunk, R, C)
-        squares = []
-        for start in range(0, self.batch, chunk):
-            samples = slice(start, min(start + chunk, self.batch))
+        take = self.workspace.take
+        buffer = like.new_empty(self._chunk, R * C) if keep else take("formed", self._chunk, R * C, like)
+        squares = [squared_norms(part) for _, part in self._formed(buffer.view(-1, R, C))]
+        if keep:
+            self.forms = [Dense(buffer.view(-1, R, C), like.new_zeros(self.batch) if self._lazy else self.bound())]
+        return torch.cat(squares)
+
+    def _formed(self, buffer: Tensor) -> Iterator[tuple[slice, Tensor]]:
+        """The gradients of a few samples after the other, in the same memory."""
+        for start in range(0, self.batch, self._chunk):
+            samples = slice(start, min(start + self._chunk, self.batch))
             part = buffer[: samples.stop - start]
-            if isinstance(one, Outer):
+            if len(self.forms) == 1 and isinstance(one := self.forms[0], Outer):
                 torch.bmm(one.rows[samples].transpose(1, 2), one.cols[samples], out=part)
             else:
                 part.zero_()
                 for form in self.forms:
                     form.form_into(part, samples)
-            squares.append(squared_norms(part))
-        if keep:
-            self.forms = [Dense(buffer, self.bound())]
-        return torch.cat(squares)
+            yield samples, part
 
     def add(self, weights: Tensor) -> None:
-        if not self.parts:
-            return super().add(weights)
-        self.parameter.grad = torch.zeros_like(self.parameter)
-        super().add(weights)
-        sums = [p.grad.view(-1) for p in self.parts if p.grad is not None]
-        torch._foreach_add_(sums, self.parameter.grad.split([p.numel() for p in self.parts]))
-
-
-class Computed:
-    """The gradient of forms of which one is `Lazy`, computed for a few samples at a time. See `Gradient`.
-
-    What is added is what was measured: kept if it is small, else computed anew. So the norm is that of the sum's own terms, and
-    there is no other bound on their rounding.
-    """
-
-    def __init__(self, parameter: nn.Parameter, forms: list[Form], batch: int) -> None:
-        self.parameter, self.forms, self.batch = parameter, forms, batch
-        sizes = [parameter.numel(), *(form.size for form in forms if isinstance(form, Lazy))]
-        self._chunk = max(1, min(batch, FORMED_ELEMENTS // max(sizes)))
-        self._kept: Tensor | None = None
-
-    def measure(self) -> tuple[Tensor, Tensor]:
-        parts = []
-        for samples in self._samples():
-            gradient = self._compute(samples)
-            parts.append(squared_norms(gradient))
-            if self._chunk == self.batch:
-                self._kept = gradient
-        squared = torch.cat(parts)
-        underflow = math.sqrt(2 * torch.finfo(self.parameter.dtype).tiny * self.parameter.numel())  # of the squares
-        return squared, (squared.sqrt() + underflow).square()
-
-    def add(self, weights: Tensor) -> None:
-        assert self.parameter.grad is not None
-        out = self.parameter.grad.view(-1)
-        total = out if self._chunk == self.batch else out.double()
-        for samples in self._samples():
-            gradient = self._compute(samples) if self._kept is None else self._kept
-            add_weighted_rows(total, gradient.flatten(1).to(total), weights[samples].to(total))
-        out.copy_(total)
-
-    def drop(self, samples: Tensor) -> None:
-        for form in self.forms:
-            form.drop(samples)
-        if self._kept is not None:
-            self._kept = self._kept.masked_fill(samples[:, None, None], 0)
-
-    def _samples(self) -> list[slice]:
-        return [slice(k, min(k + self._chunk, self.batch)) for k in range(0, self.batch, self._chunk)]
-
-    def _compute(self, samples: slice) -> Tensor:
-        gradient = self.parameter.new_zeros(samples.stop - samples.start, *matrix_shape(self.parameter.shape))
-        for form in self.forms:
-            form.form_into(gradient, samples)
-        return gradient
+        if self.parts:
+            self.parameter.grad = torch.zeros_like(self.parameter)
+        if not any(isinstance(form, Lazy) for form in self.forms):
+            super().add(weights)
+        else:
+            assert self.parameter.grad is not None
+            total = self.parameter.grad.view(-1).double()
+            buffer = self.parameter.new_empty(self._chunk, *self.shape, requires_grad=False)
+            for samples, part in self._formed(buffer):
+                add_weighted_rows(total, part.flatten(1).double(), weights[samples])
+            self.parameter.grad.view(-1).copy_(total)
+        if self.parts and self.parameter.grad is not None:
+            sums = [p.grad.view(-1) for p in self.parts if p.grad is not None]
+            torch._foreach_add_(sums, self.parameter.grad.split([p.numel() for p in self.parts]))
 
 
 def gradient_of(
-    parameter: nn.Parameter, forms: list[Factored], batch: int, route: Route | None, workspace: Workspace
+    parameter: nn.Parameter, forms: list[Form], batch: int, route: Route | None, workspace: Workspace
 ) -> Pairs:
     """The gradient of a parameter from its forms, at most one of each kind (`merge`), by the cheaper way or by `route`."""
-    if any(isinstance(form, Dense) and form.norms is not None for form in forms):
-        route = "formed"  # it is
+    if any(isinstance(form, Lazy) or (isinstance(form, Dense) and form.norms is not None) for form in forms):
+        route = "formed"  # it will be, or it is
     if (route or cheaper_route(parameter, forms)) == "gram":
         return Pairs(parameter, forms, batch)
     return Formed(parameter, forms, batch, workspace)
 
 
-def cheaper_route(parameter: nn.Parameter, forms: list[Factored]) -> Route:
+def cheaper_route(parameter: nn.Parameter, forms: list[Form]) -> Route:
     """The way that takes less time, by counted operations."""
     R, C = matrix_shape(parameter.shape)
     gram = formed = 0
@@ -242,7 +212,7 @@ def shorten(parameter: nn.Parameter, form: Form, route: Route | None) -> Form:
     return Dense(gradient, form.bound(), norms_of_pieces(gradient))  # measured while it is in the processor's cache
 
 
-def is_compact(parameter: nn.Parameter, forms: list[Factored]) -> bool:
+def is_compact(parameter: nn.Parameter, forms: list[Form]) -> bool:
     """Whether the gradients are no larger than the factors they are made of."""
     outers = [form for form in forms if isinstance(form, Outer)]
     factors = sum(form.rows.numel() + form.cols.numel() for form in outers)

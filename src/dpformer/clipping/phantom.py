@@ -5,15 +5,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from dpformer.clipping import rules  # noqa: F401  (fills the registry)
-from dpformer.clipping.algebra import Dense, Factored, Form, Lazy, merge
+from dpformer.clipping.algebra import Dense, Form, Lazy, merge
 from dpformer.clipping.clip import Clip, Rule
-from dpformer.clipping.gradient import Computed, Formed, Gradient, Route, gradient_of, shorten
+from dpformer.clipping.gradient import Formed, Gradient, Route, gradient_of, shorten
 from dpformer.clipping.guard import check_apart, check_graph, locate
 from dpformer.clipping.recorder import Recorder
 from dpformer.clipping.tied import Head, TiedGradient, Weigh
@@ -221,20 +220,16 @@ class PhantomClipping:
                     by_parameter.setdefault(id(p), (p, [], []))[1].append(form)
         for p, forms, heads in by_parameter.values():
             forms = merge(forms)
-            if any(isinstance(form, Lazy) for form in forms):
-                if heads:
-                    raise ClippingError("TiedCrossEntropy shares its table with a function of it: use F.cross_entropy")
-                gradients.append(Computed(p, forms, batch))
-                continue
             if len(forms) == 1 and not heads:
                 forms = [shorten(p, forms[0], self.route)]
-            factored = cast(list[Factored], forms)
             if heads:
-                gradients.append(TiedGradient(p, heads[0], factored, batch, self.route))
-            elif len(factored) == 1 and isinstance(form := factored[0], Dense) and form.norms is None:
+                if any(isinstance(form, Lazy) for form in forms):
+                    raise ClippingError("TiedCrossEntropy shares its table with a function of it: use F.cross_entropy")
+                gradients.append(TiedGradient(p, heads[0], forms, batch, self.route))
+            elif len(forms) == 1 and isinstance(form := forms[0], Dense) and form.norms is None:
                 small.setdefault(p.dtype, []).append((p, form))
             else:
-                gradients.append(gradient_of(p, factored, batch, self.route, self._workspace))
+                gradients.append(gradient_of(p, forms, batch, self.route, self._workspace))
         return gradients + [Formed.join(*zip(*parts, strict=True)) for parts in small.values()]
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from dpformer.clipping.algebra import Factored, Outer, Sparse, inner
+from dpformer.clipping.algebra import Form, Outer, Sparse, inner
 from dpformer.clipping.gradient import Route, gradient_of
 from dpformer.clipping.sums import BLOCK, squared_norms
 from dpformer.clipping.tied_head import HeadPass
@@ -60,7 +60,7 @@ class TiedGradient:
     """Per-sample gradients of a table with one use as output layer and any other uses. See `Gradient`."""
 
     def __init__(
-        self, parameter: nn.Parameter, head: Head, others: list[Factored], batch: int, route: Route | None = None
+        self, parameter: nn.Parameter, head: Head, others: list[Form], batch: int, route: Route | None = None
     ) -> None:
         self.parameter, self.route = parameter, route
         self.head, self.upstream = head.head, head.upstream.to(parameter.dtype)

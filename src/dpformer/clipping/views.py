@@ -61,7 +61,7 @@ class View:
         made = replace(self, value=_leaf(value), attach=attach)
         if self.value.dim() == 2 and _is_transpose(function, args, kwargs):
             return replace(made, transposed=not self.transposed, has_batch=False, repeated=False)
-        if self.transposed:
+        if self.transposed or _name(function) in _REPEATS:
             return None
         if (
             _keeps_rows(function, args, kwargs, self.value)
@@ -74,7 +74,7 @@ class View:
 
     def repeats(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether each element of the first dimension of `function(self, *args, **kwargs)` is the same part of the parameter."""
-        if getattr(function, "__name__", "") not in _REPEATS:
+        if _name(function) not in _REPEATS:
             return False
         ids = torch.arange(self.value.numel(), device=self.value.device).view(self.value.shape)
         return _is_one(function(ids, *args, **kwargs))
@@ -170,6 +170,10 @@ class Derived:
         return None if each[0] is None else torch.stack(each)
 
 
+def _name(function: Any) -> str:
+    return getattr(function, "__name__", "")
+
+
 def _is_one(index: Tensor) -> bool:
     """Is the index the same for each element of its first dimension?"""
     return index.dim() > 0 and (index.stride(0) == 0 or bool((index == index[:1]).all()))
@@ -181,14 +185,14 @@ def _leaf(value: Tensor) -> Tensor:
 
 def _is_transpose(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether a function turns a matrix: decided on a matrix of two different sides."""
-    if getattr(function, "__name__", "") not in ("__get__", "t", "transpose", "swapaxes", "permute"):
+    if _name(function) not in ("__get__", "t", "transpose", "swapaxes", "permute"):
         return False
     return bool(function(torch.empty(2, 3, device="meta"), *args, **kwargs).shape == (3, 2))
 
 
 def _keeps_rows(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], value: Tensor) -> bool:
     """Whether the function acts on leading dimensions alone: then it can act on row ids, at 1/C of the size."""
-    name, dim = getattr(function, "__name__", ""), value.dim()
+    name, dim = _name(function), value.dim()
     if dim < 2 or kwargs:
         return False
     if name == "__getitem__":

@@ -53,7 +53,7 @@ def _layer(
     views = [recorder.view(u), recorder.view(c)]
 
     def derive(gradient: Tensor, samples: Layout) -> Forms:
-        return linear_forms(*views, gradient, samples, torch.stack(before, 1))
+        return linear_forms(views[0], views[1], gradient, samples, torch.stack(before, 1))
 
     zeros = inputs.new_zeros(inputs.shape, requires_grad=False)
     added = recorder.record(function, zeros, views, derive) if any(v is not None for v in views) else zeros

@@ -58,10 +58,9 @@ def _rows(recorder: Recorder, function: Any, view: View, ids: Tensor, padding: i
     """Rows `ids` of a whole parameter: a use where the ids belong to samples, else (positions, say) a view."""
     if not view.is_whole or view.value.shape != view.parameter.shape or view.value.dim() != 2:
         if ids in recorder.shared:
-            by_ids = (
-                (T.__getitem__, (view.value, ids)) if padding is None else (F.embedding, (ids, view.value, padding))
-            )
-            return recorder.derive(*by_ids, {}, [view])
+            if padding is None:
+                return recorder.derive(T.__getitem__, (view.value, ids), {}, [view])
+            return recorder.derive(F.embedding, (ids, view.value, padding), {}, [view])
         return _pick(recorder, function, view, ids, padding)
     one = ids.dim() > 1 and ids.shape[0] == 1
     data = ids.dim() > 1 and not recorder.shared.is_constant(ids)
