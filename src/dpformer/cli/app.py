@@ -1,4 +1,4 @@
-"""The list of commands. Each lives in a module of its own, named after it; other packages add theirs by `plugins`."""
+"""The list of commands. Other packages add theirs by `plugins`."""
 
 from typing import Annotated
 
@@ -6,48 +6,22 @@ import typer
 
 from dpformer import __version__
 from dpformer.cli.account import account
-from dpformer.cli.audit import audit
+from dpformer.cli.check import audit, verify
 from dpformer.cli.demo import demo
 from dpformer.cli.evaluate import evaluate
-from dpformer.cli.export import export
 from dpformer.cli.fit import fit, resume
 from dpformer.cli.plan import plan
 from dpformer.cli.plugins import Commands
 from dpformer.cli.prepare import prepare
-from dpformer.cli.privacy import privacy
 from dpformer.cli.recommend import recommend, similar
 from dpformer.cli.refit import refit
-from dpformer.cli.report import report
-from dpformer.cli.serve import serve
-from dpformer.cli.show import show
-from dpformer.cli.verify import verify
+from dpformer.cli.released import export, privacy, report, serve, show
 
-app = typer.Typer(
-    name="dpformer",
-    cls=Commands,
-    help="Private recommendations from people's sequences, with user-level differential privacy.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-)
-COMMANDS = (
-    demo,
-    prepare,
-    plan,
-    fit,
-    resume,
-    refit,
-    evaluate,
-    report,
-    recommend,
-    similar,
-    serve,
-    export,
-    show,
-    privacy,
-    verify,
-    audit,
-)
-for command in COMMANDS:
+ABOUT = "Private recommendations from people's sequences, with user-level differential privacy."
+app = typer.Typer(name="dpformer", cls=Commands, help=ABOUT, no_args_is_help=True, pretty_exceptions_enable=False)
+MAKE = (demo, prepare, plan, fit, resume, refit)
+USE = (evaluate, report, recommend, similar, serve, export, show, privacy, verify, audit)
+for command in MAKE + USE:
     app.command()(command)
 app.add_typer(account, name="account")
 
@@ -58,10 +32,10 @@ def _print_version(asked: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
+@app.callback(help=ABOUT)
 def options(
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
-    """Private recommendations from people's sequences, with user-level differential privacy."""
+    """Take the options that stand before a command."""

@@ -1,30 +1,30 @@
 """`dpformer demo`: the whole way, on data that the package brings along."""
 
+import shutil
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.table import Table
+
+from dpformer.cli import output as screen
+from dpformer.cli.evaluate import table as figures_table
+from dpformer.cli.options import AsJson
+from dpformer.cli.output import print_json, say, stderr, stdout
+from dpformer.cli.prepare import statistics_table
+from dpformer.cli.progress import show_progress
+from dpformer.errors import DPFormerError
 
 
 def demo(
     output: Annotated[Path, typer.Option("-o", "--output", help="Folder to write.")] = Path("demo-output"),
     epsilon: Annotated[float, typer.Option(help="The budget.")] = 8.0,
-    as_json: Annotated[bool, typer.Option("--json", help="Figures as JSON on stdout.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Prepare the embedded data, train privately, evaluate, recommend, report: about a minute."""
-    import json
-    import shutil
-
-    from rich.table import Table
-
     from dpformer.artifact import load as load_artifact
-    from dpformer.cli.evaluate import table as figures_table
-    from dpformer.cli.output import print_json, stderr, stdout
-    from dpformer.cli.prepare import statistics_table
-    from dpformer.cli.progress import show_progress
     from dpformer.data import load, prepare_named, save, statistics
     from dpformer.data.named import DEMO
-    from dpformer.errors import DPFormerError
     from dpformer.evaluation import Scorer, evaluate, held_out
     from dpformer.files import write_file, write_json
     from dpformer.fit.presets import make_recipe
@@ -57,20 +57,18 @@ def demo(
         contenders[f"{name}, epsilon {epsilon:g}"] = load_artifact(output / kind)
     contenders["popularity, not private"] = count_events(dataset.train("validation"), items)
     evaluations = {name: evaluate(it, held, items) for name, it in contenders.items()}
-    write_json(
-        folder / "metrics.json", {"not_private": True, "test": next(iter(evaluations.values())).figures()}, 0o600
-    )
+    own, counted = next(iter(evaluations)), evaluations["popularity, not private"]
+    write_json(folder / "metrics.json", {"not_private": True, "test": evaluations[own].figures()}, 0o600)
     write_file(output / "report.html", make_report([folder]).html.encode(), 0o600)
     if as_json:
         figures = {name: {key: f.value for key, f in one.masked.items()} for name, one in evaluations.items()}
-        privacy = json.loads(run.statement().to_json())
+        privacy = run.statement().model_dump(mode="json")
         print_json({**statistics(dataset), "test": figures, "privacy": privacy, "output": str(output)})
         return
     comparison = Table("", "NDCG@10", "HIT@10", title="test item, seen items masked, in percent", title_justify="left")
     for name, one in evaluations.items():
         comparison.add_row(name, *(f"{100 * one.masked[key].value:.1f}" for key in ("ndcg@10", "hit@10")))
     stdout.print(comparison)
-    own, counted = next(iter(evaluations)), evaluations["popularity, not private"]
     stdout.print(figures_table("the private model in detail", {own: evaluations[own]}, counted))
     stderr.rule("4. recommendations for people it has never seen")
     names = dataset.names()
@@ -81,10 +79,8 @@ def demo(
         samples.add_row("\n".join(names[i] for i in history), "\n".join(names[i] for i in best[0]))
     stdout.print(samples)
     stderr.rule("5. what it promises")
-    stdout.print(run.statement().text(), markup=False, soft_wrap=True)
-    stderr.print(
+    screen.show(run.statement().text())
+    say(
         f"\nwritten to {output}: the data with its long-tail plot in data/, the released model in run/ (try: dpformer show "
-        f"{folder}), and all of this to look at in {output / 'report.html'}",
-        markup=False,
-        soft_wrap=True,
+        f"{folder}), and all of this to look at in {output / 'report.html'}"
     )

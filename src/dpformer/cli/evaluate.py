@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.table import Table
+
+from dpformer.cli.options import AsJson
+from dpformer.cli.output import print_json, say, stdout, threads
+from dpformer.cli.progress import counting
+from dpformer.errors import DPFormerError
 
 if TYPE_CHECKING:
     import numpy as np
-    from rich.table import Table
 
     from dpformer.artifact import Artifact
     from dpformer.data import Dataset
@@ -26,18 +32,13 @@ def evaluate(
     sample: Annotated[
         int | None, typer.Option(min=1, help="Evaluate so many users, drawn uniformly; the protocol line says so.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Figures as JSON on stdout.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Rank all items for all users and write metrics.json. Figures are computed on people's data: they are not private."""
-    from dataclasses import asdict
-
     from dpformer.artifact import load as load_artifact
     from dpformer.artifact.layout import METRICS
-    from dpformer.cli.output import print_json, stderr, stdout, threads
-    from dpformer.cli.progress import counting
     from dpformer.data import load
     from dpformer.data.store import MANIFEST
-    from dpformer.errors import DPFormerError
     from dpformer.evaluation import difference, held_out
     from dpformer.evaluation import evaluate as evaluate_model
     from dpformer.evaluation.metrics import CUTOFFS
@@ -49,42 +50,38 @@ def evaluate(
     folders = {run: data or _recorded(run) for run in runs}
     folder = folders[runs[0]]
     if folder is None:
-        raise DPFormerError(
-            f"{runs[0]}: does not record where its data is; run: dpformer evaluate {runs[0]} --data DATA"
-        )
+        cure = f"run: dpformer evaluate {runs[0]} --data DATA"
+        raise DPFormerError(f"{runs[0]}: does not record where its data is; {cure}")
     if set(folders.values()) != {folder}:
         raise DPFormerError("the runs were trained on different data; pass --data DATA to compare them on")
     dataset = load(folder)
     for run, model in models.items():
         _refuse_seen(run, model, item, folder, dataset)
     held = held_out(dataset.sequences, item)
-    cutoffs, workers = (*CUTOFFS, k), threads()
+    how: dict[str, Any] = {"cutoffs": (*CUTOFFS, k), "sample": sample}
     found: dict[str, Evaluation] = {}
     for run, model in models.items():
         numbered = held.renumbered(_numbers(run, model, dataset, folder))
         with counting("people", len(held.evaluated)) as done:
-            found[str(run)] = evaluate_model(
-                model, numbered, model.item_count, cutoffs=cutoffs, sample=sample, on_progress=done, threads=workers
-            )
-    counted, items = count_events(held.histories, len(dataset.catalogue)), len(dataset.catalogue)
-    popular = evaluate_model(counted, held, items, cutoffs=cutoffs, sample=sample)
+            how_fast: dict[str, Any] = {"on_progress": done, "threads": threads()}
+            found[str(run)] = evaluate_model(model, numbered, model.item_count, **how, **how_fast)
+    items = len(dataset.catalogue)
+    popular = evaluate_model(count_events(held.histories, items), held, items, **how)
     first, *others = found
-    differences = {name: difference(found[name].ranks, found[first].ranks, cutoffs=cutoffs) for name in others}
+    differences = {name: difference(found[name].ranks, found[first].ranks, cutoffs=how["cutoffs"]) for name in others}
     shown: dict[str, Any] = {name: one.figures() for name, one in found.items()}
     for run in runs:
         shown[str(run)]["popularity"] = popular.figures()["masked"]
         if _recorded(run) in (None, folder.resolve()):
             _keep(run / METRICS, item, shown[str(run)])
     if as_json:
-        others_shown = {
-            name: {key: asdict(one) for key, one in figures.items()} for name, figures in differences.items()
-        }
-        print_json(shown[first] if not others else {"runs": shown, "difference": others_shown})
+        paired = {name: {key: asdict(one) for key, one in each.items()} for name, each in differences.items()}
+        print_json(shown[first] if not others else {"runs": shown, "difference": paired})
         return
     name = models[runs[0]].model.spec.name
     title = f"{name}, {item} item" if not others else f"{item} item, seen masked"
     stdout.print(table(title, found, popular, differences, k))
-    stderr.print("computed on people's data without noise: not private (RUN/metrics.json)", soft_wrap=True)
+    say("computed on people's data without noise: not private (RUN/metrics.json)")
 
 
 def table(
@@ -95,16 +92,13 @@ def table(
     k: int = 10,
 ) -> Table:
     """The figures at k, in percent, with their intervals; the others are in metrics.json."""
-    from rich.table import Table
-
     first = next(iter(found))
     metrics = [f"ndcg@{k}", f"hit@{k}"]
     protocol = found[first].protocol.line()
     shown = Table("", *map(str.upper, metrics), title=title, caption=protocol, caption_justify="left")
     if differences:
-        rows = {name: one.masked for name, one in found.items()} | {
-            f"{name} minus {first}": figures for name, figures in differences.items()
-        }
+        rows = {name: one.masked for name, one in found.items()}
+        rows |= {f"{name} minus {first}": figures for name, figures in differences.items()}
     else:
         one = found[first]
         rows = {"seen masked": one.masked, "unmasked": one.unmasked}
@@ -118,7 +112,6 @@ def table(
 def _recorded(run: Path) -> Path | None:
     """Where the data of a run was, if it records that."""
     from dpformer.artifact.layout import LOCAL
-    from dpformer.errors import DPFormerError
     from dpformer.files import read_json
 
     if not (run / LOCAL).exists():
@@ -131,9 +124,6 @@ def _recorded(run: Path) -> Path | None:
 
 def _refuse_seen(run: Path, model: Artifact, item: str, folder: Path, dataset: Dataset) -> None:
     """Refuse an item that the model was trained on. What another log holds is not known here: that is said."""
-    from dpformer.cli.output import stderr
-    from dpformer.errors import DPFormerError
-
     hold_out = str(model.recipe.get("hold_out"))
     seen = {"validation": (), "test": ("validation",), "nothing": ("validation", "test")}.get(hold_out)
     if seen is None:
@@ -145,11 +135,8 @@ def _refuse_seen(run: Path, model: Artifact, item: str, folder: Path, dataset: D
         return
     if elsewhere:
         how = " on another split" if other_split else ""
-        stderr.print(
-            f"{run}: was trained with hold_out {hold_out!r}{how}; the figures count if none of the events held out of {folder} "
-            "were in its log",
-            soft_wrap=True,
-        )
+        count = f"the figures count if none of the events held out of {folder} were in its log"
+        say(f"{run}: was trained with hold_out {hold_out!r}{how}; {count}")
         return
     cure = f"fit with --set hold_out={item}" if item == "validation" else f"a run with hold_out={item}"
     other = "on the test item, or " if hold_out == "test" else ""
@@ -160,27 +147,21 @@ def _refuse_seen(run: Path, model: Artifact, item: str, folder: Path, dataset: D
 
 def _numbers(run: Path, model: Artifact, dataset: Dataset, folder: Path) -> np.ndarray:
     """The numbers of the data's items in the model's catalogue; those that are missing are said."""
-    from dpformer.cli.output import stderr
-    from dpformer.errors import DPFormerError
-
     numbers = dataset.numbers_in(model.catalogue)
     missing = int((numbers[1:] == 0).sum())
     if missing == len(dataset.catalogue):
-        raise DPFormerError(
-            f"{folder}: has no item in common with the model in {run}; evaluate on the data it was made for"
-        )
+        cure = "evaluate on the data it was made for"
+        raise DPFormerError(f"{folder}: has no item in common with the model in {run}; {cure}")
     if missing:
-        stderr.print(
+        say(
             f"{missing:,} of {len(dataset.catalogue):,} items of {folder} are not in the catalogue of {run}: they are left out "
-            "of histories, and missed where they are the item held out",
-            soft_wrap=True,
+            "of histories, and missed where they are the item held out"
         )
     return numbers
 
 
 def _keep(path: Path, item: str, figures: dict[str, Any]) -> None:
     """Write the figures of an item beside those of others."""
-    from dpformer.errors import DPFormerError
     from dpformer.files import read_json, write_json
 
     written = read_json(path) if path.exists() else {"not_private": True}

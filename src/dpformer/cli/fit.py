@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dpformer.cli.options import AccountFolder, account_of, chooses_recipe
+from dpformer.cli import output as screen
+from dpformer.cli.options import AccountFolder, AsJson, Quiet, account_of, chooses_recipe
+from dpformer.cli.output import print_json, say
+from dpformer.cli.progress import show_progress, stoppable
+from dpformer.errors import DPFormerError, RankError
 
 if TYPE_CHECKING:
     from dpformer.fit.distributed.ranks import Ranks
@@ -19,8 +24,6 @@ if TYPE_CHECKING:
     from dpformer.fit.run import Run
     from dpformer.privacy import PrivacyStatement
 
-Quiet = Annotated[bool, typer.Option("--quiet", help="No progress.")]
-AsJson = Annotated[bool, typer.Option("--json", help="The result as JSON on stdout.")]
 Board = Annotated[
     Path | None, typer.Option("--tensorboard", help="Write a TensorBoard log to this folder; losses are not private.")
 ]
@@ -51,14 +54,13 @@ def fit(
 
     On several processes or machines: torchrun --nproc-per-node 2 -m dpformer fit DATA -o RUN (torchrun takes --run for its own).
     """
-    from dpformer.errors import DPFormerError
+    from dpformer.cli.plan import planned
+    from dpformer.cli.plan import show as show_plan
     from dpformer.fit.distributed.lead_and_follow import finished
     from dpformer.fit.run import start
 
     if dry_run:
-        from dpformer.cli.plan_report import planned, show
-
-        show(planned(recipe(), data, account_of(account)), as_json)
+        show_plan(planned(recipe(), data, account_of(account)), as_json)
         return
     if run is None:
         raise DPFormerError("the run needs a folder: give --run FOLDER, or --dry-run to see the plan")
@@ -72,7 +74,10 @@ def fit(
             _show_finished(run, as_json)
             return
         if ranks.size > 1 and not chosen.steps_on_data and not quiet:
-            _say_alone(ranks.size)
+            say(
+                f"{ranks.size} processes, and no steps to share out: one of them makes all of it, and the others end. Presets "
+                "with steps: pure, whole, paper"
+            )
         train(start(run, data, chosen, ranks, account=people), trackers, quiet, as_json)
 
 
@@ -103,9 +108,6 @@ def resume(
 @contextmanager
 def _joined(timeout: float, device: str) -> Iterator[Ranks]:
     """This process among those that torchrun started; an error says whose it is, and is told once."""
-    import signal
-
-    from dpformer.errors import DPFormerError, RankError
     from dpformer.fit.distributed.ranks import LeaderError, join
 
     with join(timeout, device=device) as ranks:
@@ -123,8 +125,6 @@ def _joined(timeout: float, device: str) -> Iterator[Ranks]:
 
 def _follow(ranks: Ranks, data: Path | None, run: Path) -> None:
     """The part of a process that does not lead: it makes the steps, and says and writes nothing."""
-    from dpformer.cli.progress import stoppable
-    from dpformer.errors import RankError
     from dpformer.fit.distributed.lead_and_follow import follow
     from dpformer.fit.distributed.ranks import LeaderError
 
@@ -139,16 +139,6 @@ def _follow(ranks: Ranks, data: Path | None, run: Path) -> None:
         raise RankError(f"{error}. If rank 0 does not say why, go on {_way_on(run, ranks.size)}") from None
 
 
-def _say_alone(processes: int) -> None:
-    from dpformer.cli.output import stderr
-
-    stderr.print(
-        f"{processes} processes, and no steps to share out: one of them makes all of it, and the others end. Presets with steps: "
-        "pure, whole, paper",
-        soft_wrap=True,
-    )
-
-
 def _way_on(run: Path, processes: int) -> str:
     """How to go on with a run of so many processes."""
     more = ", or under torchrun with any number of processes" if processes > 1 else ""
@@ -157,44 +147,34 @@ def _way_on(run: Path, processes: int) -> str:
 
 def _trackers(tensorboard: Path | None) -> list[Tracker]:
     """Made before anything is spent, so that a missing package is no loss."""
-    from dpformer.cli.output import stderr
     from dpformer.fit.events import TensorBoard
 
     if tensorboard is None:
         return []
     made: list[Tracker] = [TensorBoard(tensorboard)]
-    stderr.print(
-        f"TensorBoard log in {tensorboard}: what stands under `not private/` is not to be published", soft_wrap=True
-    )
+    say(f"TensorBoard log in {tensorboard}: what stands under `not private/` is not to be published")
     return made
 
 
 def train(run: Run, trackers: list[Tracker], quiet: bool, as_json: bool) -> None:
     """Train with progress until the model is released or a signal stops it, and print the statement."""
-    from dpformer.cli.output import stderr
-    from dpformer.cli.progress import show_progress, stoppable
-
-    plan = run.plan
+    plan, way = run.plan, _way_on(run.folder, run.ranks.size)
     if not quiet:
         budget = f"epsilon {plan.epsilon:g}, delta {plan.delta:g}" if plan.private else "NOT PRIVATE (epsilon inf)"
         work = f"{plan.steps} steps of {plan.batch_size:,} users expected, noise multiplier {plan.noise_multiplier:.3f}"
         if not plan.steps:
             work = f"{len(plan.releases)} releases, no steps"
-        stderr.print(f"{plan.users:,} users, {len(run.dataset.catalogue):,} items; {budget}; {work}", soft_wrap=True)
+        say(f"{plan.users:,} users, {len(run.dataset.catalogue):,} items; {budget}; {work}")
     try:
         with stoppable() as asked, show_progress(plan, quiet) as on_progress:
             done = run.train(on_progress, lambda: bool(asked), trackers=trackers)
     except KeyboardInterrupt:
-        stderr.print(
-            f"stopped at once; go on from the last checkpoint {_way_on(run.folder, run.ranks.size)}", soft_wrap=True
-        )
+        say(f"stopped at once; go on from the last checkpoint {way}")
         sys.exit(130)
     finally:
         run.close()
     if not done:
-        way = _way_on(run.folder, run.ranks.size)
-        where = f"after step {run.step}" if run.step else "before the first step"
-        stderr.print(f"stopped and saved {where}; go on {way}", soft_wrap=True)
+        say(f"stopped and saved {f'after step {run.step}' if run.step else 'before the first step'}; go on {way}")
         sys.exit(130)
     _show(run.folder, run.statement(), as_json)
 
@@ -202,26 +182,21 @@ def train(run: Run, trackers: list[Tracker], quiet: bool, as_json: bool) -> None
 def _show_finished(folder: Path, as_json: bool) -> None:
     """After a crash or a restart that came when all was done but for the last files."""
     from dpformer.artifact import read_statement
-    from dpformer.cli.output import stderr
 
-    stderr.print(f"{folder}: is finished; its model is released", soft_wrap=True)
+    say(f"{folder}: is finished; its model is released")
     _show(folder, read_statement(folder), as_json)
 
 
 def _show(folder: Path, statement: PrivacyStatement, as_json: bool) -> None:
-    from dpformer.cli.output import print_json, stderr, stdout
-
-    if as_json:
-        import json
-
-        steps = statement.steps.planned if statement.steps else 0
-        print_json({"run": str(folder), "steps": steps, "privacy": json.loads(statement.to_json())})
-        return
-    stdout.print(statement.text(), markup=False, soft_wrap=True)
     from dpformer.artifact import read_config
     from dpformer.artifact.card import evaluated
 
+    if as_json:
+        steps = statement.steps.planned if statement.steps else 0
+        print_json({"run": str(folder), "steps": steps, "privacy": statement.model_dump(mode="json")})
+        return
+    screen.show(statement.text())
     way = f"evaluate it with `dpformer evaluate {folder}`"
     if not evaluated(read_config(folder)):
         way = "nothing was held out to evaluate it on; use it with `dpformer recommend`"
-    stderr.print(f"released in {folder}: {way}", soft_wrap=True)
+    say(f"released in {folder}: {way}")

@@ -1,20 +1,25 @@
-"""Groups of options that several commands have: how a log is read; the recipe and its budget. Each is defined once."""
+"""Options that several commands have, each defined once; among them how a log is read, and the recipe with its budget."""
 
 from __future__ import annotations
 
 import functools
 import inspect
+import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
+from dpformer.errors import DPFormerError
+
 if TYPE_CHECKING:
     from dpformer.fit.recipe import Recipe
     from dpformer.privacy.account import PeopleAccount
 
-Epsilon = Annotated[float | None, typer.Option(help="The budget; inf trains without privacy.")]
+RunFolder = Annotated[Path, typer.Argument(help="Folder of a finished run.")]
+AsJson = Annotated[bool, typer.Option("--json", help="The result as JSON on stdout.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="No progress.")]
 AccountFolder = Annotated[
     Path | None,
     typer.Option("--account", help="The account of these people (`dpformer account new`), charged before the start."),
@@ -32,28 +37,39 @@ _READING: dict[str, tuple[type, str]] = {
     "where": (str, "Keep the events that meet this SQL condition, such as \"qty > 0 and shop = 'north'\"."),
     "dedupe": (bool, "Keep one of several events equal in user, item and time."),
 }
+_PREPARING: dict[str, tuple[type, str]] = {
+    "catalogue": (
+        str,
+        "Which items there are: a FILE of public items, one per row, with titles; `private`: fit selects items by noisy counts; "
+        "`log` (default): all items of the log, assumed public.",
+    ),
+    "title": (
+        str,
+        "Column of item titles, which are published with a model. Titles of a log are outside of the guarantee.",
+    ),
+    "min_events": (int, "Smallest number of events per user and item. Outside the guarantee."),
+    "filter": (str, "Count once (single-pass, default) or repeatedly (iterative)."),
+    "min_user_events": (int, "Smallest number of events per user; other users stay, without events."),
+    "split": (str, "Hold out each user's last items (leave-one-out, default), or events from --date on (time)."),
+    "date": (str, "For --split time, such as 2025-02-01 (UTC)."),
+}
+_PRESETS = "default, pure (DP-SGD alone), whole (with statistics), paper; transitions, popularity (no network)."
 _RECIPE: dict[str, tuple[Any, str]] = {
     "epsilon": (float, "The budget; inf trains without privacy."),
     "delta": (float, "Must be below 1 / users."),
     "model": (str, "The network: transformer, gru or lstm."),
-    "preset": (
-        str,
-        "default, pure (DP-SGD alone), whole (with statistics), paper; transitions, popularity (no network).",
-    ),
+    "preset": (str, _PRESETS),
     "config": (Path, "A TOML file of settings."),
     "set": (list[str], "Any setting, as name=value; repeat for more. See docs/training.md."),
-    "population": (
-        int,
-        "A public number of users for rate and delta, at least the number in the data (the default).",
-    ),
+    "population": (int, "A public number of users for rate and delta, at least the number in the data (the default)."),
     "seed": (int, "Noise from a given seed, which anyone can subtract: research only, marked insecure."),
 }
 
 
-def reads_log(where: str = "--where") -> Callable[[Command], Command]:
+def reads_log(where: str = "--where", prepares: bool = False) -> Callable[[Command], Command]:
     """Give a command the options that say how a log is read; those typed come as a dictionary, `reading`, for `data.Options`.
 
-    where: the flag of the condition on events, for a command that has another `--where`.
+    where: the flag of the condition on events, for a command that has another `--where`. prepares: with all other options too.
     """
 
     def typed(given: dict[str, Any]) -> dict[str, Any]:
@@ -61,7 +77,9 @@ def reads_log(where: str = "--where") -> Callable[[Command], Command]:
             given["null_values"] = tuple(text.strip() for text in given["null_values"].split(","))
         return given
 
-    return functools.partial(_with_options, _READING, "reading", typed, {"where": where})
+    return functools.partial(
+        _with_options, _PREPARING | _READING if prepares else _READING, "reading", typed, {"where": where}
+    )
 
 
 def chooses_recipe(command: Command) -> Command:
@@ -80,19 +98,17 @@ def _with_options(
         command(**given, **{group: made(typed)})
 
     hints, keyword = get_type_hints(command, include_extras=True), inspect.Parameter.KEYWORD_ONLY
-    parameters = [
-        one.replace(kind=keyword, annotation=hints[one.name])
-        for one in inspect.signature(command).parameters.values()
-        if one.name != group
-    ]
-    # The options of a recipe stand before that of its account; others at the end.
-    place = next(
-        (n for n, one in enumerate(parameters) if options is _RECIPE and one.name == "account"), len(parameters)
-    )
-    for name, (kind, text) in reversed(options.items()):
+    own = [one for one in inspect.signature(command).parameters.values() if one.name != group]
+    parameters = [one.replace(kind=keyword, annotation=hints[one.name]) for one in own]
+    further = []
+    for name, (kind, text) in options.items():
         flag = flags.get(name, f"--{name.replace('_', '-')}")
         hint = Annotated[kind | None, typer.Option(flag, help=text)]  # type: ignore[valid-type]
-        parameters.insert(place, inspect.Parameter(f"{group}_{name}", keyword, default=None, annotation=hint))
+        further.append(inspect.Parameter(f"{group}_{name}", keyword, default=None, annotation=hint))
+    # The options of a recipe stand before that of its account; others at the end.
+    names = [one.name for one in own]
+    place = names.index("account") if options is _RECIPE else len(names)
+    parameters[place:place] = further
     with_options.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     with_options.__annotations__ = {one.name: one.annotation for one in parameters}
     return with_options
@@ -107,19 +123,16 @@ def _recipe(**given: Any) -> Recipe:
 
 def parse_settings(pairs: Iterable[str]) -> dict[str, Any]:
     """Settings as `--set` has them: name=value, a value as JSON or as text."""
-    import json
-
-    from dpformer.errors import DPFormerError
-
     settings: dict[str, Any] = {}
     for pair in pairs:
         key, equals, text = pair.partition("=")
         if not equals:
             raise DPFormerError(f"--set {pair!r} is not name=value")
         try:
-            settings[key.strip().replace("-", "_")] = json.loads(text)
+            value = json.loads(text)
         except ValueError:
-            settings[key.strip().replace("-", "_")] = text
+            value = text
+        settings[key.strip().replace("-", "_")] = value
     return settings
 
 

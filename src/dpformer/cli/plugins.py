@@ -33,11 +33,13 @@ class Commands(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """One of ours, or a plugin, loaded now."""
         ours = super().get_command(ctx, cmd_name)
-        if ours is not None:
+        if ours is not None or cmd_name not in (*plugins(), *EXPERIMENTS):
             return ours
         if cmd_name in plugins():
             return load(plugins()[cmd_name])
-        return _missing(cmd_name) if cmd_name in EXPERIMENTS else None
+        about = "comes with the experiments package"
+        cure = "which is not installed; in a clone of the repository: pip install ./experiments"
+        return _failing(cmd_name, about, f"{cmd_name} {about}, {cure}")
 
 
 @cache
@@ -52,31 +54,19 @@ def load(point: EntryPoint) -> Any:
         return _command(point.name, point.load())
     except (Exception, SystemExit) as error:  # noqa: BLE001  - `dpformer --help` must work whatever else is installed
         package = point.dist.name if point.dist is not None else point.value
-        cause = f"{type(error).__name__}: {error}"
-        return _error(
-            point.name,
-            f"Not available: {package} cannot be loaded.",
-            f"{point.name}: {package} cannot be loaded ({cause}); install it again, or uninstall it: pip uninstall {package}",
-        )
+        about, cause = f"{package} cannot be loaded", f"{type(error).__name__}: {error}"
+        cure = f"install it again, or uninstall it: pip uninstall {package}"
+        return _failing(point.name, about, f"{point.name}: {about} ({cause}); {cure}")
 
 
-def _missing(name: str) -> Any:
-    return _error(
-        name,
-        "Not available: comes with the experiments package.",
-        f"{name} comes with the experiments package, which is not installed; in a clone of the repository: "
-        "pip install ./experiments",
-    )
-
-
-def _error(name: str, about: str, message: str) -> Any:
+def _failing(name: str, about: str, message: str) -> Any:
     """A command that takes any arguments and raises."""
 
     def fail(ctx: typer.Context) -> None:
         raise DPFormerError(message)
 
     settings = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
-    return _command(name, fail, help=about, context_settings=settings)
+    return _command(name, fail, help=f"Not available: {about}.", context_settings=settings)
 
 
 def _command(name: str, function: Callable[..., Any], **settings: Any) -> Any:

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import signal
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+
+from dpformer.cli.output import say, stderr
 
 if TYPE_CHECKING:
     from dpformer.fit.stage import Progress
@@ -18,8 +26,6 @@ TITLES = {"histogram": "histogram", "transitions": "transitions", "distil": "dis
 @contextmanager
 def stoppable() -> Iterator[list[int]]:
     """Ctrl-C and SIGTERM ask to stop after the step; a second one stops at once, at the last checkpoint."""
-    import signal
-
     asked: list[int] = []
 
     def ask(number: int, frame: Any) -> None:
@@ -38,11 +44,6 @@ def stoppable() -> Iterator[list[int]]:
 @contextmanager
 def show_progress(plan: PrivacyPlan, quiet: bool) -> Iterator[Callable[[Progress], None]]:
     """Live bars on a terminal and in a notebook, a plain line now and then elsewhere."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bar
-
-    from dpformer.cli.output import stderr
     from dpformer.privacy.plan import spending
 
     if quiet:
@@ -55,20 +56,13 @@ def show_progress(plan: PrivacyPlan, quiet: bool) -> Iterator[Callable[[Progress
         def plain(progress: Progress) -> None:
             every = max(1, progress.total // 10)
             if progress.done and (progress.done == progress.total or progress.done % every == 0):
-                stderr.print(
-                    f"{TITLES[progress.stage]} {progress.done}/{progress.total}{_line(progress, spent)}", soft_wrap=True
-                )
+                say(f"{TITLES[progress.stage]} {progress.done}/{progress.total}{_line(progress, spent)}")
 
         yield plain
         return
-    columns = (
-        TextColumn("{task.description}"),
-        MofNCompleteColumn(),
-        BarColumn(),
-        TextColumn("{task.fields[line]}"),
-        TimeRemainingColumn(),
-    )
-    with Bar(*columns, console=notebook if notebook.is_jupyter else stderr, transient=not notebook.is_jupyter) as bar:
+    before, after = (TextColumn("{task.description}"), MofNCompleteColumn()), TextColumn("{task.fields[line]}")
+    columns, there = (*before, BarColumn(), after, TimeRemainingColumn()), notebook.is_jupyter
+    with Bar(*columns, console=notebook if there else stderr, transient=not there) as bar:
         tasks: dict[str, Any] = {}
 
         def live(progress: Progress) -> None:
@@ -83,12 +77,6 @@ def show_progress(plan: PrivacyPlan, quiet: bool) -> Iterator[Callable[[Progress
 @contextmanager
 def counting(title: str, total: int) -> Iterator[Callable[[int], None]]:
     """A bar on a terminal, a plain line at each tenth elsewhere (none for short work); call it with how many are done."""
-    import time
-
-    from rich.progress import Progress as Bar
-
-    from dpformer.cli.output import stderr
-
     if stderr.is_terminal:
         with Bar(console=stderr, transient=True) as bar:
             task = bar.add_task(title, total=total)
@@ -100,7 +88,7 @@ def counting(title: str, total: int) -> Iterator[Callable[[int], None]]:
         nonlocal tenth
         if time.monotonic() - began > PLAIN_AFTER and 10 * done // max(total, 1) > tenth:
             tenth = 10 * done // max(total, 1)
-            stderr.print(f"{title} {done:,}/{total:,}", soft_wrap=True)
+            say(f"{title} {done:,}/{total:,}")
 
     yield plain
 
@@ -110,9 +98,7 @@ def _line(progress: Progress, spent: dict[int, float]) -> str:
     if report is None:
         return ""
     epoch = report.step * plan.batch_size / plan.users
-    budget = (
-        f"epsilon {spent[min(s for s in spent if s >= report.step)]:.2f} of {plan.epsilon:g}"
-        if plan.private
-        else "not private"
-    )
+    budget = "not private"
+    if plan.private:
+        budget = f"epsilon {spent[min(s for s in spent if s >= report.step)]:.2f} of {plan.epsilon:g}"
     return f"  epoch {epoch:.1f}  {progress.speed:,.0f} users/s  {budget}  loss {report.loss:.3f} (not private)"

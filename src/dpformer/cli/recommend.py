@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.table import Table
 
-from dpformer.cli.options import reads_log
+from dpformer.cli.options import AsJson, RunFolder, reads_log
+from dpformer.cli.output import print_json, say, stdout, threads
+from dpformer.cli.prepare import how_read
+from dpformer.cli.progress import counting
+from dpformer.errors import DPFormerError
+from dpformer.files import read_small
 
 if TYPE_CHECKING:
     import numpy as np
     import polars as pl
-    from torch import Tensor
 
     from dpformer.artifact import Artifact
     from dpformer.data import Dataset
+    from dpformer.models.top import Best
 
 _ROWS = 16_384
 Count = Annotated[int, typer.Option("-k", help="How many items.")]
@@ -29,12 +36,11 @@ Where = Annotated[
     str | None,
     typer.Option(help="An SQL condition on columns of the catalogue, such as \"category = 'Drama' and in_stock\"."),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="The result as JSON on stdout.")]
 
 
 @reads_log(where="--log-where")
 def recommend(
-    run: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
+    run: RunFolder,
     history: Annotated[
         str | None,
         typer.Option(help="Ids or titles of items, oldest first, separated by commas (a title may hold some)."),
@@ -67,8 +73,6 @@ def recommend(
     import polars as pl
 
     from dpformer.artifact import load
-    from dpformer.cli.output import print_json, stderr, stdout
-    from dpformer.errors import DPFormerError
 
     if (history is None) == (file is None):
         raise DPFormerError("give either --history or --all")
@@ -77,13 +81,15 @@ def recommend(
     if output is not None and output.suffix not in (".csv", ".parquet", ".jsonl"):
         raise DPFormerError(f"{output}: write to a .csv, .parquet or .jsonl file")
     model = load(run)
-    allowed = _allowed(model, only, exclude, where)
+    allowed, unknown = model.allowed(_names(model, only), _names(model, exclude) or (), where)
+    _say_unknown("in --only or --exclude and not in the catalogue", unknown)
+    if allowed is not None and not allowed.any():
+        raise DPFormerError("no item of the catalogue passes --only, --exclude and --where; change them")
     if history is not None:
         numbers, unknown = model.encode(model.split(history))
-        for item in unknown:
-            stderr.print(f"not in the catalogue, skipped: {item}", markup=False)
+        say(*(f"not in the catalogue, skipped: {item}" for item in unknown))
         if not numbers:
-            stderr.print(f"no known item in the history: ranked by {model.cold_start}")
+            say(f"no known item in the history: ranked by {model.cold_start}")
         frame = model.frame(*model.rank([numbers], k, seen, allowed)).drop("history")
         parts, people = iter([frame]), 1
         _say_short(int(len(frame) < k), 1, k)
@@ -91,21 +97,17 @@ def recommend(
         assert file is not None
         dataset = _dataset(model, file, reading)
         places = _chosen(dataset, users)
-        own = None if exclude_for is None else _exclusions(model, dataset, exclude_for)
-        parts, people = _for_users(model, dataset, places, own, k, seen, allowed), len(places)
+        own = {} if exclude_for is None else _exclusions(model, dataset, exclude_for)
+        parts, people = _for_users(model, dataset, places, own, model.best(k, allowed), k, seen), len(places)
     if output is not None:
         rows = _write(parts, output)
-        stderr.print(f"{rows:,} rows for {people:,} lists written to {output}", markup=False)
+        say(f"{rows:,} rows for {people:,} lists written to {output}")
         return
-    frame = pl.concat(parts)
-    if as_json:
-        print_json(frame.to_dicts())
-    else:
-        stdout.print(_table(frame))
+    _print(pl.concat(parts), as_json)
 
 
 def similar(
-    run: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
+    run: RunFolder,
     item: Annotated[str, typer.Argument(help="An item id or a title.")],
     k: Count = 10,
     only: Only = None,
@@ -115,34 +117,28 @@ def similar(
 ) -> None:
     """Show the items most like an item, by the released model alone: no people's data is read."""
     from dpformer.artifact import load
-    from dpformer.cli.output import print_json, stdout
 
     model = load(run)
     frame = model.similar(item, k, _names(model, only), _names(model, exclude) or (), where)
     _say_short(int(len(frame) < k), 1, k)
-    print_json(frame.to_dicts()) if as_json else stdout.print(_table(frame))
+    _print(frame, as_json)
 
 
 def _dataset(model: Artifact, file: Path, reading: dict[str, Any]) -> Dataset:
     """The histories of a log or of a prepared folder."""
-    from dpformer.cli.output import stderr
-    from dpformer.cli.prepare import how_read
     from dpformer.data import like, load, prepare
-    from dpformer.errors import DPFormerError
 
     if file.is_dir() and (file / "manifest.json").exists():
         if reading:
             raise DPFormerError(f"{file}: is prepared already; leave out the options that say how a log is read")
         return load(file)
     dataset = prepare(str(file), **like(model.log, single_events=True, **reading))
-    stderr.print(how_read(dataset.manifest), markup=False, soft_wrap=True)
+    say(how_read(dataset.manifest))
     return dataset
 
 
 def _chosen(dataset: Dataset, wanted: str | None) -> np.ndarray:
     """Places of the users, all or those that are wanted; those that are not in the log are named."""
-    from dpformer.errors import DPFormerError
-
     asked = None if wanted is None else [user.strip() for user in wanted.split(",")]
     places, missing = dataset.sequences.places(asked)
     if missing and not len(places):
@@ -166,31 +162,22 @@ def _exclusions(model: Artifact, dataset: Dataset, file: Path) -> dict[int, np.n
 
 
 def _for_users(
-    model: Artifact,
-    dataset: Dataset,
-    places: np.ndarray,
-    own: dict[int, np.ndarray] | None,
-    k: int,
-    seen: bool,
-    allowed: Tensor | None,
+    model: Artifact, dataset: Dataset, places: np.ndarray, own: dict[int, np.ndarray], best: Best, k: int, seen: bool
 ) -> Iterator[pl.DataFrame]:
-    """The recommendations, some thousand users at a time, so that a file of any size can be written."""
+    """The recommendations, some thousand users at a time, so that a file of any size can be written. own: exclusions."""
     import polars as pl
 
     from dpformer.artifact.artifact import without
-    from dpformer.cli.output import threads
-    from dpformer.cli.progress import counting
 
-    workers = threads()
-    numbers = dataset.numbers_in(model.catalogue)
+    numbers, workers, short = dataset.numbers_in(model.catalogue), threads(), 0
     unknown = dataset.catalogue["item_id"].filter(pl.Series(numbers[1:] == 0))
     _say_unknown("not in the catalogue, skipped", unknown.to_list())
-    sequences, best, short = dataset.sequences.renumbered(numbers), model.best(k, allowed), 0
+    sequences = dataset.sequences.renumbered(numbers)
     with counting("people", len(places)) as done:
         for start in range(0, len(places), _ROWS):
             chosen = places[start : start + _ROWS]
             histories = [sequences[n] for n in chosen]
-            left_out = None if own is None else [own.get(int(n), ()) for n in chosen]
+            left_out = [own.get(int(n), ()) for n in chosen] if own else None
             ranked = best.rank(model.read(histories), without(histories, seen, left_out), workers)
             short += int((ranked[0][:, -1] == 0).sum()) if k <= model.item_count else len(chosen)
             part = model.frame(*ranked)
@@ -200,21 +187,8 @@ def _for_users(
     _say_short(short, len(places), k)
 
 
-def _allowed(model: Artifact, only: str | None, exclude: str | None, where: str | None) -> Tensor | None:
-    """What passes the filters; names that are not in the catalogue are named."""
-    from dpformer.errors import DPFormerError
-
-    allowed, unknown = model.allowed(_names(model, only), _names(model, exclude) or (), where)
-    _say_unknown("in --only or --exclude and not in the catalogue", unknown)
-    if allowed is not None and not allowed.any():
-        raise DPFormerError("no item of the catalogue passes --only, --exclude and --where; change them")
-    return allowed
-
-
 def _names(model: Artifact, given: str | None) -> list[str] | None:
     """Ids or titles of an option: a text with commas, or @FILE with one per line."""
-    from dpformer.files import read_small
-
     if given is None or not given.startswith("@"):
         return None if given is None else model.split(given)
     lines = read_small(Path(given[1:])).decode("utf-8", "replace").splitlines()
@@ -222,57 +196,46 @@ def _names(model: Artifact, given: str | None) -> list[str] | None:
 
 
 def _say_unknown(what: str, names: list[Any]) -> None:
-    from dpformer.cli.output import stderr
-
     if names:
-        shown = ", ".join(map(str, names[:5])) + (", ..." if len(names) > 5 else "")
-        stderr.print(f"{what}: {len(names):,} ({shown})", markup=False, soft_wrap=True)
+        say(f"{what}: {len(names):,} ({', '.join(map(str, names[:5]))}{', ...' if len(names) > 5 else ''})")
 
 
 def _say_short(short: int, lists: int, k: int) -> None:
-    from dpformer.cli.output import stderr
-
     if short:
-        stderr.print(f"{short:,} of {lists:,} lists have fewer than {k} items: no more pass", soft_wrap=True)
+        say(f"{short:,} of {lists:,} lists have fewer than {k} items: no more pass")
 
 
 def _write(parts: Iterator[pl.DataFrame], output: Path) -> int:
     """Write part after part, aside, and put the file in place when it is whole; returns the number of rows."""
-    import tempfile
-
     import polars as pl
-
-    from dpformer.errors import DPFormerError
 
     rows = 0
     try:
         with tempfile.TemporaryDirectory(prefix=".dpformer-", dir=output.resolve().parent) as folder:
             aside = Path(folder) / output.name
-            if output.suffix == ".parquet":
-                for number, part in enumerate(parts):
-                    part.write_parquet(Path(folder) / f"part-{number:08d}.parquet")
-                    rows += len(part)
-                pl.scan_parquet(Path(folder) / "part-*.parquet").sink_parquet(aside)
-            else:
-                with open(aside, "wb") as file:
-                    for part in parts:
-                        if output.suffix == ".csv":
-                            part.write_csv(file, include_header=rows == 0)
-                        else:
-                            part.write_ndjson(file)
-                        rows += len(part)
+            for number, part in enumerate(parts):
+                part.write_parquet(Path(folder) / f"{number:08d}.part")
+                rows += len(part)
+            whole = pl.scan_parquet(Path(folder) / "*.part")
+            sinks: dict[str, Any] = {
+                ".csv": whole.sink_csv,
+                ".parquet": whole.sink_parquet,
+                ".jsonl": whole.sink_ndjson,
+            }
+            sinks[output.suffix](aside)
             aside.replace(output)
     except OSError as error:
         raise DPFormerError(f"{output}: cannot be written ({error.strerror or error})") from None
     return rows
 
 
-def _table(frame: pl.DataFrame) -> Any:
-    from rich.table import Table
-
+def _print(frame: pl.DataFrame, as_json: bool) -> None:
+    if as_json:
+        print_json(frame.to_dicts())
+        return
     table = Table(*frame.columns)
     for row in frame.head(200).iter_rows():
         table.add_row(*(f"{cell:.3f}" if isinstance(cell, float) else str(cell) for cell in row))
     if len(frame) > 200:
         table.caption = f"the first 200 of {len(frame):,} rows; write all with -o FILE"
-    return table
+    stdout.print(table)

@@ -7,7 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dpformer.cli.options import AccountFolder, Epsilon, account_of, reads_log
+from dpformer.cli.fit import train
+from dpformer.cli.options import AccountFolder, AsJson, Quiet, account_of, reads_log
+from dpformer.cli.output import say
+from dpformer.cli.prepare import print_summary
+from dpformer.errors import DPFormerError
 
 if TYPE_CHECKING:
     from dpformer.artifact import Artifact
@@ -23,14 +27,14 @@ def refit(
         str | None, typer.Option(help="A new FILE of public items; by default the items of the last run.")
     ] = None,
     date: Annotated[str | None, typer.Option(help="Split the new log by time, at this date.")] = None,
-    epsilon: Epsilon = None,
+    epsilon: Annotated[float | None, typer.Option(help="The budget; inf trains without privacy.")] = None,
     account: AccountFolder = None,
     prior: Annotated[
         bool,
         typer.Option("--prior/--no-prior", help="Combine the statistics with those of earlier runs of the account."),
     ] = True,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="The result as JSON on stdout.")] = False,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
     *,
     reading: dict[str, Any],
 ) -> None:
@@ -40,12 +44,8 @@ def refit(
     """
     from dpformer.artifact import load as load_artifact
     from dpformer.artifact.layout import LOCAL
-    from dpformer.cli.fit import train
-    from dpformer.cli.output import stderr
-    from dpformer.cli.prepare import print_summary
     from dpformer.data import load, prepare, save
     from dpformer.data.store import MANIFEST
-    from dpformer.errors import DPFormerError
     from dpformer.files import read_json
     from dpformer.fit.folder import read_recipe, refuse_used
     from dpformer.fit.prior import prior_from
@@ -69,7 +69,7 @@ def refit(
         if not quiet:
             print_summary(dataset.manifest)
     if people is None and not quiet:
-        stderr.print(f"{run}: was charged to no account of people, and neither is this run (--account)", soft_wrap=True)
+        say(f"{run}: was charged to no account of people, and neither is this run (--account)")
     earlier = None
     if prior and people is not None:
         # Only of runs of the same account: the statement's total has to include what the model is made of.
@@ -82,12 +82,10 @@ def refit(
 def _options(artifact: Artifact, catalogue: str | None, date: str | None, reading: dict[str, Any]) -> dict[str, Any]:
     """Options for `prepare`: the columns, the filters and the catalogue of the last run, but for those that are given."""
     from dpformer.data import like
-    from dpformer.errors import DPFormerError
 
     if date is None and "date" in artifact.log:
-        raise DPFormerError(
-            f"the last log was split at {artifact.log['date']}; give the date of the new one with --date, or prepare it first"
-        )
+        last = f"the last log was split at {artifact.log['date']}"
+        raise DPFormerError(f"{last}; give the date of the new one with --date, or prepare it first")
     split = {} if date is None else {"split": "time", "date": date}
     mode: Any = artifact.statement.data.catalogue
     # The items of the last model, in the same order: numbers stay the same, and further columns too.
