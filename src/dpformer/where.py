@@ -1,8 +1,13 @@
-"""Conditions on the rows of a table, written as SQL: `qty > 0 and shop = 'north'`. Each row is judged by itself."""
+"""Conditions on the rows of a table, written as SQL: `qty > 0 and shop = 'north'`. Each row is judged by itself.
+
+A condition may come over HTTP, so its words are checked before polars parses it: polars opens the files of a subquery
+(`select ... from read_csv('...')`) while it parses, and ends the process on a chain of some thousand operators.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,20 +15,54 @@ import polars as pl
 
 from dpformer.errors import DataError
 
-# Nodes and functions whose value in a row depends on that row alone. An aggregate or a window would let one person's rows decide
-# about the rows of others, so everything else is refused.
-_NODES = {"Column", "Literal", "BinaryExpr", "Cast", "Ternary", "Function"}
+# Functions whose value in a row depends on that row alone, and which make no text longer than their arguments together: an
+# aggregate would let one person's rows decide about the rows of others, and nested calls of `replace` would fill the memory.
 _FUNCTIONS = {
-    "Boolean": {"IsNull", "IsNotNull", "IsIn", "Not", "IsBetween"},
-    "StringExpr": {
-        *("Contains", "StartsWith", "EndsWith", "Lowercase", "Uppercase", "LenChars", "LenBytes", "StripChars"),
-        *("StripCharsStart", "StripCharsEnd", "Slice", "Replace", "ConcatHorizontal"),
-    },
-    "TemporalExpr": {"Year", "Month", "Day", "Hour", "Minute", "Second", "WeekDay", "Week", "Quarter"},
-    "ListExpr": {"Contains"},
-    "Sql": {"Round", "Binary", "IsIn"},
-    "": {"Abs", "Coalesce", "Floor", "Ceil"},
+    *(
+        "abs",
+        "ceil",
+        "ceiling",
+        "floor",
+        "round",
+        "mod",
+        "div",
+        "coalesce",
+        "ifnull",
+        "nullif",
+        "if",
+        "cast",
+        "try_cast",
+    ),
+    *("lower", "upper", "trim", "ltrim", "rtrim", "left", "right", "substr", "substring", "concat", "concat_ws"),
+    *("length", "char_length", "character_length", "octet_length", "starts_with", "ends_with", "regexp_like"),
+    *("array_contains", "extract", "date_part", "year", "quarter", "month", "week", "day", "hour", "minute", "second"),
 }
+_KEYWORDS = {
+    "and",
+    "or",
+    "not",
+    "in",
+    "between",
+    "like",
+    "ilike",
+    "when",
+    "then",
+    "else",
+    "is",
+    "case",
+    "regexp",
+    "rlike",
+}
+_QUOTED = re.compile(r"""'[^']*'|"[^"]*\"""")
+_TEXT_MARK, _NAME_MARK = "\x00", "\x01"
+# What could hide a word from the check: other quotes, escapes, comments, prefixes of texts (E'...').
+_HIDING = re.compile(r"[^\w\s+*/%<>=!|~(),.:\x00\x01-]|--|/\*|\w\x00")
+_SUBQUERY = re.compile(r"\bselect\b|\(\s*(from|table|values|with)\b")
+# Names, words and operators, but for the sign of a number in a list: each level of an expression has one of them. polars reads
+# expressions of a limited depth, and recurses.
+_PART = re.compile(r"(?<![,(])(?<![,(] )[-+*/%<>=!|~:]+|[^\W\d]\w*")
+_MOST_PARTS = 200
+_NODES = {"Column", "Literal", "BinaryExpr", "Cast", "Ternary", "Function"}
 _FIELDS = {"BinaryExpr": ("left", "right"), "Cast": ("expr",), "Ternary": ("predicate", "truthy", "falsy")}
 _ARITHMETIC = {"Plus", "Minus", "Multiply", "Divide", "TrueDivide", "FloorDivide", "Modulus"}
 _ORDER = {"Lt", "LtEq", "Gt", "GtEq"}
@@ -55,6 +94,8 @@ def condition(text: str, schema: pl.Schema, option: str = "--where") -> Conditio
     """
     parsed, tree = _parse(text, option)
     names = sorted(set(parsed.meta.root_names()))
+    if not names:
+        raise DataError(f"{option} {text!r} names no column; write a condition such as: qty > 0")
     for name in names:
         if name not in schema:
             raise DataError(f"{option} {text!r}: there is no column {name!r}; the columns are {', '.join(schema)}")
@@ -66,14 +107,20 @@ def condition(text: str, schema: pl.Schema, option: str = "--where") -> Conditio
         if schema[name] == pl.String and kinds[name] in (_NUMBER, _TRUTH)
     }
     trees = {name: json.loads(one.meta.serialize(format="json")) for name, one in read.items()}
-    expression = pl.Expr.deserialize(json.dumps(_replaced(tree, trees)).encode(), format="json")
+    try:
+        expression = pl.Expr.deserialize(json.dumps(_replaced(tree, trees)).encode(), format="json") if read else parsed
+    except pl.exceptions.ComputeError:
+        raise _too_long(text, option) from None
     try:
         made = pl.DataFrame(schema={name: schema[name] for name in names}).select(expression)
         reason = "" if made.dtypes == [pl.Boolean] else "it is not true or false"
     except pl.exceptions.PolarsError as error:
         reason = str(error).strip().splitlines()[0]
     if reason:
-        raise DataError(f"{option} {text!r} does not fit the columns ({reason}); write a condition such as: qty > 0")
+        cure = "write a condition such as: qty > 0"
+        if any(schema[name].is_temporal() for name in names):
+            cure = "compare dates with dates, such as: day >= date '2025-02-01'"
+        raise DataError(f"{option} {text!r} does not fit the columns ({reason}); {cure}")
     filled = {name: pl.col(name).str.strip_chars().fill_null("") != "" for name in read}
     return Condition(expression, {name: (kinds[name], filled[name] & one.is_null()) for name, one in read.items()})
 
@@ -92,28 +139,48 @@ def rows_where(text: str, frame: pl.DataFrame, option: str = "--where") -> pl.Se
 
 def _parse(text: str, option: str) -> tuple[pl.Expr, Any]:
     """The expression, and the tree of its nodes."""
+    _check_words(text, option)
     try:
         parsed = pl.sql_expr(text)
         tree = json.loads(parsed.meta.serialize(format="json"))
-    except (pl.exceptions.PolarsError, ValueError) as error:
+    except (pl.exceptions.PolarsError, OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
         raise DataError(f"{option} {text!r} cannot be read ({reason}); write a condition such as: qty > 0") from None
     if not _alone(tree):
-        raise DataError(
-            f"{option} {text!r} is refused: a condition looks at one row alone (comparisons, and, or, not, in, between, like, "
-            "is null, arithmetic, lower, upper, length, ...), so that no person's rows decide about others'"
-        )
+        raise _refused(text, option)
     return parsed, tree
 
 
+def _check_words(text: str, option: str) -> None:
+    plain = _QUOTED.sub(lambda quoted: _TEXT_MARK if quoted[0][0] == "'" else _NAME_MARK, text).lower()
+    if _TEXT_MARK in text or _NAME_MARK in text or _HIDING.search(plain):
+        odd = "it may hold names, numbers, 'texts', operators and parentheses, and no comments"
+        raise DataError(f"{option} {text!r} cannot be read ({odd}); write a condition such as: qty > 0")
+    called = set(re.findall(rf"([\w{_NAME_MARK}]+)\s*\(", plain))
+    if not called <= _FUNCTIONS | _KEYWORDS or _SUBQUERY.search(plain):
+        raise _refused(text, option)
+    if len(_PART.findall(plain)) > _MOST_PARTS:
+        raise _too_long(text, option)
+
+
+def _refused(text: str, option: str) -> DataError:
+    return DataError(
+        f"{option} {text!r} is refused: a condition looks at one row alone (comparisons, and, or, not, in, between, like, "
+        f"is null, arithmetic, {', '.join(sorted(_FUNCTIONS))}), so that no person's rows decide about others'"
+    )
+
+
+def _too_long(text: str, option: str) -> DataError:
+    start = text[:60]
+    return DataError(
+        f"{option} {start!r}... is too long: it joins too many parts; write a list as: item_id in ('a', 'b', ...)"
+    )
+
+
 def _alone(node: Any) -> bool:
-    """Whether a node looks at its own row only."""
+    """Whether a node is made of values of its own row."""
     kind, content = _opened(node)
-    if kind not in _NODES or (
-        kind == "Function" and _function(content)[1] not in _FUNCTIONS.get(_function(content)[0], ())
-    ):
-        return False
-    return all(_alone(part) for part in _parts(kind, content))
+    return kind in _NODES and all(_alone(part) for part in _parts(kind, content))
 
 
 def _opened(node: Any) -> tuple[str, Any]:
