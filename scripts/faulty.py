@@ -34,7 +34,7 @@ from dpformer.errors import DPFormerError
 from dpformer.fit import recipe
 from dpformer.fit.presets import make_recipe
 from dpformer.fit.run import Run
-from dpformer.privacy import Curator, Keys, chain, ledger, plan, read_ledger, statement
+from dpformer.privacy import Curator, Keys, build, chain, ledger, plan, read_ledger, statement
 from dpformer.privacy.plan import spending
 
 PRESET = "pure"
@@ -120,9 +120,9 @@ def cached_accounting() -> None:
     """The same accounting, computed once for each question: hundreds of runs ask the same."""
     for module, name in [
         (plan, "epsilon"),
-        (statement, "epsilon"),
-        (statement, "attack_bound"),
-        (statement, "gaussian_multiplier"),
+        (build, "epsilon"),
+        (build, "attack_bound"),
+        (build, "gaussian_multiplier"),
     ]:
         setattr(module, name, functools.cache(getattr(module, name)))
     real, made = plan.make_plan, {}
@@ -141,8 +141,8 @@ def account_for(made: plan.PrivacyPlan) -> None:
     names = [made.planned(place).name for place in range(len(made.releases) + made.steps)]
     charges = tuple(ledger.Entry(name, "") for name in names)
     account = ledger.Account("", made, charges, chain.Position(len(charges), ""))
-    about = statement.Circumstances(statement.DataPart(catalogue="log"), seeded=True)
-    statement.build_statement(made, account, about, statement.TuningPart(kind="undeclared"))
+    about = build.Circumstances(statement.DataPart(catalogue="log"), seeded=True)
+    build.build_statement(made, account, about, statement.TuningPart(kind="undeclared"))
     spending(made)
 
 

@@ -13,7 +13,7 @@ from dpformer.data import prepare, save
 from dpformer.fit import recipe
 from dpformer.fit.run import Run
 from dpformer.fit.workers import Team, Worker
-from dpformer.privacy import plan, statement
+from dpformer.privacy import build, plan
 
 USERS, ITEMS = 60, 20
 TITLES = {"i00": "Good, the Bad, the Ugly", "i01": "Toy,Story", "i02": "Heat"}
@@ -38,9 +38,9 @@ def quick_accounting() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patched:
         for module, name in [
             (plan, "epsilon"),
-            (statement, "epsilon"),
-            (statement, "attack_bound"),
-            (statement, "gaussian_multiplier"),
+            (build, "epsilon"),
+            (build, "attack_bound"),
+            (build, "gaussian_multiplier"),
         ]:
             patched.setattr(module, name, functools.cache(getattr(module, name)))
         made: dict[str, plan.PrivacyPlan] = {}

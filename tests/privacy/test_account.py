@@ -15,7 +15,6 @@ from scipy.stats import norm
 
 from dpformer.errors import PrivacyError
 from dpformer.privacy.account import Cap, PeopleAccount, Receipt, RunCharge, largest_epsilon, together
-from dpformer.privacy.parts import AccountPart
 from dpformer.privacy.plan import make_plan
 
 DELTA = 1e-5
@@ -237,7 +236,7 @@ def test_a_statement_is_not_made_of_another_account(tmp_path):
     other = PeopleAccount.create(tmp_path / "b", Cap(8.0))
     charge(other, 0.1)
     with pytest.raises(PrivacyError, match="give the account that the run was charged to"):
-        AccountPart.of(other.read(), receipt)
+        other.read().upto(receipt)
 
 
 def test_writers_at_once_wait_for_each_other(tmp_path):

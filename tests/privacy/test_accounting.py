@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from dpformer.errors import PrivacyError
 from dpformer.privacy import accounting
-from dpformer.privacy.accounting import epsilon
+from dpformer.privacy.accounting import Charge, composed_multiplier, epsilon, event, split_budget
 from dpformer.privacy.calibration import calibrate, gaussian_multiplier, step_multiplier
-from dpformer.privacy.charge import Charge, composed_multiplier, event, split_budget
 
 ADD_OR_REMOVE = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
 REPLACE_BY_NONE = dp_accounting.NeighboringRelation.REPLACE_SPECIAL

@@ -14,8 +14,8 @@ from dpformer.errors import PrivacyError
 from dpformer.privacy import chain
 from dpformer.privacy.accounting import epsilon
 from dpformer.privacy.chain import CHAIN, HEAD, LOCK, Position
-from dpformer.privacy.ledger import create_ledger, open_ledger, plan_from_json, plan_to_json, read_ledger
-from dpformer.privacy.plan import GRADIENTS, make_plan
+from dpformer.privacy.ledger import create_ledger, open_ledger, read_ledger
+from dpformer.privacy.plan import GRADIENTS, make_plan, plan_from_json, plan_to_json
 from tests.asking import charge, tag, watch_syncs
 
 PLAN = make_plan(1000, 5, 1e-4, steps=20, shares={"histogram": 0.1})

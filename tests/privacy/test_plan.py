@@ -10,9 +10,8 @@ from dp_accounting.rdp import RdpAccountant
 from scipy.stats import norm
 
 from dpformer.errors import PrivacyError
-from dpformer.privacy.accounting import epsilon
+from dpformer.privacy.accounting import Charge, epsilon
 from dpformer.privacy.attack_bounds import attack_bound, bound_from, delta_curve, power
-from dpformer.privacy.charge import Charge
 from dpformer.privacy.plan import GRADIENTS, PrivacyPlan, make_plan, steps_of
 from dpformer.privacy.tuning import Tuning, tuned_epsilon, tuned_factor
 

@@ -17,10 +17,10 @@ from dpformer.data.split import trained_on
 from dpformer.errors import PrivacyError
 from dpformer.privacy.accounting import epsilon
 from dpformer.privacy.attack_bounds import attack_bound, percent_up
+from dpformer.privacy.build import Circumstances, build_statement
 from dpformer.privacy.ledger import create_ledger, read_ledger
-from dpformer.privacy.parts import DataPart, TuningPart
 from dpformer.privacy.plan import make_plan
-from dpformer.privacy.statement import Circumstances, build_statement, json_schema, parse_statement
+from dpformer.privacy.statement import DataPart, TuningPart, json_schema, parse_statement
 from dpformer.privacy.tuning import Tuning, tuned_epsilon
 from dpformer.privacy.wording import round_up
 from tests.asking import charge
@@ -119,7 +119,8 @@ def test_it_names_all_that_the_reader_must_know(statement):
 def test_a_declared_population_is_stated_as_such(run, statement):
     assert not statement.users_declared
     assert "declared population" not in statement.text()
-    declared = build_statement(*run, replace(ABOUT, users_declared=True), NO_TUNING)
+    plan, account = (replace(run[0], declared=True), replace(run[1], plan=replace(run[0], declared=True)))
+    declared = build_statement(plan, account, ABOUT, NO_TUNING)
     assert declared.users_declared
     assert declared.users == 6040
     assert declared.assumed_public == ("a declared population of 6,040 users", "the catalogue of items")

@@ -15,7 +15,7 @@ from dpformer.fit.presets import make_recipe
 from dpformer.fit.scorers import fit_transitions
 from dpformer.models import TransitionScorer
 from dpformer.privacy import Curator, Keys, create_ledger, make_plan, read_ledger
-from dpformer.privacy.charge import composed_multiplier
+from dpformer.privacy.accounting import composed_multiplier
 from dpformer.privacy.ledger import open_ledger
 from dpformer.privacy.noise import rounded_gaussian
 from dpformer.privacy.query import Sample

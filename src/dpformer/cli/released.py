@@ -77,8 +77,8 @@ def privacy(
     if registry:
         given = {"organisation": organisation, "intended_use": intended_use, "justification": justification}
         entry = registry_entry(statement, run.resolve().name, **given)
-        print_json(entry.model_dump(mode="json"))
-        say(*(f"to fill in: --{name.replace('_', '-')}" for name in entry.to_fill_in))
+        print_json(entry)
+        say(*(f"to fill in: --{name.replace('_', '-')}" for name in entry["to_fill_in"]))
     elif as_json:
         print_json(statement.model_dump(mode="json"))
     else:

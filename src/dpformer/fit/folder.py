@@ -26,10 +26,9 @@ from dpformer.files import Lock, read_json, sha256, sha256_of, to_json, write_fi
 from dpformer.fit.presets import command
 from dpformer.fit.recipe import Recipe
 from dpformer.privacy import Keys, PrivacyPlan, create_ledger
-from dpformer.privacy.account import PeopleAccount, RunCharge, receipts_beside
+from dpformer.privacy.account import PeopleAccount, RunCharge, Spending, receipts_beside
 from dpformer.privacy.chain import Position
 from dpformer.privacy.ledger import Ledger, open_ledger
-from dpformer.privacy.parts import AccountPart
 from dpformer.training.checkpoint import Checkpoints
 
 
@@ -201,12 +200,12 @@ def drop_events(folder: Path, step: int, any_steps: bool) -> None:
         write_file(path, b"".join(line for line in lines[:step] if line.endswith(b"\n")), 0o600)
 
 
-def account_part(folder: Path, ledger: Ledger | None) -> AccountPart | None:
-    """What a statement says of the account that a run was charged to; refuses an account that lacks the charge."""
+def spending_of(folder: Path, ledger: Ledger | None) -> Spending | None:
+    """The account that a run was charged to, just after that charge; refuses an account that lacks it."""
     if ledger is None or ledger.receipt is None:
         return None
     account = PeopleAccount(read_json(folder / LOCAL)["account"])
-    return AccountPart.of(account.read(ledger.receipt, str(folder)), ledger.receipt)
+    return account.read().upto(ledger.receipt, str(folder))
 
 
 def _hash(data: Path, salt: bytes) -> str:

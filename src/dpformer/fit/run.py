@@ -28,7 +28,6 @@ from dpformer.fit.events import Tracker, Trackers, ended, staged, started, stepp
 from dpformer.fit.folder import (
     Begun,
     RunLock,
-    account_part,
     begun_values,
     closed_on_error,
     data_of,
@@ -43,6 +42,7 @@ from dpformer.fit.folder import (
     refuse_used,
     reopen,
     save_begun,
+    spending_of,
 )
 from dpformer.fit.memory import enough_memory
 from dpformer.fit.prior import read_prior, write_prior
@@ -73,7 +73,7 @@ class Run:
         self.checkpoints = Checkpoints(folder)
         self._begun, self._lock = begun, lock
         curator.keep = AnswerFiles(folder / ANSWERS, begun.seed, begun.threads).keep
-        self._account = account_part(folder, curator.ledger)
+        self._account = spending_of(folder, curator.ledger)
         self._trainer: Trainer | None = None
         self._asked = False
 

@@ -6,8 +6,9 @@ from dpformer.data import Dataset, Sequences
 from dpformer.data.split import trained_on
 from dpformer.fit.recipe import Recipe
 from dpformer.privacy import Curator, PrivacyPlan, PrivacyStatement
-from dpformer.privacy.parts import AccountPart, DataPart, TuningPart
-from dpformer.privacy.statement import Circumstances, build_statement
+from dpformer.privacy.account import Spending
+from dpformer.privacy.build import Circumstances, build_statement
+from dpformer.privacy.statement import DataPart, TuningPart
 from dpformer.training.groups import Groups, slack_in_words
 
 NOTHING_SELECTED = (
@@ -40,7 +41,7 @@ def state_privacy(
     curator: Curator[Sequences],
     recipe: Recipe,
     dataset: Dataset,
-    account_part: AccountPart | None = None,
+    spending: Spending | None = None,
     prior: bool = False,
 ) -> PrivacyStatement:
     """The privacy statement of a run, from what its ledger says was charged."""
@@ -54,7 +55,7 @@ def state_privacy(
         seeded=curator.keys.seeded,
         assumed_public=tuple(public),
         assumptions=assumptions(plan, prior),
-        account=account_part,
+        account=spending,
     )
     account = None if curator.ledger is None else curator.ledger.account()
     return build_statement(plan, account, about, TuningPart(**recipe.tuning.model_dump()))

@@ -8,7 +8,7 @@ from typing import Any
 
 _EXPORTS = {
     "Answer": "query",
-    "Charge": "charge",
+    "Charge": "accounting",
     "Curator": "curator",
     "Keys": "keys",
     "PrivacyPlan": "plan",

@@ -15,7 +15,7 @@ Detected: all that `chain` detects; and an old copy of the account, by the recei
 or to another one, and a clock that is ahead (a cap per year trusts the clock; one that is behind has no effect).
 """
 
-import itertools
+import functools
 import json
 import math
 import secrets
@@ -26,10 +26,9 @@ from pathlib import Path
 from typing import Any
 
 from dpformer.errors import PrivacyError
-from dpformer.privacy.accounting import epsilon
+from dpformer.privacy.accounting import Charge, check_delta, check_epsilon, epsilon, scaled
 from dpformer.privacy.calibration import smallest_noise
 from dpformer.privacy.chain import CHAIN, Line, create_chain, open_chain, read_chain
-from dpformer.privacy.charge import Charge, check_delta, check_epsilon
 from dpformer.privacy.plan import PrivacyPlan
 from dpformer.privacy.wording import round_up
 
@@ -103,15 +102,6 @@ class Spending:
         """The charges that count against the cap at a time: all, or those of its year."""
         return tuple(run for run in self.runs if not self.cap.per or run.time[:4] == time[:4])
 
-    def upto(self, receipt: Receipt) -> "Spending":
-        """The account just after the charge with this receipt; refused if it is of another account."""
-        if receipt.account != self.id or receipt.entries > len(self.runs):
-            raise PrivacyError(
-                f"the run was charged to account {receipt.account[:8]}, and this is {self.id[:8]} or an old copy; give the "
-                "account that the run was charged to"
-            )
-        return replace(self, runs=self.runs[: receipt.entries], hashes=self.hashes[: receipt.entries])
-
     def check(self, receipt: Receipt, where: str) -> None:
         """Refuse an account that lacks a line which a run has a receipt for. Receipts of other accounts prove nothing."""
         if receipt.account != self.id:
@@ -121,6 +111,16 @@ class Spending:
                 f"the account has {len(self.runs)} charges, and not number {receipt.entries}, which {where} has a receipt for: "
                 "it is an old copy or was changed; put back the newest copy"
             )
+
+    def upto(self, receipt: Receipt, where: str = "the run") -> "Spending":
+        """The account just after the charge with this receipt, which must be in it."""
+        if receipt.account != self.id:
+            raise PrivacyError(
+                f"{where} was charged to account {receipt.account[:8]}, and this is {self.id[:8]}; give the account that the run "
+                "was charged to"
+            )
+        self.check(receipt, where)
+        return replace(self, runs=self.runs[: receipt.entries], hashes=self.hashes[: receipt.entries])
 
 
 class PeopleAccount:
@@ -141,7 +141,7 @@ class PeopleAccount:
     def read(self, receipt: Receipt | None = None, where: str = "the run") -> Spending:
         """Check the whole account and return its content. receipt: a charge that must be in it, and of whom."""
         self._must_exist()
-        return self._checked(read_chain(self.folder), [] if receipt is None else [(where, receipt)])
+        return _parse(self.folder, [] if receipt is None else [(where, receipt)], read_chain(self.folder))
 
     def charge(self, run: RunCharge, known: Iterable[tuple[str, Receipt]] = (), over: bool = False) -> Receipt:
         """Charge a run before it asks anything; returns after the line is synced. A run is charged once.
@@ -150,9 +150,9 @@ class PeopleAccount:
         over: charge it above the cap too, since it has been spent already.
         """
         self._must_exist()
-        chain, lines = open_chain(self.folder, patience=self._patience)
+        parse = functools.partial(_parse, self.folder, known)
+        chain, spending = open_chain(self.folder, parse, patience=self._patience)
         try:
-            spending = self._checked(lines, known)
             for number, charged in enumerate(spending.runs):
                 if charged.run_id == run.run_id:
                     if replace(charged, time=run.time, name=run.name) != run:
@@ -174,12 +174,6 @@ class PeopleAccount:
                 f"{self.folder}: is not an account of people; {cure}, or put back the one that was there"
             )
 
-    def _checked(self, lines: list[Line], known: Iterable[tuple[str, Receipt]]) -> Spending:
-        spending = _parse(self.folder, lines)
-        for where, receipt in known:
-            spending.check(receipt, where)
-        return spending
-
 
 def together(runs: Iterable[RunCharge], delta: float) -> float:
     """The epsilon of all these runs composed, at `delta`; infinite if thresholds took all of delta."""
@@ -187,7 +181,7 @@ def together(runs: Iterable[RunCharge], delta: float) -> float:
     threshold = math.fsum(run.threshold_delta for run in runs)
     if threshold >= delta:
         return math.inf
-    return epsilon(itertools.chain.from_iterable(run.charges for run in runs), delta, threshold).epsilon
+    return epsilon((charge for run in runs for charge in run.charges), delta, threshold).epsilon
 
 
 def refuse_excess(spending: Spending, run: RunCharge) -> None:
@@ -211,28 +205,19 @@ def largest_epsilon(before: Sequence[RunCharge], cap: Cap, shape: RunCharge, tim
 
     Its answers are those of `shape`, all with noise multiplied by one factor. Rounded down to three digits.
     """
-
-    def scaled(factor: float) -> RunCharge:
-        charges = (replace(charge, noise_multiplier=charge.noise_multiplier * factor) for charge in shape.charges)
-        return replace(shape, charges=tuple(charges))
+    repeated = tuple(replace(charge, times=charge.times * times) for charge in shape.charges)
 
     def spent(factor: float) -> float:
-        repeated = replace(
-            shape, threshold_delta=times * shape.threshold_delta, charges=_repeated(scaled(factor), times)
-        )
-        return together((*before, repeated), cap.delta)
+        all_of_them = replace(shape, charges=scaled(repeated, factor), threshold_delta=times * shape.threshold_delta)
+        return together((*before, all_of_them), cap.delta)
 
     try:
         factor = smallest_noise(spent, cap.epsilon, math.sqrt(times))
     except PrivacyError:
         return 0.0
-    largest = together([scaled(factor)], shape.delta)
+    largest = together([replace(shape, charges=scaled(shape.charges, factor))], shape.delta)
     unit = 10.0 ** (math.floor(math.log10(largest)) - 2)
     return round(math.floor(largest / unit * (1 + 1e-9)) * unit, 12)
-
-
-def _repeated(run: RunCharge, times: int) -> tuple[Charge, ...]:
-    return tuple(replace(charge, times=charge.times * times) for charge in run.charges)
 
 
 def receipts_beside(folder: Path) -> list[tuple[str, Receipt]]:
@@ -248,17 +233,23 @@ def receipts_beside(folder: Path) -> list[tuple[str, Receipt]]:
     return known
 
 
-def _parse(folder: Path, lines: list[Line]) -> Spending:
-    header = lines[0]
+def _parse(folder: Path, known: Iterable[tuple[str, Receipt]], lines: list[Line]) -> Spending:
+    header, runs = lines[0], lines[1:]
     if header.get("account") != _VERSION:
         raise PrivacyError(f"{folder}: is not an account of people of version {_VERSION}; update dpformer")
     try:
-        runs = tuple(_run(line) for line in lines[1:])
-        return Spending(header["id"], Cap(**header["cap"]), runs, tuple(line["hash"] for line in lines[1:]))
+        spending = Spending(
+            header["id"],
+            Cap(**header["cap"]),
+            tuple(_run(**line) for line in runs),
+            tuple(line["hash"] for line in runs),
+        )
     except (KeyError, TypeError, AttributeError) as problem:
         raise PrivacyError(f"{folder}: lacks {problem}: dpformer did not write it; do not trust it") from None
+    for where, receipt in known:
+        spending.check(receipt, where)
+    return spending
 
 
-def _run(line: dict[str, Any]) -> RunCharge:
-    fields = {name: value for name, value in line.items() if name not in ("n", "previous", "hash")}
-    return RunCharge(**{**fields, "charges": tuple(Charge(**charge) for charge in fields["charges"])})
+def _run(n: int, previous: str, hash: str, charges: list[Line], **fields: Any) -> RunCharge:
+    return RunCharge(charges=tuple(Charge(**charge) for charge in charges), **fields)

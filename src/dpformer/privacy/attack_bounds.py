@@ -21,8 +21,7 @@ from dataclasses import dataclass
 import dp_accounting
 import numpy as np
 
-from dpformer.privacy.accounting import Epsilon, coarse_interval, epsilon, pld
-from dpformer.privacy.charge import Charge, event
+from dpformer.privacy.accounting import Charge, Epsilon, coarse_interval, epsilon, event, pld
 
 # A delta at which PLD is reliable.
 PLD_DELTA = 1e-9
@@ -73,9 +72,13 @@ def attack_bound(
 
 
 def bound_from(epsilons: np.ndarray, deltas: np.ndarray, false_positive_rate: float = 0.01) -> AttackBound:
-    """The bound that follows from points (epsilon, delta) which all hold; one is enough, more are tighter."""
+    """The bound that follows from points (epsilon, delta) which all hold; one is enough, more are tighter.
+
+    Each point allows an advantage of (e^epsilon - 1 + 2 delta) / (e^epsilon + 1); at epsilon 0 that is delta(0).
+    """
     reached = float(power([false_positive_rate], epsilons, deltas)[0])
-    return AttackBound(false_positive_rate, reached, _advantage(epsilons, deltas))
+    advantages = np.tanh(epsilons / 2) + 2 * deltas / (np.exp(np.minimum(epsilons, 700)) + 1)
+    return AttackBound(false_positive_rate, reached, float(np.clip(advantages.min(), 0, 1)))
 
 
 def delta_curve(charges: Sequence[Charge], spent: Epsilon) -> tuple[np.ndarray, np.ndarray]:
@@ -97,8 +100,3 @@ def power(alphas: Sequence[float], epsilons: np.ndarray, deltas: np.ndarray) -> 
         reverse = 1 - np.exp(-epsilons) * (1 - deltas - alpha)
     bounds = np.where(np.isinf(epsilons), 1.0, np.minimum(direct, reverse))
     return np.clip(bounds.min(axis=1), 0.0, 1.0)
-
-
-def _advantage(epsilons: np.ndarray, deltas: np.ndarray) -> float:
-    """Each point allows (e^epsilon - 1 + 2 delta) / (e^epsilon + 1); at epsilon 0 that is delta(0)."""
-    return float(np.clip(np.min(np.tanh(epsilons / 2) + 2 * deltas / (np.exp(np.minimum(epsilons, 700)) + 1)), 0, 1))

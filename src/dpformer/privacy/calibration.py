@@ -16,8 +16,18 @@ import dp_accounting
 from scipy.optimize import brentq
 
 from dpformer.errors import PrivacyError
-from dpformer.privacy.accounting import SMALLEST_PLD_DELTA, coarse_interval, epsilon, pld, rdp_epsilon, settled
-from dpformer.privacy.charge import Charge, check_delta, check_epsilon, event, split_budget
+from dpformer.privacy.accounting import (
+    SMALLEST_PLD_DELTA,
+    Charge,
+    check_delta,
+    check_epsilon,
+    epsilon,
+    event,
+    pld,
+    rdp_epsilon,
+    settled,
+    split_budget,
+)
 
 ChargesOf = Callable[[float], Sequence[Charge]]
 _CEILING = math.log(1e9)
@@ -53,13 +63,9 @@ def step_multiplier(
         raise PrivacyError("the releases' shares sum to 1 and leave nothing for the steps; lower a share")
     if rate == 1:
         return sigma_1 * math.sqrt(steps / left) * (1 + 1e-9)
-    guess = poisson_guess(sigma_1 / math.sqrt(left), rate, steps)
+    # By the central limit theorem T Poisson steps are about (q sqrt(T (exp(1/sigma^2) - 1)))-GDP.
+    guess = 1 / math.sqrt(math.log1p(1 / (sigma_1 / math.sqrt(left) * rate) ** 2 / steps))
     return calibrate(lambda sigma: (*releases, Charge("steps", sigma, rate, steps)), target, delta, guess)
-
-
-def poisson_guess(sigma_1: float, rate: float, steps: int) -> float:
-    """A first guess: by the central limit theorem T Poisson steps are about (q sqrt(T (exp(1/sigma^2) - 1)))-GDP."""
-    return 1 / math.sqrt(math.log1p(1 / (sigma_1 * rate) ** 2 / steps))
 
 
 def calibrate(charges: ChargesOf, target: float, delta: float, guess: float = 1.0) -> float:
@@ -74,41 +80,26 @@ def calibrate(charges: ChargesOf, target: float, delta: float, guess: float = 1.
 
     def search(interval: float) -> float:
         nonlocal sigma, width
-        sigma, width = coarse_calibrate(charges, target, delta, sigma, interval, width), 5e-4
+
+        def spent(sigma: float) -> float:
+            what = event(charges(sigma))
+            by_rdp = delta < SMALLEST_PLD_DELTA
+            return rdp_epsilon(what, delta) if by_rdp else float(pld(what, interval).get_epsilon(delta))
+
+        sigma, width = smallest_noise(spent, target, sigma, width), 5e-4
         return sigma
 
-    settled(search, target, _SETTLED)
+    try:
+        settled(search, target, _SETTLED)
+    except PrivacyError:
+        fixed = [part.name for part in charges(1.0) if part in charges(2.0)]
+        message = f"no noise meets epsilon {target:g}: the releases {fixed} alone spend it; lower their shares"
+        raise PrivacyError(message) from None
     for _ in range(100):
         if epsilon(charges(sigma), delta).epsilon <= target:
             return sigma
         sigma *= 1 + 1e-5
     raise PrivacyError(f"no noise could be confirmed for epsilon {target:g} at delta {delta:g}; choose another delta")
-
-
-def coarse_calibrate(
-    charges: ChargesOf,
-    target: float,
-    delta: float,
-    guess: float = 1.0,
-    interval: float | None = None,
-    width: float = 0.1,
-) -> float:
-    """As `calibrate`, on one grid: several times quicker, never below the smallest noise, usually within 0.2 % of it.
-
-    The search starts at `guess` and first tries `width` (relative) around it.
-    """
-    grid = interval or coarse_interval(target)
-
-    def spent(sigma: float) -> float:
-        what = event(charges(sigma))
-        return rdp_epsilon(what, delta) if delta < SMALLEST_PLD_DELTA else float(pld(what, grid).get_epsilon(delta))
-
-    try:
-        return smallest_noise(spent, target, guess, width)
-    except PrivacyError:
-        fixed = [part.name for part in charges(1.0) if part in charges(2.0)]
-        message = f"no noise meets epsilon {target:g}: the releases {fixed} alone spend it; lower their shares"
-        raise PrivacyError(message) from None
 
 
 def smallest_noise(spent: Callable[[float], float], target: float, guess: float, width: float = 0.1) -> float:

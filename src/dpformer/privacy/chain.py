@@ -1,4 +1,4 @@
-"""The file format of the ledger: JSON lines, each with the hash of the line before.
+"""The file format of a run's ledger and of the account of people: JSON lines, each with the hash of the line before.
 
 `ledger.jsonl` is the chain, `ledger.head` the number and hash of the last synced line, `ledger.lock` keeps a second writer out.
 `append` returns after its line is written and synced, so nothing was released for a torn last line (without its line end),
@@ -10,20 +10,20 @@ forged ones.
 """
 
 import contextlib
-import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from dpformer.errors import PrivacyError
-from dpformer.files import Lock, replace_file, sync_folder, write_synced
+from dpformer.files import Lock, replace_file, sha256, sync_folder, write_synced
 
 CHAIN, HEAD, LOCK = "ledger.jsonl", "ledger.head", "ledger.lock"
 
 Line = dict[str, Any]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -79,18 +79,23 @@ def create_chain(folder: Path, header: Line) -> Chain:
         return Chain(folder, lock, file, Position(0, digest))
 
 
-def open_chain(folder: Path, expected: Position | None = None, patience: float = 0.0) -> tuple[Chain, list[Line]]:
-    """Check a whole chain and continue it; also returns its lines, the header first. patience: see `Lock`."""
+def open_chain(
+    folder: Path, parse: Callable[[list[Line]], T], expected: Position | None = None, patience: float = 0.0
+) -> tuple[Chain, T]:
+    """Check a whole chain and continue it; also returns its lines, the header first, as `parse` reads them.
+
+    patience: see `Lock`.
+    """
     if not (folder / CHAIN).exists():
         raise _missing(folder)
     with _locked(folder, patience) as lock:
         lines, length = _read(folder, expected)
-        position = Position(len(lines) - 1, lines[-1]["hash"])
+        position, parsed = Position(len(lines) - 1, lines[-1]["hash"]), parse(lines)
         file = os.open(folder / CHAIN, os.O_WRONLY | os.O_APPEND)
         os.ftruncate(file, length)
         write_synced(file, b"")
         _write_head(folder, position)
-        return Chain(folder, lock, file, position), lines
+        return Chain(folder, lock, file, position), parsed
 
 
 def read_chain(folder: Path, expected: Position | None = None) -> list[Line]:
@@ -98,16 +103,16 @@ def read_chain(folder: Path, expected: Position | None = None) -> list[Line]:
     return _read(folder, expected)[0]
 
 
-def canonical(fields: Mapping[str, Any]) -> bytes:
-    """The one way in which fields become bytes: sorted keys, no spaces, ASCII, floats by their exact repr."""
-    return json.dumps(fields, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
-
-
 def _line(fields: Line) -> tuple[bytes, str]:
     """The fields as one line that ends with the hash of all of them; and that hash."""
-    text = canonical(fields)
-    digest = hashlib.sha256(text).hexdigest()
+    text = _canonical(fields)
+    digest = sha256(text)
     return text[:-1] + f',"hash":"{digest}"}}\n'.encode(), digest
+
+
+def _canonical(fields: Line) -> bytes:
+    """The one way in which fields become bytes: sorted keys, no spaces, ASCII, floats by their exact repr."""
+    return json.dumps(fields, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 
 
 def _read(folder: Path, expected: Position | None) -> tuple[list[Line], int]:
@@ -153,7 +158,7 @@ def _checked(raw: bytes, number: int, previous: str, path: Path) -> Line:
 
 def _write_head(folder: Path, position: Position) -> None:
     """Replace the head atomically. After a crash it may be behind the chain; it is never ahead of it."""
-    replace_file(folder / HEAD, canonical(asdict(position)))
+    replace_file(folder / HEAD, _canonical(asdict(position)))
 
 
 def _read_head(folder: Path) -> Position | None:
@@ -164,8 +169,7 @@ def _read_head(folder: Path) -> Position | None:
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError, OSError, RecursionError):
-        message = f"{folder / HEAD} is damaged: the ledger's end cannot be checked; do not trust it"
-    raise PrivacyError(message)
+        raise PrivacyError(f"{folder / HEAD} is damaged: the ledger's end cannot be checked; do not trust it") from None
 
 
 @contextlib.contextmanager

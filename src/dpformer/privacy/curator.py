@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from dpformer.errors import PrivacyError
-from dpformer.privacy.charge import Charge
+from dpformer.privacy.accounting import Charge
 from dpformer.privacy.keys import Keys, Uncopied
 from dpformer.privacy.ledger import Ledger
 from dpformer.privacy.noise import FARTHEST, check_std, poisson_draw, rounded_gaussian

@@ -9,18 +9,17 @@ is a replay: with the same tag it is the same answer and is not charged again, w
 The header of a run that was charged to an account of people holds the receipt (see `account`).
 """
 
+import functools
 import secrets
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from dpformer.errors import PrivacyError
 from dpformer.privacy.account import Receipt
+from dpformer.privacy.accounting import Charge
 from dpformer.privacy.chain import Chain, Line, Position, create_chain, open_chain, read_chain
-from dpformer.privacy.charge import Charge
 from dpformer.privacy.keys import Uncopied
-from dpformer.privacy.plan import GRADIENTS, PrivacyPlan
+from dpformer.privacy.plan import GRADIENTS, PrivacyPlan, plan_from_json, plan_to_json
 
 _VERSION = 2
 
@@ -126,21 +125,16 @@ def create_ledger(
 
 def open_ledger(folder: Path | str, expected: Position | None = None, run_id: str | None = None) -> Ledger:
     """Continue a ledger after checking all of it. expected, run_id: from the run's checkpoint."""
-    chain, lines = open_chain(Path(folder), expected)
-    try:
-        account = _parse(Path(folder), lines, run_id)
-    except BaseException:
-        chain.close()
-        raise
+    chain, account = open_chain(Path(folder), functools.partial(_parse, folder, run_id), expected)
     return Ledger(chain, account.run_id, account.plan, list(account.entries), account.receipt)
 
 
 def read_ledger(folder: Path | str, expected: Position | None = None, run_id: str | None = None) -> Account:
     """Check a whole ledger and return its content, without the right to write it."""
-    return _parse(Path(folder), read_chain(Path(folder), expected), run_id)
+    return _parse(folder, run_id, read_chain(Path(folder), expected))
 
 
-def _parse(folder: Path, lines: list[Line], run_id: str | None) -> Account:
+def _parse(folder: Path | str, run_id: str | None, lines: list[Line]) -> Account:
     header, where = lines[0], f"the ledger in {folder}"
     if header.get("ledger") != _VERSION:
         cure = "its noise leaks, so fit again" if header.get("ledger") == 1 else "update dpformer"
@@ -157,18 +151,3 @@ def _parse(folder: Path, lines: list[Line], run_id: str | None) -> Account:
     if run_id is not None and named != run_id:
         raise PrivacyError(f"{where} belongs to run {named}, not to {run_id}: it was copied")
     return Account(named, plan, entries, Position(len(entries), lines[-1]["hash"]), receipt)
-
-
-def plan_to_json(plan: PrivacyPlan) -> dict[str, Any]:
-    """A plan as JSON; an infinite epsilon, for which JSON has no number, becomes "inf"."""
-    releases = [{"name": release.name, "noise_multiplier": release.noise_multiplier} for release in plan.releases]
-    return {**asdict(plan), "epsilon": plan.epsilon if plan.private else "inf", "releases": releases}
-
-
-def plan_from_json(fields: Mapping[str, Any]) -> PrivacyPlan:
-    """The plan that `plan_to_json` wrote, checked as when it was made, its cost included."""
-    try:
-        releases = tuple(Charge(**release) for release in fields["releases"])
-        return PrivacyPlan(**{**fields, "epsilon": float(fields["epsilon"]), "releases": releases})
-    except (TypeError, KeyError, ValueError) as problem:
-        raise PrivacyError(f"a privacy plan cannot be read ({problem}); it is of another version") from problem

@@ -7,13 +7,20 @@ steps there are, and what has been spent after each.
 import functools
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
 from dpformer.errors import PrivacyError
-from dpformer.privacy.accounting import Epsilon, epsilon
+from dpformer.privacy.accounting import (
+    Charge,
+    Epsilon,
+    check_delta,
+    check_epsilon,
+    check_threshold,
+    epsilon,
+    split_budget,
+)
 from dpformer.privacy.calibration import gaussian_multiplier, step_multiplier
-from dpformer.privacy.charge import Charge, check_delta, check_epsilon, check_threshold, split_budget
 
 # Composing more takes minutes, and its rounding makes epsilon look larger than it is.
 MOST_STEPS = 1_000_000
@@ -181,3 +188,18 @@ def _check_steps(steps: int, releases: Collection[str]) -> None:
         raise PrivacyError(f"steps {steps} is not above 0; give epochs or steps above 0")
     if steps > MOST_STEPS:
         raise PrivacyError(f"steps {steps:,} are more than {MOST_STEPS:,}; lower epochs or steps")
+
+
+def plan_to_json(plan: PrivacyPlan) -> dict[str, Any]:
+    """A plan as JSON; an infinite epsilon, for which JSON has no number, becomes "inf"."""
+    releases = [{"name": release.name, "noise_multiplier": release.noise_multiplier} for release in plan.releases]
+    return {**asdict(plan), "epsilon": plan.epsilon if plan.private else "inf", "releases": releases}
+
+
+def plan_from_json(fields: Mapping[str, Any]) -> PrivacyPlan:
+    """The plan that `plan_to_json` wrote, checked as when it was made, its cost included."""
+    try:
+        releases = tuple(Charge(**release) for release in fields["releases"])
+        return PrivacyPlan(**{**fields, "epsilon": float(fields["epsilon"]), "releases": releases})
+    except (TypeError, KeyError, ValueError) as problem:
+        raise PrivacyError(f"a privacy plan cannot be read ({problem}); it is of another version") from problem

@@ -67,6 +67,11 @@ class Answer:
     grid: float
     labels: tuple[Any, ...] = ()
 
+    @property
+    def numbers(self) -> int:
+        """How many numbers it has."""
+        return sum(value.size for value in self.values.values())
+
 
 class Asker(Protocol):
     """Something that answers queries: a Curator, or a recording of one."""

@@ -37,7 +37,7 @@ class AnswerFiles:
 
     def keep(self, place: int, answer: Answer, plan: PrivacyPlan) -> None:
         """Write the answer number `place`. The same answer again, after a crash, has the same bytes."""
-        if answer.name == GRADIENTS and 8 * plan.steps * _numbers(answer) > MOST_BYTES:
+        if answer.name == GRADIENTS and 8 * plan.steps * answer.numbers > MOST_BYTES:
             return
         if not (self.folder / _ABOUT).exists():
             self.folder.mkdir(mode=0o755, exist_ok=True)
@@ -84,14 +84,10 @@ class Replay:
         if self.place == len(self.answers):
             raise PrivacyError(f"query {query.name!r} was asked, and the recording has {self.place} answers only")
         answer = self.answers[self.place]
-        if answer.name != query.name or not (isinstance(query, Selection) or _numbers(answer) == query.numbers):
+        if answer.name != query.name or not (isinstance(query, Selection) or answer.numbers == query.numbers):
             raise PrivacyError(
                 f"query {query.name!r} of {query.numbers:,} numbers was asked, and answer {self.place} of the recording is "
-                f"{answer.name!r} of {_numbers(answer):,}"
+                f"{answer.name!r} of {answer.numbers:,}"
             )
         self.place += 1
         return answer
-
-
-def _numbers(answer: Answer) -> int:
-    return sum(value.size for value in answer.values.values())

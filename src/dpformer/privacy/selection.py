@@ -10,25 +10,8 @@ probability that any cell of this person alone is named is at most
 
 and t is chosen so that p <= threshold_delta.
 
-Guarantee: (epsilon, delta + p), where all answers are (epsilon, delta) if the selection is counted as a Gaussian answer. Let M be
-all that is released on the people with this person, M* the same with the cells that only this person has never named, and M' all
-that is released when the person's events are replaced by none. Values are positive, so a sum is 0 only if no person has the cell:
-the cells that M* and M' can name are the same, those of the others. So M* and M' differ by Gaussian answers, which are
-(epsilon, delta).
-M differs from M* with probability at most p; and given that none of those cells is named, M has the law of M* (their noise is
-independent of all other noise), so (1 - p) P[M* in S] <= P[M in S]. Hence, for every set S of outputs,
-
-    P[M in S]  <= P[M* in S] + p <= e^epsilon P[M' in S] + delta + p,
-    P[M' in S] <= (1 - p) P[M' in S] + p <= (1 - p) (e^epsilon P[M* in S] + delta) + p <= e^epsilon P[M in S] + delta + p.
-
-Best of K trials (see `tuning`): (epsilon, delta + E[K] p), where the best of K trials of M* or of M' is (epsilon, delta). Let
-q_k = P[K = k], and c = sum of q_k (1 - p)^k, the probability that no trial names such a cell; 1 - c <= E[K] p. Given that, K has
-the law q_k (1 - p)^k / c, which is of the same family (truncated negative binomial) with fewer trials, so a smaller epsilon. Let
-T be the best of K trials, and T_c the best of K trials under the second law. Then for (N, N*) = (M, M*) and (M', M')
-
-    c P[T_c(N*) in S] <= P[T(N) in S] <= c P[T_c(N*) in S] + 1 - c,
-
-and T_c(M*), T_c(M') are (epsilon, delta): both directions follow as above, with 1 - c in place of p.
+All answers are then (epsilon, delta + p)-DP, where they are (epsilon, delta)-DP if the selection is counted as a Gaussian answer;
+the best of K trials (see `tuning`) is (epsilon, delta + E[K] p)-DP. docs/proofs/selection.md has the proofs.
 """
 
 import math

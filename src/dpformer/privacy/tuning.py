@@ -11,16 +11,15 @@ The choice is covered only if the *score* is: each trial also has a noisy answer
 import math
 import secrets
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from dp_accounting.dp_event import RepeatAndSelectDpEvent
 from scipy.optimize import brentq
 
 from dpformer.errors import PrivacyError
-from dpformer.privacy.accounting import rdp_epsilon
+from dpformer.privacy.accounting import Charge, check_delta, check_epsilon, event, rdp_epsilon, scaled
 from dpformer.privacy.calibration import smallest_noise
-from dpformer.privacy.charge import Charge, check_delta, check_epsilon, event
 
 SHAPES = {"geometric": 1.0, "logarithmic": 0.0}
 
@@ -58,11 +57,15 @@ class Tuning:
         return int(generator.logseries(p))
 
 
-def tuned_epsilon(charges: Iterable[Charge], tuning: Tuning, delta: float) -> float:
-    """Epsilon of the best of a random number of runs of these charges, each with a noisy score. By RDP."""
+def tuned_epsilon(charges: Iterable[Charge], tuning: Tuning, delta: float, threshold_delta: float = 0.0) -> float:
+    """Epsilon of the best of a random number of runs of these charges, each with a noisy score and threshold. By RDP."""
     check_delta(delta)
+    left = delta - tuning.trials * threshold_delta
+    if left <= 0:
+        each = f"{tuning.trials:g} trials with a threshold delta of {threshold_delta:g} each"
+        raise PrivacyError(f"{each} leave nothing of delta {delta:g}; lower the trials")
     trial = event([*charges, Charge("score", tuning.score_noise_multiplier)])
-    return rdp_epsilon(RepeatAndSelectDpEvent(trial, tuning.trials, SHAPES[tuning.distribution]), delta)
+    return rdp_epsilon(RepeatAndSelectDpEvent(trial, tuning.trials, SHAPES[tuning.distribution]), left)
 
 
 def tuned_factor(charges: Sequence[Charge], tuning: Tuning, epsilon: float, delta: float) -> float:
@@ -71,12 +74,8 @@ def tuned_factor(charges: Sequence[Charge], tuning: Tuning, epsilon: float, delt
     if not math.isfinite(epsilon) or not charges:
         raise PrivacyError("tuning is priced for a finite epsilon and a trial that asks something")
 
-    def spent(factor: float) -> float:
-        scaled = [replace(charge, noise_multiplier=charge.noise_multiplier * factor) for charge in charges]
-        return tuned_epsilon(scaled, tuning, delta)
-
     try:
-        return smallest_noise(spent, epsilon, 1.0)
+        return smallest_noise(lambda factor: tuned_epsilon(scaled(charges, factor), tuning, delta), epsilon, 1.0)
     except PrivacyError:
         raise PrivacyError(
             f"no noise pays for {tuning.trials:g} trials within epsilon {epsilon:g}: the noisy scores alone spend it; raise the "

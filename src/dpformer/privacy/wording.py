@@ -6,8 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dpformer.privacy.parts import AccountPart, TuningPart
-    from dpformer.privacy.statement import PrivacyStatement
+    from dpformer.privacy.statement import AccountPart, PrivacyStatement
 
 UNIT = "one user, with all of that user's events"
 NEIGHBOURS = "the number of users stays, and one user's events are replaced by none"
@@ -39,6 +38,13 @@ _ALONE = (
     "Epsilon is of this run alone: other releases on the same people add to it, and it was charged to no account of these people "
     "(--account)."
 )
+_TUNING = {
+    "undeclared": "NOT DECLARED: if settings were chosen by looking at results on this data, that choice is not in epsilon",
+    "none": "none; the settings were fixed beforehand",
+    "public": "on public data only",
+    "listed": "NOT accounted; {count} configurations were tried on this data: {tried}",
+    "accounted": "accounted: {trials:g} trials on average ({distribution}), included in epsilon",
+}
 _ACCOUNTANTS = {"pld": "PLD", "rdp": "RDP", "gaussian": "closed form for Gaussians"}
 
 
@@ -72,7 +78,13 @@ def in_words(s: PrivacyStatement) -> str:
     lines.append(f"Trained on: {s.data.trained_on}.")
     lines.append(f"Assumed public: {'; '.join(s.assumed_public)}.")
     lines += [f"Assumption: {what}." for what in s.assumptions]
-    lines.append(f"Tuning: {_tuning(s.tuning)}.")
+    how = _TUNING[s.tuning.kind].format(
+        trials=s.tuning.mean_trials,
+        distribution=s.tuning.distribution,
+        count=len(s.tuning.configurations),
+        tried="; ".join(s.tuning.configurations),
+    )
+    lines.append(f"Tuning: {how}.")
     lines += [f"Not covered: {item}." for item in s.not_covered]
     return "\n".join(lines)
 
@@ -89,23 +101,6 @@ def _together(part: AccountPart) -> str:
         )
     together = f"Together with {others} charged to account {part.id[:8]}: {spent}"
     return f"Epsilon is of this run alone. {together}. {cap}. Later runs add to it."
-
-
-def users_in_words(users: int, declared: bool) -> str:
-    """What is assumed public about how many users there are."""
-    return f"a declared population of {users:,} users" if declared else "the number of users"
-
-
-def _tuning(part: TuningPart) -> str:
-    if part.kind == "accounted":
-        return f"accounted: {part.mean_trials:g} trials on average ({part.distribution}), included in epsilon"
-    if part.kind == "listed":
-        return f"NOT accounted; {len(part.configurations)} configurations were tried on this data: " + "; ".join(
-            part.configurations
-        )
-    if part.kind == "undeclared":
-        return "NOT DECLARED: if settings were chosen by looking at results on this data, that choice is not in epsilon"
-    return "on public data only" if part.kind == "public" else "none; the settings were fixed beforehand"
 
 
 def _bound(value: float | str) -> str:

@@ -26,9 +26,9 @@ from dpformer.clipping import PhantomClipping
 from dpformer.errors import DPFormerError, PrivacyError
 from dpformer.privacy import Curator, Keys, PrivacyPlan, PrivacyStatement, make_plan
 from dpformer.privacy.account import PeopleAccount
-from dpformer.privacy.parts import DataPart
+from dpformer.privacy.build import Circumstances
 from dpformer.privacy.plan import declared_users, steps_of
-from dpformer.privacy.statement import Circumstances
+from dpformer.privacy.statement import DataPart
 from dpformer.training.folder import TrainingFolder
 from dpformer.training.groups import Groups, slack_in_words
 from dpformer.training.module_sum import Losses, ModuleSum, Report, trainable

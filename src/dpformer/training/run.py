@@ -15,9 +15,9 @@ from dpformer.artifact.layout import MODEL
 from dpformer.errors import PrivacyError
 from dpformer.privacy import Answer, Curator, Keys, PrivacyPlan, PrivacyStatement, read_ledger
 from dpformer.privacy.account import PeopleAccount
+from dpformer.privacy.build import Circumstances, build_statement
 from dpformer.privacy.ledger import Ledger
-from dpformer.privacy.parts import AccountPart, TuningPart
-from dpformer.privacy.statement import Circumstances, build_statement
+from dpformer.privacy.statement import TuningPart
 from dpformer.training.folder import AVERAGE, TrainingFolder
 from dpformer.training.module_sum import trainable
 from dpformer.training.people import People
@@ -127,8 +127,7 @@ class TrainingRun:
             raise PrivacyError(f"{self.folder.path}: is closed; open it by PrivateTraining with the same arguments")
         ledger = self.curator.ledger
         if self.account is not None and ledger is not None and ledger.receipt is not None:
-            spending = self.account.read(ledger.receipt, str(self.folder.path))
-            about = replace(about, account=AccountPart.of(spending, ledger.receipt))
+            about = replace(about, account=self.account.read().upto(ledger.receipt, str(self.folder.path)))
         charged = None if ledger is None else ledger.account()
         return build_statement(self.curator.plan, charged, about, TuningPart(kind="undeclared"))
 

@@ -22,7 +22,7 @@ from dpformer.evaluation import Scorer, held_out, rank
 from dpformer.fit.scorers import to_scorer
 from dpformer.models import TransitionScorer
 from dpformer.privacy import Answer, Charge, Curator, PrivacyPlan, Query, Sample, Statistic
-from dpformer.privacy.charge import split_budget
+from dpformer.privacy.accounting import split_budget
 from dpformer.privacy.query import Asker, Vectors
 from dpformer.privacy.tuning import Tuning, tuned_epsilon, tuned_factor
 from dpformer.statistics.settings import TransitionSettings

@@ -32,7 +32,7 @@ from dpformer.fit.dpsgd import Optimisation, Trainer
 from dpformer.fit.folder import finish_written
 from dpformer.fit.recipe import Recipe
 from dpformer.models import Network, build, parse_spec
-from dpformer.privacy.ledger import plan_from_json, plan_to_json
+from dpformer.privacy.plan import plan_from_json, plan_to_json
 from dpformer.training.checkpoint import pack
 
 

@@ -26,8 +26,8 @@ from scipy.optimize import brentq
 from scipy.stats import beta, binom, norm
 
 from dpformer.privacy import epsilon
+from dpformer.privacy.accounting import Charge
 from dpformer.privacy.attack_bounds import delta_curve
-from dpformer.privacy.charge import Charge
 from dpformer.trust.verify.folder import gaussian_delta
 
 CONFIDENCE = 0.95

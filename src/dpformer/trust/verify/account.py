@@ -27,7 +27,7 @@ def account_against_run(folder: Path, statement: PrivacyStatement) -> Outcome:
     local = read_json(folder / LOCAL) if (folder / LOCAL).exists() else {}
     if not Path(local.get("account", "nowhere")).exists():
         raise NotChecked("the account is not where it was when the run began")
-    spending = PeopleAccount(local["account"]).read(receipt, str(folder)).upto(receipt)
+    spending = PeopleAccount(local["account"]).read().upto(receipt, str(folder))
     line = spending.runs[-1]
     charged = (line.run_id, line.charges, line.threshold_delta)
     wrong = []

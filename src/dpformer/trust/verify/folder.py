@@ -20,9 +20,8 @@ from dpformer.data.split import trained_on
 from dpformer.fit.recipe import Recipe
 from dpformer.fit.stated import assumptions
 from dpformer.privacy import PrivacyStatement, read_ledger
-from dpformer.privacy.accounting import rdp_epsilon
-from dpformer.privacy.charge import Charge
-from dpformer.privacy.parts import NoisePart
+from dpformer.privacy.accounting import Charge, rdp_epsilon
+from dpformer.privacy.statement import NoisePart
 from dpformer.privacy.wording import GENERATORS, GRID, NEIGHBOURS, UNIT
 from dpformer.trust.verify.checks import NotChecked, Outcome
 
