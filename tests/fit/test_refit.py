@@ -1,14 +1,24 @@
 """`dpformer refit`: the same recipe and reading on a new log, charged to the same account, with the old answers as a prior."""
 
+import json
+import math
+import re
+
 import polars as pl
 import pytest
+from scipy.stats import norm
 
 from dpformer import load_model
 from dpformer.data import load
+from dpformer.errors import PrivacyError
 from dpformer.fit.folder import read_recipe
-from dpformer.privacy import parse_statement
+from dpformer.fit.prior import prior_from
+from dpformer.fit.run import start
+from dpformer.privacy import parse_statement, read_ledger
 from dpformer.privacy.account import PeopleAccount
-from dpformer.trust.verify.folder import ledger_against_statement
+from dpformer.privacy.wording import round_up
+from dpformer.trust.verify.account import account_against_run
+from dpformer.trust.verify.folder import gaussian_epsilon, ledger_against_statement, recount
 from dpformer.trust.verify.rebuild import rebuilt
 from tests.fit.conftest import small_log
 from tests.fit.test_commands import assert_one_line
@@ -43,8 +53,6 @@ def test_the_next_week_is_read_fitted_and_charged_like_the_last(weeks, dpformer)
     assert load(weeks / "runs" / "b-data").manifest["input"]["columns"]["timestamp"] == "bought"
     statement = parse_statement((new / "privacy.json").read_bytes())
     assert statement.account.runs == 2
-    assert statement.account.epsilon > statement.epsilon
-    assert any("earlier runs of the account" in text for text in statement.assumptions)
     assert (new / "prior.safetensors").exists()
     # The model is made of the answers of this run and of the prior alone, and the files agree.
     assert rebuilt(new).good
@@ -57,6 +65,56 @@ def test_the_next_week_is_read_fitted_and_charged_like_the_last(weeks, dpformer)
     assert len(PeopleAccount(weeks / "people").read().runs) == 3
 
 
+def test_the_headline_of_a_refitted_model_counts_the_runs_that_it_uses(weeks, dpformer):
+    """Text, JSON, card, registry and report; counted here by the closed form from both ledgers."""
+    old, new = weeks / "runs" / "a", weeks / "runs" / "b"
+    assert dpformer("refit", old, weeks / "week2.csv", "--run", new, "--quiet").code == 0
+    statement = parse_statement((new / "privacy.json").read_bytes())
+    squares = [[release.noise_multiplier**-2 for release in read_ledger(run).plan.releases] for run in (old, new)]
+    both, alone = math.sqrt(sum(map(sum, squares))), math.sqrt(sum(squares[1]))
+    assert statement.delta == statement.alone.delta == DELTA
+    assert statement.epsilon == pytest.approx(gaussian_epsilon(both, DELTA), rel=1e-6)
+    assert statement.alone.epsilon == pytest.approx(gaussian_epsilon(alone, DELTA), rel=1e-6)
+    assert statement.epsilon > 1.3 * statement.alone.epsilon
+    users = 1 / statement.users
+    assert statement.epsilon_at_delta_1_over_users == pytest.approx(gaussian_epsilon(both, users), rel=1e-6)
+    # The best test of a mu-GDP mechanism: advantage 2 Phi(mu / 2) - 1.
+    assert statement.attack.advantage == pytest.approx(2 * norm.cdf(both / 2) - 1, abs=2e-3)
+    shown = f"{round_up(statement.epsilon, 4):.4g}"
+    text, card = statement.text(), (new / "README.md").read_text()
+    assert text.startswith(f"({shown}, 0.001)-differential privacy")
+    assert f"This run alone: ({round_up(statement.alone.epsilon, 4):.4g}, 0.001)." in text
+    assert "Epsilon is of this run alone" not in text
+    assert text in card
+    front = json.loads(card.split("differential_privacy: ")[1].splitlines()[0])
+    assert (front["epsilon"], front["run_alone"]["epsilon"]) == (statement.epsilon, statement.alone.epsilon)
+    entry = json.loads(dpformer("privacy", new, "--registry").out)
+    assert entry["guarantee"]["epsilon"] == statement.epsilon
+    assert "with the 1 earlier run" in entry["composition"]
+    assert dpformer("report", new, "-o", weeks / "report.html").code == 0
+    page = (weeks / "report.html").read_text()
+    tile = re.search(r'<span class="big">([0-9.]+)</span><span>epsilon</span><span class="quiet">([^<]*)', page)
+    assert float(tile[1]) == pytest.approx(statement.epsilon, rel=1e-2)
+    assert "this run alone" in tile[2]
+    assert recount(statement).good
+    assert account_against_run(new, statement).good
+    # Planted: the pair of the run alone as the headline, as it was; and figures that leave the earlier run out.
+    said = json.loads(statement.to_json())
+    with pytest.raises(PrivacyError, match="those of the account"):
+        parse_statement(json.dumps({**said, "epsilon": said["alone"]["epsilon"]}))
+    hidden = parse_statement(json.dumps({**said, "alone": None, "epsilon": said["alone"]["epsilon"]}))
+    assert "prior of earlier runs" in ledger_against_statement(new, hidden, read_recipe(new)).detail
+    low = statement.model_copy(update={"epsilon_at_delta_1_over_users": said["alone"]["epsilon"] / 2})
+    assert not account_against_run(new, low).good
+
+
+def test_a_prior_needs_the_account_of_its_runs(weeks, dpformer, tmp_path):
+    prior = prior_from(weeks / "runs" / "a", load(weeks / "week1"))
+    with pytest.raises(PrivacyError, match="needs the account"):
+        start(tmp_path / "x", weeks / "week1", read_recipe(weeks / "runs" / "a"), prior=prior)
+    assert not (tmp_path / "x" / "ledger.jsonl").exists()
+
+
 def test_a_prior_only_of_the_same_account_and_only_if_wanted(weeks, dpformer):
     old = weeks / "runs" / "a"
     assert dpformer("account", "new", weeks / "others", "--epsilon", 9, "--delta", DELTA).code == 0
@@ -64,9 +122,7 @@ def test_a_prior_only_of_the_same_account_and_only_if_wanted(weeks, dpformer):
         new = weeks / "runs" / name
         assert dpformer("refit", old, weeks / "week2.csv", "--run", new, *options, "--quiet").code == 0
         assert not (new / "prior.safetensors").exists()
-        assert not any(
-            "earlier runs" in text for text in parse_statement((new / "privacy.json").read_bytes()).assumptions
-        )
+        assert parse_statement((new / "privacy.json").read_bytes()).alone is None
 
 
 def test_a_changed_prior_is_noticed(weeks, dpformer):
@@ -75,7 +131,7 @@ def test_a_changed_prior_is_noticed(weeks, dpformer):
     (new / "prior.safetensors").unlink()
     assert not rebuilt(new).good
     statement = parse_statement((new / "privacy.json").read_bytes())
-    assert "assumptions" in ledger_against_statement(new, statement, read_recipe(new)).detail
+    assert "prior of earlier runs" in ledger_against_statement(new, statement, read_recipe(new)).detail
 
 
 def test_wrong_arguments_are_one_line(weeks, dpformer, tmp_path):

@@ -7,15 +7,18 @@ from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
+import dp_accounting
 import jsonschema
 import pytest
+from dp_accounting.pld import PLDAccountant
 from hypothesis import given
 from hypothesis import strategies as st
 
 import dpformer.privacy
 from dpformer.data.split import trained_on
 from dpformer.errors import PrivacyError
-from dpformer.privacy.accounting import epsilon
+from dpformer.privacy.account import Cap, PeopleAccount, RunCharge, Spending
+from dpformer.privacy.accounting import NEIGHBOURS, epsilon
 from dpformer.privacy.attack_bounds import attack_bound, percent_up
 from dpformer.privacy.build import Circumstances, build_statement
 from dpformer.privacy.ledger import create_ledger, read_ledger
@@ -321,6 +324,50 @@ def test_tuning_is_accounted_or_listed(run, statement):
         TuningPart(kind="listed")
     with pytest.raises(ValueError, match="needs mean_trials"):
         TuningPart(kind="accounted", mean_trials=3)
+
+
+def test_a_model_that_uses_earlier_runs_states_the_pair_of_all_of_them(run, tmp_path):
+    """Poisson steps beside an earlier run with a threshold, counted again by dp_accounting."""
+    plan, account = run
+    earlier = make_plan(6040, 3, 1e-5, shares={"histogram": 1.0}, threshold_delta=1e-6)
+    people_account = PeopleAccount.create(tmp_path / "people", Cap(20, 2e-5))
+    for name, charged_plan in (("earlier", earlier), ("now", plan)):
+        people_account.charge(RunCharge.of(name, name, charged_plan))
+    about = replace(ABOUT, account=people_account.read(), prior=True)
+    made = build_statement(plan, account, about, NO_TUNING)
+    counted = PLDAccountant(NEIGHBOURS, value_discretization_interval=1e-4)
+    gaussians = [*earlier.releases, *plan.releases]
+    for release in gaussians:
+        counted.compose(dp_accounting.GaussianDpEvent(release.noise_multiplier))
+    step = dp_accounting.PoissonSampledDpEvent(plan.rate, dp_accounting.GaussianDpEvent(plan.noise_multiplier))
+    counted.compose(step, plan.steps)  # the whole plan: the account is charged before the run
+    assert made.delta == 2e-5
+    assert made.epsilon == made.account.epsilon == pytest.approx(counted.get_epsilon(2e-5 - 1e-6), rel=2e-3)
+    at_users = counted.get_epsilon(1 / 6040 - 1e-6)
+    assert made.epsilon_at_delta_1_over_users == pytest.approx(at_users, rel=2e-3)
+    own = build_statement(plan, account, replace(about, prior=False), NO_TUNING)
+    assert (made.alone.epsilon, made.alone.delta) == (own.epsilon, own.delta)
+    assert own.alone is None
+    assert made.attack.true_positive_rate > own.attack.true_positive_rate
+    assert (made.releases, made.steps, made.budget) == (own.releases, own.steps, own.budget)
+    jsonschema.validate(json.loads(made.to_json()), json_schema())
+    assert parse_statement(made.to_json()) == made
+    for missing in (replace(about, account=None), about):
+        with pytest.raises(PrivacyError, match="one account of people"):
+            build_statement(plan, account, missing, Tuning(3) if missing.account else NO_TUNING)
+
+
+def test_thresholds_of_earlier_years_that_took_all_of_delta_leave_no_promise(run, tmp_path):
+    plan, account = run
+    earlier = make_plan(6040, 3, 1e-5, shares={"histogram": 1.0}, threshold_delta=9e-6)
+    spending = Spending("id", Cap(20, 1.5e-5, "year"), (), ())
+    runs = [RunCharge.of(str(year), "run", earlier, f"{year}") for year in (2024, 2025)]
+    spending = replace(spending, runs=(*runs, RunCharge.of("now", "now", plan, "2026")), hashes=("", "", ""))
+    made = build_statement(plan, account, replace(ABOUT, account=spending, prior=True), NO_TUNING)
+    assert made.epsilon == "inf"
+    assert made.private
+    assert made.text().startswith("(inf, 1.5e-05)-differential privacy")
+    assert parse_statement(made.to_json()) == made
 
 
 def test_a_statement_needs_the_runs_own_ledger(run):

@@ -60,7 +60,8 @@ def _front_matter(statement: PrivacyStatement) -> str:
     """What model hubs read: YAML, of which JSON values are a part."""
     tags = ["recommender", "sequential-recommendation"]
     tags += ["differential-privacy"] if statement.private and not statement.insecure else ["not-private"]
-    privacy = {"epsilon": statement.epsilon, "delta": statement.delta, "unit": statement.unit}
+    privacy: dict[str, Any] = {"epsilon": statement.epsilon, "delta": statement.delta, "unit": statement.unit}
+    privacy |= {} if statement.alone is None else {"run_alone": statement.alone.model_dump()}
     fields = {"library_name": "dpformer", "tags": tags, "differential_privacy": privacy}
     return "---\n" + "".join(f"{name}: {json.dumps(value)}\n" for name, value in fields.items()) + "---\n\n"
 

@@ -20,7 +20,7 @@ import torch
 from dpformer.artifact import publish
 from dpformer.artifact.layout import ANSWERS, EVENTS, PRIOR
 from dpformer.data import Dataset, Sequences, load
-from dpformer.errors import DPFormerError
+from dpformer.errors import DPFormerError, PrivacyError
 from dpformer.fit.distributed.lead_and_follow import compare_data, explained_rank_error, lead
 from dpformer.fit.distributed.ranks import SINGLE, Ranks
 from dpformer.fit.dpsgd import Optimisation, Trainer, network_for_steps
@@ -245,6 +245,8 @@ def start(
     with explained_rank_error(folder):
         ranks.job.refuse_second(folder)
         refuse_used(folder)
+        if prior is not None and account is None:
+            raise PrivacyError("a prior of earlier runs needs the account of people that they were charged to; give it")
         dataset = load(data)
         ranks = ranks if recipe.steps_on_data else ranks.release_others()
         compare_data(ranks, dataset, data)

@@ -25,16 +25,9 @@ def data_part(dataset: Dataset, private: bool, trained_on: str = "all events") -
     return DataPart.model_validate({"catalogue": mode, "outside_guarantee": outside, "trained_on": trained_on})
 
 
-PRIOR_USED = (
-    "the model also uses what earlier runs of the account released, so the pair that counts for it is the one together with "
-    "the account"
-)
-
-
-def assumptions(plan: PrivacyPlan, prior: bool) -> tuple[str, ...]:
-    """What the statement assumes. prior: whether the model was made with the answers of earlier runs."""
-    groups = Groups.of(plan.users, plan.rate, plan.declared)
-    return ((slack_in_words(groups),) if plan.steps else ()) + ((PRIOR_USED,) if prior else ())
+def assumptions(plan: PrivacyPlan) -> tuple[str, ...]:
+    """What the statement assumes."""
+    return (slack_in_words(Groups.of(plan.users, plan.rate, plan.declared)),) if plan.steps else ()
 
 
 def state_privacy(
@@ -44,7 +37,7 @@ def state_privacy(
     spending: Spending | None = None,
     prior: bool = False,
 ) -> PrivacyStatement:
-    """The privacy statement of a run, from what its ledger says was charged."""
+    """The privacy statement of a run, from what its ledger says was charged. prior: see `Circumstances`."""
     plan = curator.plan
     data = data_part(dataset, plan.private, trained_on(recipe.hold_out, dataset.log.get("date")))
     public = ["the catalogue of items"] if data.catalogue == "log" else []
@@ -54,8 +47,9 @@ def state_privacy(
         data=data,
         seeded=curator.keys.seeded,
         assumed_public=tuple(public),
-        assumptions=assumptions(plan, prior),
+        assumptions=assumptions(plan),
         account=spending,
+        prior=prior,
     )
     account = None if curator.ledger is None else curator.ledger.account()
     return build_statement(plan, account, about, TuningPart(**recipe.tuning.model_dump()))

@@ -175,13 +175,15 @@ class PeopleAccount:
             )
 
 
-def together(runs: Iterable[RunCharge], delta: float) -> float:
+def composed(runs: Sequence[RunCharge]) -> tuple[tuple[Charge, ...], float]:
+    """All charges of these runs, and the part of delta that their thresholds took."""
+    return tuple(one for run in runs for one in run.charges), math.fsum(run.threshold_delta for run in runs)
+
+
+def together(runs: Sequence[RunCharge], delta: float) -> float:
     """The epsilon of all these runs composed, at `delta`; infinite if thresholds took all of delta."""
-    runs = tuple(runs)
-    threshold = math.fsum(run.threshold_delta for run in runs)
-    if threshold >= delta:
-        return math.inf
-    return epsilon((charge for run in runs for charge in run.charges), delta, threshold).epsilon
+    charges, threshold = composed(runs)
+    return epsilon(charges, delta, threshold).epsilon if threshold < delta else math.inf
 
 
 def refuse_excess(spending: Spending, run: RunCharge) -> None:

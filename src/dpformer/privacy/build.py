@@ -1,5 +1,6 @@
 """Build the privacy statement of a run from its plan and what its ledger says was charged, never from what was intended."""
 
+import math
 import platform
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
@@ -10,8 +11,8 @@ import numpy as np
 from dpformer import __version__
 from dpformer.errors import PrivacyError
 from dpformer.privacy import wording
-from dpformer.privacy.account import Spending, together
-from dpformer.privacy.accounting import Charge, epsilon
+from dpformer.privacy.account import Spending, composed, together
+from dpformer.privacy.accounting import Charge, Epsilon, epsilon
 from dpformer.privacy.attack_bounds import attack_bound, bound_from
 from dpformer.privacy.calibration import gaussian_multiplier
 from dpformer.privacy.ledger import Account
@@ -19,6 +20,7 @@ from dpformer.privacy.plan import PrivacyPlan
 from dpformer.privacy.statement import (
     AccountantPart,
     AccountPart,
+    AlonePart,
     AttackPart,
     DataPart,
     LedgerPart,
@@ -39,7 +41,8 @@ class Circumstances:
 
     assumed_public: what is assumed public beside the number of users. assumptions: what the guarantee rests on without a proof.
     insecure: reasons not to rely on the guarantee; that of a seeded run is added automatically.
-    account: of the people, just after the charge of this run, if it was charged to one.
+    account: of the people, just after the charge of this run, if it was charged to one. prior: the model also uses what earlier
+    runs of that account released, so what is stated is of all of them together.
     """
 
     data: DataPart
@@ -48,6 +51,7 @@ class Circumstances:
     assumptions: tuple[str, ...] = ()
     insecure: tuple[str, ...] = ()
     account: Spending | None = None
+    prior: bool = False
 
 
 def build_statement(
@@ -64,7 +68,15 @@ def build_statement(
         raise PrivacyError("the ledger is of another plan than the statement's; do not trust this run")
     charges = plan.charges() if account is None else account.spent()
     delta, threshold = plan.delta, plan.threshold_delta
-    spent = epsilon(charges, delta, threshold)
+    spent, alone = epsilon(charges, delta, threshold), None
+    if about.prior:
+        if about.account is None or isinstance(tuning, Tuning):
+            raise PrivacyError(
+                "the model uses what earlier runs released: charge all of them to one account of people, without accounted tuning"
+            )
+        alone = AlonePart(epsilon=spent.epsilon, delta=delta)
+        delta, (charges, threshold) = about.account.cap.delta, composed(about.account.runs)
+        spent = _spent(charges, delta, threshold)
     headline, note = spent.epsilon, spent.note
     if isinstance(tuning, Tuning):
         # A guarantee at delta holds at the larger 1/users too, and its one point bounds every attack.
@@ -75,9 +87,9 @@ def build_statement(
             kind="accounted", mean_trials=tuning.trials, distribution=tuning.distribution, epsilon=headline
         )
     else:
-        at_one_over_n = epsilon(charges, 1 / plan.users, threshold).epsilon
+        at_one_over_n = _spent(charges, 1 / plan.users, threshold).epsilon
         attack = attack_bound(charges, delta, threshold_delta=threshold)
-    sigma_1 = gaussian_multiplier(plan.epsilon, plan.delta - threshold)
+    sigma_1 = gaussian_multiplier(plan.epsilon, plan.delta - plan.threshold_delta)
     releases = (one for one in plan.releases if account is None or one.name in account.released)
     users = f"a declared population of {plan.users:,} users" if plan.declared else "the number of users"
     mode: Literal["exact", "seeded", "none"] = "none" if not plan.private else "seeded" if about.seeded else "exact"
@@ -90,7 +102,7 @@ def build_statement(
         unit=wording.UNIT,
         users=plan.users,
         users_declared=plan.declared,
-        data=about.data.model_copy(update={"threshold_delta": threshold}),
+        data=about.data.model_copy(update={"threshold_delta": plan.threshold_delta}),
         steps=_steps(plan, plan.steps if account is None else account.steps_charged) if plan.steps else None,
         noise=NoisePart(mode=mode, generator=wording.GENERATORS[mode], grid=wording.GRID if plan.private else ""),
         releases=tuple(_release(one, sigma_1) for one in releases),
@@ -110,8 +122,15 @@ def build_statement(
         insecure=(wording.SEEDED, *about.insecure) if mode == "seeded" else about.insecure,
         ledger=LedgerPart(run_id=account.run_id, **asdict(account.position)) if account else None,
         account=account_part(about.account) if about.account else None,
+        alone=alone,
         versions={"dpformer": __version__, "python": platform.python_version(), **{p: version(p) for p in PACKAGES}},
     )
+
+
+def _spent(charges: tuple[Charge, ...], delta: float, threshold: float) -> Epsilon:
+    if threshold < delta:
+        return epsilon(charges, delta, threshold)
+    return Epsilon(math.inf, delta, "pld", math.inf, math.inf, "the thresholds of earlier runs took all of delta")
 
 
 def _steps(plan: PrivacyPlan, charged: int) -> StepsPart:

@@ -18,6 +18,8 @@ def registry_entry(statement: PrivacyStatement, name: str, **owner: str | None) 
     mechanisms = [_mechanism(one["name"], one["noise_multiplier"], 1.0, 1) for one in said["releases"]]
     if steps is not None:
         mechanisms.append(_mechanism(GRADIENTS, steps["noise_multiplier"], steps["sampling_rate"], steps["charged"]))
+    runs = said["account"]["runs"] if said["alone"] else 1
+    earlier = f"; with the {runs - 1} earlier runs of the account, whose answers the model uses" if runs > 1 else ""
     tried = len(tuning["configurations"])
     return {
         "format": 1,
@@ -40,7 +42,7 @@ def registry_entry(statement: PrivacyStatement, name: str, **owner: str | None) 
             "readers": "see the released folder and all of its uses; not trusted, with any knowledge beside it",
         },
         "mechanisms": mechanisms,
-        "composition": f"{accountant['used']} ({accountant['library']} {accountant['version']}), adaptive",
+        "composition": f"{accountant['used']} ({accountant['library']} {accountant['version']}), adaptive{earlier}",
         "tuning": f"{tuning['kind']}: {tried} configurations" if tried else tuning["kind"],
         "floating_point": f"{noise['generator']}; {noise['grid']}" if statement.private else "no noise",
         "assumptions": said["assumptions"],

@@ -124,6 +124,13 @@ class AccountPart(Part):
     epsilon_in_period: EpsilonValue
 
 
+class AlonePart(Part):
+    """The pair of a run alone, where the statement's pair is of earlier runs too."""
+
+    epsilon: EpsilonValue
+    delta: Delta
+
+
 class DataPart(Part):
     """What was decided by the data.
 
@@ -140,7 +147,11 @@ class DataPart(Part):
 
 
 class PrivacyStatement(Part):
-    """All that is needed to judge the guarantee of a published model. users_declared: `users` was given, and not counted."""
+    """All that is needed to judge the guarantee of a published model. users_declared: `users` was given, and not counted.
+
+    epsilon, delta: what counts for the model. alone: of this run, where the model also uses what earlier runs of the account
+    released; then epsilon, delta, epsilon_at_delta_1_over_users, accountant and attack are of all of them together.
+    """
 
     format: Literal[2] = 2
     private: bool
@@ -165,12 +176,16 @@ class PrivacyStatement(Part):
     insecure: tuple[str, ...]
     ledger: LedgerPart | None
     account: AccountPart | None = None
+    alone: AlonePart | None = None
     versions: dict[str, str]
 
     @model_validator(mode="after")
     def _consistent(self) -> "PrivacyStatement":
-        if self.private == (self.epsilon == "inf"):
+        if self.private == ((self.alone or self).epsilon == "inf"):
             raise ValueError("private must be false exactly when epsilon is inf")
+        counted = self.account and (self.account.epsilon, self.account.delta)
+        if self.alone is not None and (self.epsilon, self.delta) != counted:
+            raise ValueError("epsilon and delta must be those of the account, whose earlier runs the model uses")
         if self.tuning.kind == "accounted" and self.tuning.epsilon != self.epsilon:
             raise ValueError("epsilon must include the tuning that is accounted")
         if self.noise.mode == "seeded" and not self.insecure:

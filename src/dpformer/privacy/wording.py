@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dpformer.privacy.statement import AccountPart, PrivacyStatement
+    from dpformer.privacy.statement import AccountPart, AlonePart, PrivacyStatement
 
 UNIT = "one user, with all of that user's events"
 NEIGHBOURS = "the number of users stays, and one user's events are replaced by none"
@@ -56,11 +56,11 @@ def in_words(s: PrivacyStatement) -> str:
         lines += [f"OUTSIDE OF THE GUARANTEE: {what}" for what in s.data.outside_guarantee]
         return "\n".join(lines)
     lines += [
-        f"({_bound(s.epsilon)}, {round_up(s.delta, 6):g})-differential privacy for {s.unit}.",
+        f"{_pair(s)}-differential privacy for {s.unit}.",
         f"Neighbours: {s.neighbours}.",
         _CATALOGUES[s.data.catalogue].format(delta=round_up(s.data.threshold_delta, 2)),
         *(f"OUTSIDE OF THE GUARANTEE: {what}" for what in s.data.outside_guarantee),
-        _ALONE if s.account is None else _together(s.account),
+        _ALONE if s.account is None else _together(s.account, s.alone),
         f"At delta = 1/users = {1 / s.users:.3g}: epsilon {_bound(s.epsilon_at_delta_1_over_users)}.",
         s.attack.reading,
         f"Accountant: {_ACCOUNTANTS[s.accountant.used]} of {s.accountant.library} {s.accountant.version} "
@@ -89,18 +89,26 @@ def in_words(s: PrivacyStatement) -> str:
     return "\n".join(lines)
 
 
-def _together(part: AccountPart) -> str:
+def _together(part: AccountPart, alone: AlonePart | None) -> str:
     earlier = part.runs - 1
     others = f"{earlier} earlier run{'s' if earlier > 1 else ''}" if earlier else "no other run so far"
-    spent = f"({_bound(part.epsilon)}, {round_up(part.delta, 6):g})"
     cap = f"The cap is epsilon {part.cap:g}"
     if part.period:
         cap = (
             f"The cap is epsilon {part.cap:g} per calendar year, and {part.period} has spent "
             f"{_bound(part.epsilon_in_period)}; years add up, and the pair above is for all years"
         )
-    together = f"Together with {others} charged to account {part.id[:8]}: {spent}"
-    return f"Epsilon is of this run alone. {together}. {cap}. Later runs add to it."
+    others += f" charged to account {part.id[:8]}"
+    if alone is not None:
+        counts = (
+            f"The model also uses what earlier runs released, so the pair is of this run and {others}. This run alone: "
+        )
+        return f"{counts}{_pair(alone)}. {cap}. Later runs add to it."
+    return f"Epsilon is of this run alone. Together with {others}: {_pair(part)}. {cap}. Later runs add to it."
+
+
+def _pair(part: AccountPart | AlonePart | PrivacyStatement) -> str:
+    return f"({_bound(part.epsilon)}, {round_up(part.delta, 6):g})"
 
 
 def _bound(value: float | str) -> str:

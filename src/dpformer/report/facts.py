@@ -200,7 +200,7 @@ def _attack(folder: Path, artifact: Artifact) -> list[tuple[float, float]]:
     if statement.epsilon == "inf":
         return []
     epsilons, deltas = np.array([statement.epsilon]), np.array([statement.delta])
-    if statement.tuning.kind != "accounted":  # else only this one point is valid
+    if statement.tuning.kind != "accounted" and statement.alone is None:  # else only this one point is valid
         mechanisms = read_ledger(folder).spent()
         epsilons, deltas = delta_curve(mechanisms, epsilon(mechanisms, statement.delta))
         deltas = deltas + statement.data.threshold_delta

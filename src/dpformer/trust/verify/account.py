@@ -38,12 +38,16 @@ def account_against_run(folder: Path, statement: PrivacyStatement) -> Outcome:
     cap = spending.cap
     if (said.cap, said.delta, bool(said.period)) != (cap.epsilon, cap.delta, bool(cap.per)):
         wrong.append("the statement has another cap than the account")
-    lines = []
-    for what, runs, stated in (
-        ("in all", spending.runs, said.epsilon),
-        ("against the cap", spending.counted(line.time), said.epsilon_in_period),
+    lines, counts = [], []
+    if statement.alone is not None:  # the model uses earlier runs, so its pair is of all of them
+        counts += [("what counts for the model", spending.runs, statement.epsilon, statement.delta)]
+        counts += [("at delta 1/users", spending.runs, statement.epsilon_at_delta_1_over_users, 1 / statement.users)]
+    for what, runs, stated, delta in (
+        ("in all", spending.runs, said.epsilon, cap.delta),
+        ("against the cap", spending.counted(line.time), said.epsilon_in_period, cap.delta),
+        *counts,
     ):
-        left = cap.delta - sum(run.threshold_delta for run in runs)
+        left = delta - sum(run.threshold_delta for run in runs)
         low, high, how = interval([charge for run in runs for charge in run.charges], left)
         if not low * (1 - ROOM) <= float(stated) <= high * (1 + ROOM):
             wrong.append(f"{what} {float(stated):.4f} is stated")

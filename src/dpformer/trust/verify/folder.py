@@ -47,7 +47,7 @@ def ledger_against_statement(folder: Path, statement: PrivacyStatement, recipe: 
         "order of the answers": (names, [plan.planned(place).name for place in range(len(names))]),
         "users": (plan.users, statement.users),
         "releases": (releases, {r.name: r.noise_multiplier for r in statement.releases}),
-        "delta": (plan.delta, statement.delta),
+        "delta": (plan.delta, (statement.alone or statement).delta),
         "delta of a threshold": (plan.threshold_delta, statement.data.threshold_delta),
         "budget": (plan.epsilon, statement.budget),
         "recipe's epsilon": (plan.epsilon, recipe.epsilon),
@@ -58,7 +58,8 @@ def ledger_against_statement(folder: Path, statement: PrivacyStatement, recipe: 
         "marked insecure": (recipe.seed is not None, bool(statement.insecure)),
         "trained on": (trained_on(recipe.hold_out, read_config(folder)["log"].get("date")), statement.data.trained_on),
         "steps": (bool(plan.steps), steps is not None),
-        "assumptions": (assumptions(plan, (folder / PRIOR).exists()), statement.assumptions),
+        "assumptions": (assumptions(plan), statement.assumptions),
+        "prior of earlier runs": ((folder / PRIOR).exists(), statement.alone is not None),
     }
     if steps is not None:
         pairs |= {
@@ -88,10 +89,10 @@ def recount(statement: PrivacyStatement) -> Outcome:
     if statement.tuning.kind == "accounted":
         raise NotChecked("epsilon includes accounted tuning, for which there is one accountant only (RDP)")
     threshold = statement.data.threshold_delta
-    stated = {
-        statement.delta: float(statement.epsilon),
-        1 / statement.users: float(statement.epsilon_at_delta_1_over_users),
-    }
+    alone = statement.alone or statement
+    stated = {alone.delta: float(alone.epsilon)}
+    if statement.alone is None:  # else it is of the account, which has a check of its own
+        stated[1 / statement.users] = float(statement.epsilon_at_delta_1_over_users)
     lines, figures, good = [], {}, True
     for delta, value in stated.items():
         low, high, how = interval(_charges(statement), delta - threshold)
