@@ -9,12 +9,13 @@ import functools
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 
 from dpformer.data.read.columns import ITEM, RATING, TIME, TITLE, USER, Wanted, find_columns
 from dpformer.data.read.log import READ_ERRORS, Log, first_line
-from dpformer.data.read.text import check_quotes, csv_rows, first_line_of, numbered_lines, rows_of
+from dpformer.data.read.text import csv_rows, first_line_of, numbered_lines, rows_of
 from dpformer.errors import DataError
 
 SEPARATORS = (",", "\t", ";", "|", " ")
@@ -51,19 +52,13 @@ def read_delimited(path: Path, text: str, wanted: Wanted) -> Log:
     if twice:
         raise DataError(f"{path}: two columns are called {twice[0]!r}; rename one in the first line")
     if layout.quoted and not wanted.items:  # a catalogue is public, so its fields may span lines
-        check_quotes(path)
+        _check_quotes(layout)
     if layout.separator == "::":
         frame = _split_lines(layout)
     else:
         quote, names = '"' if layout.quoted else None, list(layout.names)
-        rows = pl.scan_csv(
-            path,
-            has_header=layout.header,
-            separator=layout.separator,
-            quote_char=quote,
-            infer_schema=False,
-            new_columns=names,
-        )
+        form: dict[str, Any] = {"has_header": layout.header, "separator": layout.separator, "quote_char": quote}
+        rows = pl.scan_csv(path, infer_schema=False, new_columns=names, **form)
         frame = rows.filter(~pl.all_horizontal(pl.all().is_null()))  # blank lines
     explain = functools.partial(_fault, layout)
     return Log(frame, str(path), layout.format, columns, explain, (path,), untyped_ids=True)
@@ -151,16 +146,36 @@ def _like_time(cell: str) -> bool:
 
 def _split_lines(layout: Layout) -> pl.LazyFrame:
     """Split lines at `::`. CSV readers take only one character as separator."""
-    lines, width = pl.scan_lines(layout.path).filter(pl.col("line") != ""), len(layout.names)
-    uneven = lines.filter(pl.col("line").str.count_matches("::", literal=True) != width - 1).head(1)
+    width = len(layout.names)
+    if _first_line(layout, pl.col("line").str.count_matches("::", literal=True) != width - 1) is not None:
+        raise _fault(layout, ValueError("rows of different lengths"))
+    fields = pl.col("line").str.split_exact("::", width - 1).struct.rename_fields(layout.names)
+    return pl.scan_lines(layout.path).filter(pl.col("line") != "").select(fields).unnest("line")
+
+
+def _check_quotes(layout: Layout) -> None:
+    """Raise an error for the first line with an odd number of quotes, where a quoted field goes on after the line's end.
+
+    A reader would join all lines up to the next such line into one row: the quotes of one person would delete the events of
+    other people between them.
+    """
+    odd = _first_line(layout, pl.col("line").str.count_matches('"', literal=True) % 2 == 1)
+    if odd is not None:
+        raise DataError(
+            f"{layout.path}: line {odd} has an odd number of quotes (\"), so a field would span lines, and one user's quotes "
+            'could remove other users\' events; write each quote in a field twice (""), put that field into "quotes" and '
+            "replace line breaks in it by spaces, or save the log as Parquet"
+        )
+
+
+def _first_line(layout: Layout, wrong: pl.Expr) -> int | None:
+    """The number of the first line that is not empty and meets a condition."""
+    lines = pl.scan_lines(layout.path).with_row_index("number", offset=1).filter(pl.col("line") != "")
     try:
-        if len(uneven.collect()):
-            raise _fault(layout, ValueError("rows of different lengths"))
+        found = lines.filter(wrong).select("number").head(1).collect(engine="streaming")
     except READ_ERRORS as error:
         raise _fault(layout, error) from None
-    return lines.select(pl.col("line").str.split_exact("::", width - 1).struct.rename_fields(layout.names)).unnest(
-        "line"
-    )
+    return found.item() if len(found) else None
 
 
 def _fault(layout: Layout, error: BaseException) -> DataError:

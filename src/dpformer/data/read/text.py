@@ -12,7 +12,6 @@ from typing import IO, Literal, cast
 from dpformer.errors import DataError
 
 SAMPLE_BYTES = 1 << 16
-_CHUNK_BYTES = 1 << 18
 _BAD_GZIP = (EOFError, zlib.error, gzip.BadGzipFile)
 
 
@@ -56,42 +55,6 @@ def sample(path: Path) -> str:
     if not text.strip():
         raise DataError(f"{path}: is empty; give a log with at least the columns user_id and item_id")
     return text
-
-
-def check_quotes(path: Path) -> None:
-    """Raise an error for the first line with an odd number of quotes, where a quoted field goes on after the line's end.
-
-    A reader would join all lines up to the next such line into one row: the quotes of one person would delete the events of
-    other people between them.
-    """
-    if not _odd_quotes(path):
-        return
-    for number, line in numbered_lines(path):
-        if line.count('"') % 2:
-            raise DataError(
-                f"{path}: line {number} has an odd number of quotes (\"), so a field would span lines, and one user's quotes "
-                'could remove other users\' events; write each quote in a field twice (""), put that field into "quotes" and '
-                "replace line breaks in it by spaces, or save the log as Parquet"
-            )
-
-
-def _odd_quotes(path: Path) -> bool:
-    """Whether a line has an odd number of quotes, or the file is damaged. Reads the bytes, not the text: that is fast."""
-    others = bytes(code for code in range(256) if code not in b'"\n')
-    open_line = b""
-    try:
-        with open_bytes(path) as file:
-            while chunk := file.read(_CHUNK_BYTES):
-                if not open_line and b'"' not in chunk:
-                    continue
-                marks = open_line + chunk.translate(None, others)
-                end = marks.rfind(b"\n") + 1
-                if b'"\n' in marks[:end].replace(b'""', b""):
-                    return True
-                open_line = marks[end:]
-    except _BAD_GZIP:
-        return True
-    return len(open_line) % 2 == 1
 
 
 def first_line_of(text: str) -> str:

@@ -57,9 +57,8 @@ def time_expression(log: Log) -> tuple[pl.Expr, bool]:
     if dtype.is_integer() or dtype.is_float() or dtype.is_decimal() or dtype == pl.Null:
         return time.cast(pl.Float64 if not dtype.is_integer() else pl.Int64, strict=False), False
     if dtype.is_temporal() and dtype not in (pl.Time, pl.Duration):
-        return _nanoseconds(
-            time.cast(pl.Datetime("us"), strict=False), time.cast(pl.Datetime("ns"), strict=False)
-        ), True
+        units = (time.cast(pl.Datetime(unit), strict=False) for unit in ("us", "ns"))  # type: ignore[arg-type]
+        return _nanoseconds(*units), True
     if dtype in (pl.String, pl.Categorical, pl.Enum):
         text = time.cast(pl.String).str.strip_chars()
         filled = text.is_not_null() & (text != "") & ~text.str.to_lowercase().is_in(log.nulls)
@@ -104,30 +103,21 @@ def text_times(text: pl.Expr, zones: Sequence[str] = ()) -> pl.Expr:
 
     Without one it is UTC. zones: names of zones that occur, such as Europe/Berlin. Returns physical nanoseconds.
     """
-    spaced = text.str.replace(r"(\d)[Tt](\d)", "${1} ${2}").str.replace(r"\[[^\]]*\]$", "")
-    spaced = spaced.str.replace(r"\s*([Zz]|UTC|GMT)$", "+00:00")
+    iso = text.str.replace(r"^(\d\d?)\.(\d\d?)\.(\d{4})", "${3}-${2}-${1}").str.replace(r"(\d)[Tt](\d)", "${1} ${2}")
+    spaced = iso.str.replace(r"\[[^\]]*\]$", "").str.replace(r"\s*([Zz]|UTC|GMT)$", "+00:00")
     zone, plain = spaced.str.extract(_REGION), spaced.str.replace(_REGION, "")
-    forms = []
-    for date in ("%Y-%m-%d", "%d.%m.%Y"):
-        clock = date + " %H:%M:%S%.f"
-        with_offset = [
-            spaced.str.to_datetime(form + "%#z", time_unit="ns", time_zone="UTC", strict=False).dt.replace_time_zone(
-                None
-            )
-            for form in (clock, date + " %H:%M")
-        ]
-        local = pl.coalesce(
-            plain.str.to_datetime(clock, time_unit="ns", strict=False),
-            plain.str.to_datetime(date + " %H:%M", time_unit="ns", strict=False),
-            plain.str.to_date(date, strict=False).cast(pl.Datetime("ns"), strict=False),
-        )
-        forms += [*with_offset, pl.when(zone.is_null()).then(local)]
-        for name in zones:
-            if name in available_timezones():
-                there = local.dt.replace_time_zone(name, ambiguous="earliest", non_existent="null")
-                forms.append(pl.when(zone == name).then(there.dt.convert_time_zone("UTC").dt.replace_time_zone(None)))
+    clocks = ("%Y-%m-%d %H:%M:%S%.f", "%Y-%m-%d %H:%M")
+    local = pl.coalesce(
+        *(plain.str.to_datetime(form, time_unit="ns", strict=False) for form in clocks),
+        plain.str.to_date("%Y-%m-%d", strict=False).cast(pl.Datetime("ns"), strict=False),
+    )
+    forms = [spaced.str.to_datetime(f"{form}%#z", time_unit="ns", time_zone="UTC", strict=False) for form in clocks]
+    forms = [form.dt.replace_time_zone(None) for form in forms] + [pl.when(zone.is_null()).then(local)]
+    for name in available_timezones().intersection(zones):
+        there = local.dt.replace_time_zone(name, ambiguous="earliest", non_existent="null")
+        forms.append(pl.when(zone == name).then(there.dt.convert_time_zone("UTC").dt.replace_time_zone(None)))
     # Years outside the range of int64 nanoseconds would wrap around to a valid time.
-    year = text.str.extract(r"^(?:\d\d?\.\d\d?\.)?(\d{4})").cast(pl.Int32, strict=False)
+    year = iso.str.extract(r"^(\d{4})").cast(pl.Int32, strict=False)
     return pl.when(year.is_between(1970, 2099)).then(pl.coalesce(forms)).to_physical()
 
 
