@@ -106,6 +106,14 @@ def test_filters_that_are_wrong_are_refused(shop, dpformer):
     for where in ("colour = 'red'", "price > ", "max(price) > 1", "price"):
         with pytest.raises(DataError, match="where"):
             model.recommend([[1]], where=where)
+    for name in ("only", "exclude"):
+        with pytest.raises(DPFormerError, match=rf"{name} is a list of items, not '12'; give {name}=\['12'\]"):
+            model.recommend([[1]], **{name: "12"})
+    with pytest.warns(UserWarning, match=r"1 items of histories are not in the catalogue and skipped: \['nope'\]"):
+        DPFormer.load(shop / "run").recommend(histories=[[1, "nope"], ["nope"]])
+    done = dpformer("recommend", shop / "run", "--history", "1", "--only", "@no-such-file")
+    assert done.code == 2
+    assert "no-such-file: cannot be read (No such file or directory); give @FILE with one item per line" in done.err
     done = dpformer("recommend", shop / "run", "--history", "1", "--where", "price > 1000")
     assert done.code == 2
     assert "no item of the catalogue passes" in done.err
@@ -156,6 +164,8 @@ def test_similar_items_come_from_the_folder_alone(shop, dpformer):
     rows = json.loads(dpformer("similar", shop / "run", "7", "-k", "6", "--json").out)
     assert [row["item_id"] for row in rows] == frame["item_id"].to_list()
     teas = model.similar(7, ITEMS, where="category = 'tea'", exclude=[9])["item_id"].to_list()
+    again = DPFormer.load(shop / "run").similar(7, ITEMS, where="category = 'tea'", exclude=[9])
+    assert again["item_id"].to_list() == teas
     assert teas
     assert all(item % 3 == 0 and item != 9 for item in teas)
     with pytest.raises(DPFormerError, match="not in the catalogue"):

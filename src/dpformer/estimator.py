@@ -151,7 +151,7 @@ class DPFormer:
         exclude_for: items not to recommend to a user, by id. Lists that are shorter than k for that reason give a warning.
 
         Returns columns `user_id` (or `history`, its place), `rank`, `item_id`, `title` if there is one, `score`. Items of a
-        history that the model does not know are skipped; an empty history is ranked by the released popularity.
+        history that the model does not know are skipped, with a warning; an empty history is ranked by the released popularity.
         """
         artifact = self._fitted()
         if (users is None and log is None) == (histories is None) or isinstance(users, str | bytes):
@@ -162,7 +162,11 @@ class DPFormer:
         if histories is not None:
             if exclude_for:
                 raise DPFormerError("exclude_for names users: give it with users=[...] or a log")
-            encoded: Numbers = [artifact.encode(history)[0] for history in histories]
+            read = [artifact.encode(history) for history in histories]
+            encoded: Numbers = [numbers for numbers, _ in read]
+            if skipped := list(dict.fromkeys(item for _, items in read for item in items)):
+                text = f"{len(skipped):,} items of histories are not in the catalogue and skipped: {skipped[:5]}"
+                warnings.warn(text, stacklevel=2)
             frame = artifact.frame(*artifact.rank(encoded, k, seen, allowed))
         else:
             names, encoded = self._histories(users, log, reading)
@@ -191,9 +195,16 @@ class DPFormer:
         sequences = dataset.sequences.renumbered(dataset.numbers_in(artifact.catalogue))
         return sequences.users[places], [sequences[n] for n in places]
 
-    def similar(self, item: Any, k: int = 10, where: str | None = None) -> pl.DataFrame:
-        """The items most like an item (id or title), by the released model alone."""
-        return self._fitted().similar(item, k, where=where)
+    def similar(
+        self,
+        item: Any,
+        k: int = 10,
+        where: str | None = None,
+        only: Sequence[Any] | None = None,
+        exclude: Sequence[Any] = (),
+    ) -> pl.DataFrame:
+        """The items most like an item (id or title), by the released model alone; filters as in `recommend`."""
+        return self._fitted().similar(item, k, only, exclude, where)
 
     def evaluate(self, item: str = "test") -> Evaluation:
         """Full ranking on the held-out item of the log. The figures are not private."""

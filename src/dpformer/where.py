@@ -166,7 +166,8 @@ def _check_words(text: str, option: str) -> None:
 def _refused(text: str, option: str) -> DataError:
     return DataError(
         f"{option} {text!r} is refused: a condition looks at one row alone (comparisons, and, or, not, in, between, like, "
-        f"is null, arithmetic, {', '.join(sorted(_FUNCTIONS))}), so that no person's rows decide about others'"
+        "is null, arithmetic, lower, length, round and the other functions that docs/data.md lists), so that no person's rows "
+        "decide about others'"
     )
 
 

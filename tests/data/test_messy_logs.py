@@ -58,6 +58,7 @@ def test_a_further_log_is_read_like_the_first(run, shop, tmp_path, dpformer):
     done = dpformer("recommend", run, "--file", shop, "-k", "1", "--seen", "-o", tmp_path / "out.parquet")
     assert done.code == 0, done
     assert "timestamp = purchased_at; times as dates, 2025-02-01" in done.err
+    assert "dropped 30 events that --where does not keep\npeople who have no other events get no list" in done.err
     expected = load_model(run).recommend([["first", "middle", "last"]], k=1, seen=True)["item_id"][0]
     written = pl.read_parquet(tmp_path / "out.parquet")
     assert set(written["item_id"]) == {expected}
@@ -152,6 +153,15 @@ def test_times_that_cannot_be_read_name_the_cure():
         prepare(frame)
     with pytest.raises(DataError, match="cannot be used"):
         prepare(frame, time_format="%Q")
+
+
+def test_whole_numbers_beside_missing_values_are_whole_numbers():
+    """pandas makes floats of them: 7.0 is user 7, and a join by user_id works."""
+    frame = pl.DataFrame({"customer": [7.0, 7.0, 10.0, None], "sku": [1.0, 2.0, float("nan"), 1.0]})
+    dataset = prepare(frame, drop_missing=True)
+    assert dataset.sequences.users.to_list() == [7]
+    assert dataset.catalogue["item_id"].to_list() == ["1", "2"]
+    assert prepare(frame.fill_nan(3.5), drop_missing=True).sequences.users.to_list() == [7, 10]
 
 
 def test_histories_are_lists_of_lists(run):

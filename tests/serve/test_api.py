@@ -79,7 +79,8 @@ def test_exclude_filters_and_seen(client):
     )
     for wrong, said in {
         "genre = 'drama'": "item_id, title",
-        "title = (select 1": "cannot be read",
+        "title = (lower('a')": "cannot be read",
+        "title = (select 1)": "refused",
         "max(item_id) > 'a'": "refused",
     }.items():
         refused = ask(where=wrong)
@@ -103,6 +104,10 @@ def test_similar_items(client, recommender):
     assert answer["missing"] == 0
     few = client.get("/similar", params={"item_id": "i02", "where": "item_id in ('i02', 'i05')"}).json()
     assert ([row["item_id"] for row in few["items"]], few["missing"]) == (["i05"], 9)
+    others = client.get("/similar", params={"item_id": "i02", "only": ["i03", "i05"], "exclude": ["i05"]}).json()
+    assert [row["item_id"] for row in others["items"]] == ["i03"]
+    refused = client.get("/similar", params={"item_id": "i02", "where": "item_id in (select 1)"})
+    assert (refused.status_code, refused.json()["detail"][0]["loc"]) == (422, ["where"])
     refused = client.get("/similar", params={"item_id": "no such"})
     assert refused.status_code == 422
     assert "not in the catalogue" in refused.json()["detail"][0]["msg"]

@@ -105,6 +105,9 @@ class Artifact:
         """
         if only is None and not exclude and where is None:
             return None, []
+        for name, items in (("only", only), ("exclude", exclude)):
+            if isinstance(items, str | bytes):
+                raise DPFormerError(f"{name} is a list of items, not {items!r}; give {name}=[{items!r}]")
         chosen, unknown = (None, []) if only is None else self.encode(only)
         taken, unknown_too = self.encode(exclude)
         allowed = torch.full((len(self.catalogue) + 1,), chosen is None)

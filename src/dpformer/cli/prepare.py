@@ -82,10 +82,7 @@ def print_summary(manifest: dict[str, Any]) -> None:
     counts, options = manifest["counts"], manifest["options"]
     if "dataset" in manifest:
         say(f"licence: {manifest['dataset']['licence']}")
-    say(how_read(manifest))
-    for step, why in (("where", "that --where does not keep"), ("missing", "without user, item or time")):
-        if counts.get(step):
-            say(f"dropped {counts[step]:,} events {why}")
+    say(*how_read(manifest))
     say(f"found {_amounts(counts['read'])}")
     if "duplicates" in counts:
         say(f"dropped {counts['duplicates']:,} duplicate events")
@@ -100,12 +97,14 @@ def print_summary(manifest: dict[str, Any]) -> None:
     say(*manifest["notes"], *(f"outside of the guarantee: {sentence}" for sentence in manifest["outside_guarantee"]))
 
 
-def how_read(manifest: dict[str, Any]) -> str:
-    """How the log was understood: format, columns, times."""
-    source = manifest["input"]
+def how_read(manifest: dict[str, Any]) -> list[str]:
+    """How the log was understood, in lines: format, columns, times, and the events that were dropped while it was read."""
+    source, counts = manifest["input"], manifest["counts"]
     columns = ", ".join(f"{role.removesuffix('_id')} = {name}" for role, name in source["columns"].items())
     times = f"times as {source['time']}, {source['from']} to {source['to']}" if source["time"] else ""
-    return f"read {source['format']}: {columns}; {times or 'no times: file order'}"
+    dropped = {"where": "that --where does not keep", "missing": "without user, item or time"}
+    lost = [f"dropped {counts[step]:,} events {why}" for step, why in dropped.items() if counts.get(step)]
+    return [f"read {source['format']}: {columns}; {times or 'no times: file order'}", *lost]
 
 
 def _amounts(sizes: dict[str, int]) -> str:

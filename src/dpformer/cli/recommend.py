@@ -15,7 +15,6 @@ from dpformer.cli.output import print_json, say, stdout, threads
 from dpformer.cli.prepare import how_read
 from dpformer.cli.progress import counting
 from dpformer.errors import DPFormerError
-from dpformer.files import read_small
 
 if TYPE_CHECKING:
     import numpy as np
@@ -133,7 +132,8 @@ def _dataset(model: Artifact, file: Path, reading: dict[str, Any]) -> Dataset:
             raise DPFormerError(f"{file}: is prepared already; leave out the options that say how a log is read")
         return load(file)
     dataset = prepare(str(file), **like(model.log, single_events=True, **reading))
-    say(how_read(dataset.manifest))
+    lines = how_read(dataset.manifest)
+    say(*lines, *(["people who have no other events get no list"] if len(lines) > 1 else []))
     return dataset
 
 
@@ -191,7 +191,11 @@ def _names(model: Artifact, given: str | None) -> list[str] | None:
     """Ids or titles of an option: a text with commas, or @FILE with one per line."""
     if given is None or not given.startswith("@"):
         return None if given is None else model.split(given)
-    lines = read_small(Path(given[1:])).decode("utf-8", "replace").splitlines()
+    try:
+        lines = Path(given[1:]).read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "is not UTF-8 text"
+        raise DPFormerError(f"{given[1:]}: cannot be read ({reason}); give @FILE with one item per line") from None
     return [line.strip() for line in lines if line.strip()]
 
 

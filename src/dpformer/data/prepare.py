@@ -21,6 +21,7 @@ from dpformer.data.read.ids import (
     missing_rows,
     missing_values,
     no_time,
+    untyped_users,
 )
 from dpformer.data.read.log import Log, first_row
 from dpformer.data.read.times import check_times, time_expression
@@ -45,7 +46,7 @@ def prepare(log: Any, *, on_stage: Callable[[str], None] = lambda stage: None, *
     events = check(record, read.lazy()).collect()
     del read
     on_stage("numbering users and items")
-    kept = reduce(_numbered(events, record.log.untyped_ids), record, on_stage)
+    kept = reduce(_numbered(events, record.log), record, on_stage)
     on_stage("sorting by time")
     sequences = kept.sequences()
     if record.cut is not None:
@@ -88,10 +89,10 @@ def check(record: Record, events: pl.LazyFrame) -> pl.LazyFrame:
     return kept
 
 
-def _numbered(events: pl.DataFrame, untyped: bool) -> Events:
+def _numbered(events: pl.DataFrame, log: Log) -> Events:
     """Number users and items. Takes columns out of the frame, to free their memory early."""
-    items = encode_items(events.drop_in_place(ITEM), untyped)
-    users = encode_users(events.drop_in_place(USER), untyped)
+    items = encode_items(events.drop_in_place(ITEM), log.untyped_ids)
+    users = encode_users(events.drop_in_place(USER), untyped_users(log))
     return Events(users, items, events.drop_in_place(TIME) if TIME in events.columns else None)
 
 

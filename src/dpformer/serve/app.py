@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from importlib.resources import files
 from typing import Annotated, Any
@@ -13,7 +13,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
 from dpformer import __version__
-from dpformer.errors import DPFormerError
+from dpformer.errors import DataError, DPFormerError
 from dpformer.serve import schema
 from dpformer.serve.batcher import Batcher, BusyError
 from dpformer.serve.guard import Guard
@@ -113,12 +113,18 @@ def create_app(
         places, more = search.find(q, limit)
         return JSONResponse({"items": [item(place + 1) for place in places], "more": more})
 
-    def similar(item_id: str, k: int = 10, where: str | None = None) -> JSONResponse:
+    def similar(
+        item_id: str,
+        k: int = 10,
+        where: str | None = None,
+        only: Sequence[str] | None = None,
+        exclude: Sequence[str] = (),
+    ) -> JSONResponse:
         """The items most like an item, by the released model alone."""
         try:
-            rows = artifact.similar(item_id, k, where=where).to_dicts()
+            rows = artifact.similar(item_id, k, only, exclude, where).to_dicts()
         except DPFormerError as error:
-            return _refused("item_id", error)
+            return _refused("where" if isinstance(error, DataError) else "item_id", error)
         items = [{**row, "item_id": str(row["item_id"]), "title": row.get("title")} for row in rows]
         return JSONResponse({"items": items, "missing": k - len(items)})
 
@@ -133,6 +139,8 @@ def create_app(
         "item_id": Annotated[str, Query(max_length=1000, description="An item id or a title.")],
         "k": Annotated[int, Query(ge=1, le=limits.k)],
         "where": Annotated[str | None, Query(max_length=schema.WHERE, description=schema.where_text(ranker.columns))],
+        "only": Annotated[list[str] | None, Query(max_length=limits.listed, description="Show these items alone.")],
+        "exclude": Annotated[list[str], Query(max_length=limits.listed, description="Items that are not to be shown.")],
         "return": JSONResponse,
     }
     app.get("/similar", response_model=schema.SimilarAnswer, responses=_BUSY)(similar)

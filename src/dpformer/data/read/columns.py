@@ -16,7 +16,10 @@ _RESERVED = ("item", USER, ITEM, TITLE)
 # Compared without case and punctuation (`userId`, `user_id` and `User ID` are one name); the first match wins.
 # A session id is not a user: one person has many sessions, and the guarantee is per person.
 ALIASES: Mapping[str, tuple[str, ...]] = {
-    USER: ("userid", "user", "uid", "reviewerid", "customerid", "memberid", "accountid", "visitorid", "profileid"),
+    USER: (
+        *("userid", "user", "uid", "reviewerid", "customerid", "customer", "memberid", "member", "accountid"),
+        *("visitorid", "profileid", "clientid", "buyerid"),
+    ),
     ITEM: (
         *("itemid", "item", "iid", "movieid", "asin", "parentasin", "productid", "product", "articleid", "sku"),
         *("bookid", "isbn", "trackid", "songid", "videoid", "gameid", "businessid", "newsid", "contentid"),

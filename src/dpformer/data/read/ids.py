@@ -40,7 +40,8 @@ def id_expression(log: Log, role: str) -> pl.Expr:
     if dtype == pl.Binary:
         return column.bin.encode("hex").cast(pl.Categorical)
     if dtype.is_numeric() or dtype.is_temporal() or dtype in (pl.Boolean, pl.Null):
-        column = column.fill_nan(None) if dtype.is_float() else column
+        if dtype.is_float():  # whole numbers beside missing values, as pandas has them: 7.0 is written as 7
+            return column.fill_nan(None).cast(pl.String).str.strip_suffix(".0").cast(pl.Categorical)
         return column.cast(pl.String).cast(pl.Categorical)
     name = log.columns[role]
     raise DataError(f"{log.name}: column {name!r} has type {dtype}, which is not an id; give whole numbers or text")
@@ -71,6 +72,11 @@ def sorted_ids(ids: pl.Series, untyped: bool) -> pl.Series:
     if not untyped:
         return ids.sort()
     return pl.DataFrame({"number": whole_numbers(ids), "id": ids}).sort("number", "id", nulls_last=True)["id"]
+
+
+def untyped_users(log: Log) -> bool:
+    """Whether user ids become numbers if all of them are whole numbers: ids of a format without types, or floats."""
+    return log.untyped_ids or log.schema()[USER].is_float()
 
 
 def encode_items(column: pl.Series, untyped: bool) -> Coded:
