@@ -57,7 +57,7 @@ def time_expression(log: Log) -> tuple[pl.Expr, bool]:
     if dtype.is_integer() or dtype.is_float() or dtype.is_decimal() or dtype == pl.Null:
         return time.cast(pl.Float64 if not dtype.is_integer() else pl.Int64, strict=False), False
     if dtype.is_temporal() and dtype not in (pl.Time, pl.Duration):
-        units = (time.cast(pl.Datetime(unit), strict=False) for unit in ("us", "ns"))  # type: ignore[arg-type]
+        units = (time.cast(pl.Datetime(unit), strict=False) for unit in ("us", "ns"))
         return _nanoseconds(*units), True
     if dtype in (pl.String, pl.Categorical, pl.Enum):
         text = time.cast(pl.String).str.strip_chars()
