@@ -20,11 +20,11 @@ from dpformer.artifact import write as write_module
 from dpformer.data import load
 from dpformer.errors import DPFormerError
 from dpformer.fit import folder as folder_module
+from dpformer.fit import lead_and_follow
 from dpformer.fit import run as run_module
-from dpformer.fit.distributed import lead_and_follow
-from dpformer.fit.distributed.ranks import Ranks, join
 from dpformer.fit.recipe import Recipe
 from dpformer.fit.run import resume, start
+from dpformer.training.ranks import Ranks, join
 from tests.fit.conftest import data, quick_accounting  # noqa: F401
 
 Work = Callable[[Ranks], Any]

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dpformer.fit.distributed.lead_and_follow import follow
-from dpformer.fit.distributed.ranks import Ranks
+from dpformer.fit.lead_and_follow import follow
 from dpformer.privacy import plan as plan_module
 from dpformer.privacy import statement as statement_module
+from dpformer.training.ranks import Ranks
 
 
 def together(size: int, function: Callable[..., Any], *arguments: Any, failing: bool = False) -> list[Any]:

@@ -9,14 +9,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from dpformer.fit.distributed.lead_and_follow import follow
-from dpformer.fit.distributed.ranks import SINGLE, Ranks
 from dpformer.fit.gradient_sum import GradientSum
+from dpformer.fit.lead_and_follow import follow
 from dpformer.fit.run import resume
 from dpformer.fit.workers import Team, Worker
 from dpformer.privacy import Curator, read_ledger
 from dpformer.privacy.noise import rounded_gaussian
 from dpformer.training.groups import Groups
+from dpformer.training.ranks import SINGLE, Ranks
 from tests.distributed.conftest import begun, copied, fork_ranks, train_on
 from tests.recipes import small_recipe
 

@@ -12,14 +12,14 @@ import pytest
 import torch
 
 from dpformer.errors import DPFormerError
-from dpformer.fit.distributed import lead_and_follow
-from dpformer.fit.distributed.lead_and_follow import follow
-from dpformer.fit.distributed.ranks import Ranks
-from dpformer.fit.distributed.restart import Job
+from dpformer.fit import lead_and_follow
 from dpformer.fit.dpsgd import Trainer
 from dpformer.fit.gradient_sum import GradientSum
+from dpformer.fit.lead_and_follow import follow
 from dpformer.fit.run import resume, start
 from dpformer.privacy import read_ledger
+from dpformer.training.ranks import Ranks
+from dpformer.training.restart import Job
 from tests.distributed.conftest import begun, copied, fork_ranks, train_on
 from tests.recipes import small_recipe
 

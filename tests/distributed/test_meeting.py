@@ -14,11 +14,11 @@ import torch.distributed as dist
 
 from dpformer.errors import DPFormerError
 from dpformer.files import write_json
-from dpformer.fit.distributed.lead_and_follow import finished
-from dpformer.fit.distributed.ranks import Ranks
-from dpformer.fit.distributed.restart import Job, meet, open_store
+from dpformer.fit.lead_and_follow import finished
 from dpformer.fit.run import resume, start
 from dpformer.privacy import read_ledger
+from dpformer.training.ranks import Ranks
+from dpformer.training.restart import Job, meet, open_store
 from tests.fit.conftest import data, quick_accounting  # noqa: F401
 from tests.recipes import small_recipe
 

@@ -12,14 +12,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from dpformer.fit.distributed import lead_and_follow
-from dpformer.fit.distributed.lead_and_follow import follow
-from dpformer.fit.distributed.ranks import Ranks
+from dpformer.fit import lead_and_follow
+from dpformer.fit.lead_and_follow import follow
 from dpformer.fit.presets import make_recipe
 from dpformer.fit.recipe import Recipe
 from dpformer.fit.run import resume, start
 from dpformer.privacy import read_ledger
 from dpformer.privacy.plan import GRADIENTS
+from dpformer.training.ranks import Ranks
 from tests.distributed.processes import ranks_of
 from tests.distributed.processes import together as run_together
 from tests.fit.conftest import data, quick_accounting  # noqa: F401

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from dpformer.errors import DPFormerError
-from dpformer.fit.distributed.ranks import Ranks, choose_device, join
 from dpformer.fit.run import start
+from dpformer.training.ranks import Ranks, choose_device, join
 from tests.recipes import small_recipe
 
 

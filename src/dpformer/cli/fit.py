@@ -19,10 +19,10 @@ from dpformer.cli.progress import show_progress, stoppable
 from dpformer.errors import DPFormerError, RankError
 
 if TYPE_CHECKING:
-    from dpformer.fit.distributed.ranks import Ranks
     from dpformer.fit.events import Tracker
     from dpformer.fit.run import Run
     from dpformer.privacy import PrivacyStatement
+    from dpformer.training.ranks import Ranks
 
 Board = Annotated[
     Path | None, typer.Option("--tensorboard", help="Write a TensorBoard log to this folder; losses are not private.")
@@ -56,7 +56,7 @@ def fit(
     """
     from dpformer.cli.plan import planned
     from dpformer.cli.plan import show as show_plan
-    from dpformer.fit.distributed.lead_and_follow import finished
+    from dpformer.fit.lead_and_follow import finished
     from dpformer.fit.run import start
 
     if dry_run:
@@ -91,7 +91,7 @@ def resume(
     as_json: AsJson = False,
 ) -> None:
     """Go on with a run that was interrupted, exactly where an uninterrupted one would be. Also under torchrun, see `fit`."""
-    from dpformer.fit.distributed.lead_and_follow import finished
+    from dpformer.fit.lead_and_follow import finished
     from dpformer.fit.run import resume as resume_run
 
     with _joined(timeout, device) as ranks:
@@ -108,7 +108,7 @@ def resume(
 @contextmanager
 def _joined(timeout: float, device: str) -> Iterator[Ranks]:
     """This process among those that torchrun started; an error says whose it is, and is told once."""
-    from dpformer.fit.distributed.ranks import LeaderError, join
+    from dpformer.training.ranks import LeaderError, join
 
     with join(timeout, device=device) as ranks:
         try:
@@ -125,8 +125,8 @@ def _joined(timeout: float, device: str) -> Iterator[Ranks]:
 
 def _follow(ranks: Ranks, data: Path | None, run: Path) -> None:
     """The part of a process that does not lead: it makes the steps, and says and writes nothing."""
-    from dpformer.fit.distributed.lead_and_follow import follow
-    from dpformer.fit.distributed.ranks import LeaderError
+    from dpformer.fit.lead_and_follow import follow
+    from dpformer.training.ranks import LeaderError
 
     try:
         with stoppable() as asked:

@@ -3,7 +3,7 @@
     G = (1 / B) (sum_i c_i g_i + sigma C N(0, I))        B the *expected* batch size, a public constant
 
 The paper prints the noise inside Clip; it is added to the clipped sum. Drawing users, charging and noise are the Curator's: a
-trainer sees answers alone. Several processes: see `distributed.parallel`.
+trainer sees answers alone. Several processes: see `lead_and_follow`.
 """
 
 from __future__ import annotations

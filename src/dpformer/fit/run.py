@@ -21,8 +21,6 @@ from dpformer.artifact import publish
 from dpformer.artifact.layout import ANSWERS, EVENTS, PRIOR
 from dpformer.data import Dataset, Sequences, load
 from dpformer.errors import DPFormerError, PrivacyError
-from dpformer.fit.distributed.lead_and_follow import compare_data, explained_rank_error, lead
-from dpformer.fit.distributed.ranks import SINGLE, Ranks
 from dpformer.fit.dpsgd import Optimisation, Trainer, network_for_steps
 from dpformer.fit.events import Tracker, Trackers, ended, staged, started, stepped
 from dpformer.fit.folder import (
@@ -44,6 +42,7 @@ from dpformer.fit.folder import (
     save_begun,
     spending_of,
 )
+from dpformer.fit.lead_and_follow import compare_data, explained_rank_error, lead
 from dpformer.fit.memory import enough_memory
 from dpformer.fit.prior import read_prior, write_prior
 from dpformer.fit.recipe import Recipe
@@ -56,6 +55,7 @@ from dpformer.privacy.account import PeopleAccount
 from dpformer.privacy.replay import AnswerFiles
 from dpformer.statistics.prior import Prior
 from dpformer.training.checkpoint import Checkpoints
+from dpformer.training.ranks import SINGLE, Ranks
 
 CHECKPOINT_SECONDS = 60.0
 OnProgress = Callable[[Progress], None]

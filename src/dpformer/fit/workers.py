@@ -13,15 +13,13 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from dpformer.clipping import PhantomClipping, TiedCrossEntropy
 from dpformer.data import MicroBatch
 from dpformer.models import Network
-from dpformer.models.dropout import Masks, use_masks
-from dpformer.training.groups import add_rounded
+from dpformer.training.clipped_sum import GroupSums, MasksOf, add_gradients
 
 WORKERS = 2
 # Below this many positions in a batch one worker is faster: each micro-batch has a fixed cost.
@@ -30,38 +28,20 @@ FEW = 4096
 LARGE = 2**24
 
 Group = Iterable[MicroBatch]
-MasksOf = Callable[[np.ndarray], Masks]
 
 
 class Worker:
-    """Adds the (clipped) gradients of people to `.grad` of a model."""
+    """Adds the (clipped) gradients of people to `.grad` of a model, and sums them by groups."""
 
     def __init__(self, model: Network, clipping: PhantomClipping | None, head: nn.Module | None = None) -> None:
         self.model, self.clipping, self.head = model, clipping, head or TiedCrossEntropy()
-        # The `.grad` of all parameters and the sums of a group: see `parts_of`.
-        self._gradient = self._own = torch.empty(0)
+        self.sums = GroupSums()
 
     def add(self, batch: MicroBatch, masks: MasksOf | None = None) -> float:
         """Add the gradients of some people; returns the sum of their losses."""
         tokens = batch.tokens.to(self.model.embedding.weight.device)
-        values: list[Tensor] = []
-
-        def losses() -> Tensor:
-            value = self.losses(tokens)
-            values.append(value.detach())
-            return value
-
-        if masks is not None:
-            use_masks(self.model, masks(batch.users))
-        try:
-            if self.clipping is not None:
-                self.clipping.backward(losses)
-            else:
-                losses().sum().backward()
-        finally:
-            if masks is not None:
-                use_masks(self.model, None)
-        return float(torch.nan_to_num(values[0]).sum())
+        own = None if masks is None else masks(batch.users)
+        return add_gradients(self.model, self.clipping, lambda: self.losses(tokens), own)
 
     def losses(self, tokens: Tensor) -> Tensor:
         """Mean loss of predicting each next item, `[B]`, for sequences `[B, L + 1]`; 0 for a person with a single item."""
@@ -73,31 +53,17 @@ class Worker:
         losses: Tensor = self.head(self.model.states(s), self.model.table, y, weights, self.model.table_bias)
         return losses
 
-    def sum(self, groups: Iterable[Group], scale: float, total: Tensor, masks: MasksOf | None) -> float:
-        """Add each group's sum, times `scale` and rounded, to `total` (see `parts_of`), float64; returns the loss."""
+    def sum(self, groups: Iterable[Group], grid: float, masks: MasksOf | None) -> float:
+        """Leave the sums of all groups, in whole steps, in `sums`; returns the loss."""
         loss = 0.0
-        parameters = list(self.model.parameters())
-        dtype = parameters[0].dtype
-        if (len(self._own), self._own.device, self._gradient.dtype) != (len(total), total.device, dtype):
-            # The sums of one group, in float64: rounding in a long float32 sum would grow with its length.
-            self._own, self._gradient = torch.empty_like(total), torch.empty_like(total, dtype=dtype)
-        # Parts of one tensor, so that all are cleared and added at once: there are dozens of small ones.
-        for p, part in zip(parameters, parts_of(self._gradient, self.model), strict=True):
-            p.grad = part
+        self.sums.start(self.model)
+        self.sums.attach(self.model)
         for group in groups:
-            self._own.zero_()
             for batch in group:
-                self._gradient.zero_()
                 loss += self.add(batch, masks)
-                self._own.add_(self._gradient)
-            add_rounded(total, self._own, scale)
+                self.sums.take()
+            self.sums.end_group(grid)
         return loss
-
-
-def parts_of(flat: Tensor, model: nn.Module) -> list[Tensor]:
-    """The numbers of all parameters, one after the other in `flat`, as a tensor per parameter."""
-    parameters = list(model.parameters())
-    return [part.view(p.shape) for p, part in zip(parameters, flat.split([p.numel() for p in parameters]), strict=True)]
 
 
 class Team:
@@ -113,7 +79,6 @@ class Team:
         single |= torch.get_num_threads() < WORKERS or positions <= FEW
         self.size = 1 if single else WORKERS
         self._others: list[Worker] = []
-        self._totals: list[Tensor] = []
         self._threads: tuple[int, int] | None = None
         self._pool: ThreadPoolExecutor | None = None
 
@@ -126,30 +91,16 @@ class Team:
         """
         workers = [self.first, *(self._other(k) for k in range(len(parts) - 1))]
         before = [0 if worker.clipping is None else worker.clipping.nonfinite for worker in workers]
-        totals = [self._total_of(k) for k in range(len(workers))]
-        jobs = [
-            partial(worker.sum, part, 1 / grid, total, masks)
-            for worker, part, total in zip(workers, parts, totals, strict=True)
-        ]
+        jobs = [partial(worker.sum, part, grid, masks) for worker, part in zip(workers, parts, strict=True)]
         loss = sum(self._side_by_side(jobs)) if len(jobs) > 1 else jobs[0]()
-        for other in totals[1:]:
-            totals[0] += other  # whole numbers below 2^53: exact
+        for other in workers[1:]:
+            self.first.sums.add(other.sums)
         nonfinite = sum(
             worker.clipping.nonfinite - start
             for worker, start in zip(workers, before, strict=True)
             if worker.clipping is not None
         )
-        return parts_of(totals[0], self.first.model), loss, nonfinite
-
-    def _total_of(self, k: int) -> Tensor:
-        """Zeros for the sums of worker k; fresh memory in each step would cost more than the zeros."""
-        parameters = list(self.first.model.parameters())
-        count, device = sum(p.numel() for p in parameters), parameters[0].device
-        if k == len(self._totals):
-            self._totals.append(torch.empty(0, dtype=torch.float64))
-        if len(self._totals[k]) != count or self._totals[k].device != device:
-            self._totals[k] = torch.empty(count, dtype=torch.float64, device=device)
-        return self._totals[k].zero_()
+        return self.first.sums.totals, loss, nonfinite
 
     def _other(self, k: int) -> Worker:
         """A worker on the weights of the model as it is now; it keeps its memory from step to step."""

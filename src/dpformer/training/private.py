@@ -29,9 +29,10 @@ from dpformer.privacy.account import PeopleAccount
 from dpformer.privacy.build import Circumstances
 from dpformer.privacy.plan import declared_users, steps_of
 from dpformer.privacy.statement import DataPart
+from dpformer.training.clipped_sum import Losses, Report, trainable
 from dpformer.training.folder import TrainingFolder
 from dpformer.training.groups import Groups, slack_in_words
-from dpformer.training.module_sum import Losses, ModuleSum, Report, trainable
+from dpformer.training.module_sum import ModuleSum
 from dpformer.training.people import ONE_ENTRY_EACH, Loader, group_people
 from dpformer.training.run import MakeCurator, Movement, TrainingRun, gradients
 from dpformer.training.watch import Watch, refuse_length, refuse_unsuited

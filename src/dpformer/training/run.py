@@ -18,8 +18,8 @@ from dpformer.privacy.account import PeopleAccount
 from dpformer.privacy.build import Circumstances, build_statement
 from dpformer.privacy.ledger import Ledger
 from dpformer.privacy.statement import TuningPart
+from dpformer.training.clipped_sum import trainable
 from dpformer.training.folder import AVERAGE, TrainingFolder
-from dpformer.training.module_sum import trainable
 from dpformer.training.people import People
 from dpformer.training.state import pack_state, unpack_state
 from dpformer.training.watch import everything, fingerprint

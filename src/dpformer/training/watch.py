@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from dpformer.errors import PrivacyError
-from dpformer.training.module_sum import trainable
+from dpformer.training.clipped_sum import trainable
 
 
 class Watch:

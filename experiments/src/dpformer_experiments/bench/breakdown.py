@@ -24,13 +24,14 @@ from dpformer.clipping.gradient import Formed, Pairs
 from dpformer.clipping.tied import TiedGradient
 from dpformer.clipping.tied_head import HeadPass
 from dpformer.clipping.use import Use
-from dpformer.fit import gradient_sum, workers
+from dpformer.fit import gradient_sum
 from dpformer.fit.dpsgd import Trainer
 from dpformer.fit.gradient_sum import GradientSum
 from dpformer.fit.workers import WORKERS, Team, Worker
 from dpformer.models.transformer import Transformer
 from dpformer.privacy import Curator
 from dpformer.privacy.ledger import Ledger
+from dpformer.training import clipped_sum
 from dpformer.training.groups import Groups
 from dpformer_experiments.bench import workloads
 from dpformer_experiments.bench.contenders import D, Own
@@ -58,7 +59,7 @@ PLACES: list[tuple[Any, str, str]] = [
     (phantom, "check_apart", GUARD),
     (Worker, "add", OTHER),
     (Worker, "sum", GRID),
-    (workers, "add_rounded", GRID),
+    (clipped_sum, "add_rounded", GRID),
     (Team, "sum", GRID),
     (Team, "_side_by_side", WAITING),
     (GradientSum, "sum", GRID),

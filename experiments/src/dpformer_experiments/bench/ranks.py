@@ -81,11 +81,10 @@ def work(path: str, users: int, steps: int) -> dict[str, Any]:
 
     import torch
 
-    from dpformer.fit.distributed.parallel import ParallelGradientSum
-    from dpformer.fit.distributed.ranks import Ranks, join
     from dpformer.fit.dpsgd import Optimisation, Trainer
     from dpformer.models import Transformer, TransformerSpec
     from dpformer.privacy import make_plan
+    from dpformer.training.ranks import Ranks, join
     from dpformer_experiments.curators import seeded_curator
 
     workload = load(path)
@@ -98,16 +97,14 @@ def work(path: str, users: int, steps: int) -> dict[str, Any]:
         model = Transformer(TransformerSpec(items=workload.items, max_length=workload.L, d=64, blocks=2))
         how = Optimisation(max_length=workload.L)
         trainer = Trainer(model, plan, how)
-        parallel = ParallelGradientSum(trainer.query, ranks)
-        if ranks.size > 1:
-            trainer.query = parallel
+        trainer.query.ranks = ranks
 
         def step() -> None:
             # Rank 0 asks its Curator; the others have one too, but do not use it.
             if ranks.first:
                 trainer.make_step(curator)
             else:
-                parallel.follow(workload.sequences, ranks.broadcast(), False)
+                trainer.query.take_part(workload.sequences, ranks.broadcast(), False)
 
         gather = Ranks.gather
 

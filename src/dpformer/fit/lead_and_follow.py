@@ -5,7 +5,7 @@
     `compare_data`: where the data is      -> load theirs, and send its hash: it must be rank 0's
     asks for histogram and transitions
     `lead`: recipe, plan, network          -> make the same query
-    the sums of all steps                  -> take part; see `parallel`
+    the sums of all steps                  -> take part; see `clipped_sum`
     saves, or releases the model           -> end with it
 
 What the others get has been released or is about to be: weights carry noise. The Curator stays with rank 0.
@@ -26,14 +26,14 @@ from dpformer import __version__
 from dpformer.artifact.layout import PRIVATE
 from dpformer.data import Dataset, Sequences, load
 from dpformer.errors import DPFormerError, RankError
-from dpformer.fit.distributed.parallel import ParallelGradientSum
-from dpformer.fit.distributed.ranks import LeaderError, Ranks
 from dpformer.fit.dpsgd import Optimisation, Trainer
 from dpformer.fit.folder import finish_written
+from dpformer.fit.gradient_sum import GradientSum
 from dpformer.fit.recipe import Recipe
 from dpformer.models import Network, build, parse_spec
 from dpformer.privacy.plan import plan_from_json, plan_to_json
 from dpformer.training.checkpoint import pack
+from dpformer.training.ranks import LeaderError, Ranks
 
 
 def compare_data(ranks: Ranks, dataset: Dataset, path: Path) -> None:
@@ -64,19 +64,19 @@ def lead(trainer: Trainer, ranks: Ranks, recipe: Recipe, items: list[Any] | None
     ranks.broadcast({**about, "items": items, "network": trainer.model.spec.model_dump(mode="json")})
     ranks.broadcast_bytes(pack(trainer.model.state_dict()))
     trainer.move(ranks.device)
-    trainer.query = ParallelGradientSum(trainer.query, ranks)
+    trainer.query.ranks = ranks
 
 
 class Follower:
     """What rank 1, 2, ... have of a run: people's data, and a network that gets its weights for each sum. It writes nothing."""
 
-    def __init__(self, query: ParallelGradientSum, people: Sequences) -> None:
+    def __init__(self, query: GradientSum, people: Sequences) -> None:
         self.query, self.people = query, people
 
     def train(self, should_stop: Callable[[], bool] = lambda: False) -> bool:
         """Take part in all sums of rank 0. True when the model is released; False if the run was stopped on request."""
         while "grid" in (order := self.query.ranks.broadcast()):
-            self.query.follow(self.people, order, should_stop())
+            self.query.take_part(self.people, order, should_stop())
         return bool(order["released"])
 
 
@@ -104,7 +104,8 @@ def follow(ranks: Ranks, data: Path | None = None) -> Follower | None:
     network.load_state_dict(from_safetensors(ranks.broadcast_bytes()))
     trainer = Trainer(network, plan, Optimisation.of(recipe))
     trainer.move(ranks.device)
-    return Follower(ParallelGradientSum(trainer.query, ranks), people)
+    trainer.query.ranks = ranks
+    return Follower(trainer.query, people)
 
 
 def finished(folder: Path, ranks: Ranks, resuming: bool = True) -> bool:

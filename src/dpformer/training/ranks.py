@@ -29,7 +29,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dpformer.errors import DPFormerError, RankError
-from dpformer.fit.distributed.restart import NO_JOB, Job, meet, open_store
+from dpformer.training.restart import NO_JOB, Job, meet, open_store
 
 # torch's own limit; loading data and the first answers of rank 0 must fit in.
 SECONDS = 1800.0
