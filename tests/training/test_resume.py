@@ -113,7 +113,7 @@ def test_a_finished_run_gives_its_weights_and_no_batches(tmp_path):
 
 def test_a_run_that_ended_while_it_was_released_is_finished(tmp_path, monkeypatch):
     private = whole_run(tmp_path / "run")
-    monkeypatch.setattr("dpformer.training.folder.complete", lambda path: (_ for _ in ()).throw(CrashError))
+    monkeypatch.setattr("dpformer.training.run.complete", lambda path: (_ for _ in ()).throw(CrashError))
     with pytest.raises(CrashError):
         train(private)
     private._run.close()

@@ -23,7 +23,7 @@ from faulty import Stage
 from dpformer.privacy import chain
 from dpformer.artifact import read as released
 from dpformer.fit import run
-from dpformer.training import checkpoint
+from dpformer.training import folder as folder_module
 
 def forgetful(self, fields):
     self.position = chain.Position(self.position.entries + 1, chain._line(fields)[1])
@@ -36,7 +36,8 @@ def no_hashes():
 
 @contextlib.contextmanager
 def no_sums():
-    with mock.patch.object(faults, "UNFINISHED", ("state.safetensors",)), mock.patch.object(checkpoint, "sha256", lambda f: ""):
+    only = mock.patch.object(faults, "UNFINISHED", ("state.safetensors",))
+    with only, mock.patch.object(folder_module, "sha256", lambda f: ""):
         yield
 
 DEFECTS = {

@@ -9,34 +9,27 @@ import platform
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from pydantic import ValidationError
+from torch import Tensor
 
 from dpformer import __version__
 from dpformer.artifact import check_version, complete, is_written, read_config
 from dpformer.artifact.layout import CONFIG, EVENTS, FORMAT, LOCAL, LOCK, MODEL, PRIVATE, VERSION
+from dpformer.artifact.read import has_checkpoint
 from dpformer.data import Dataset, load
 from dpformer.data.store import sequence_files
 from dpformer.errors import DPFormerError
-from dpformer.files import Lock, read_json, sha256, sha256_of, to_json, write_file, write_json
+from dpformer.files import read_json, sha256, sha256_of, to_json, write_file, write_json
 from dpformer.fit.presets import command
 from dpformer.fit.recipe import Recipe
-from dpformer.privacy import Keys, PrivacyPlan, create_ledger
-from dpformer.privacy.account import PeopleAccount, RunCharge, Spending, receipts_beside
-from dpformer.privacy.chain import Position
-from dpformer.privacy.ledger import Ledger, open_ledger
-from dpformer.training.checkpoint import Checkpoints
-
-
-class RunLock(Lock):
-    """A run folder, held against other processes: two of them would mix their settings and their checkpoints."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder / LOCK)
+from dpformer.privacy import Keys, PrivacyPlan
+from dpformer.privacy.account import PeopleAccount
+from dpformer.training.folder import RunFolder
 
 
 def refuse_used(folder: Path) -> None:
@@ -48,20 +41,20 @@ def refuse_used(folder: Path) -> None:
         raise DPFormerError(f"{folder}: exists already; {hint}choose another folder with --run")
 
 
-def hold_new(folder: Path) -> RunLock:
+def hold_new(folder: Path) -> RunFolder:
     """Make the folder of a new run and hold it. Of two processes that begin at once, one gets it."""
     with explained(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    lock = RunLock(folder)
-    with closed_on_error(lock):
+    held = RunFolder(folder)
+    with held.closed_on_error():
         refuse_used(folder)
-    return lock
+    return held
 
 
-def hold(folder: Path) -> RunLock:
+def hold(folder: Path) -> RunFolder:
     """Hold the folder of a run that is there."""
     read_recipe(folder)
-    return RunLock(folder)
+    return RunFolder(folder)
 
 
 def read_recipe(folder: Path) -> Recipe:
@@ -79,33 +72,21 @@ def finish_written(folder: Path) -> bool:
     """Put the release of a run in place whose process ended after it was written. False where there is none."""
     if not is_written(folder):
         return False
-    lock = hold(folder)
-    with closed_on_error(lock):
+    held = hold(folder)
+    with held.closed_on_error():
         complete(folder)
-    lock.close()
+    held.close()
     return True
 
 
-def make_folder(
-    folder: Path,
-    data: Path,
-    recipe: Recipe,
-    plan: PrivacyPlan,
-    log: dict[str, Any],
-    account: PeopleAccount | None = None,
-) -> Ledger | None:
+def begin(
+    held: RunFolder, data: Path, recipe: Recipe, plan: PrivacyPlan, log: dict[str, Any], account: PeopleAccount | None
+) -> None:
     """Charge the account of people, then make what every run folder has: config, ledger, a private place. log: of `Dataset`."""
-    run_id, receipt = secrets.token_hex(16), None
-    if account is not None:
-        receipt = account.charge(RunCharge.of(run_id, folder.name, plan), receipts_beside(folder))
-    write_file(folder / CONFIG, config_file(recipe, log))
-    ledger = create_ledger(folder, plan, run_id, receipt) if plan.private else None
-    with closed_on_error(ledger), explained(folder):
-        Checkpoints(folder).make_folder()
-        local = {"data": str(data.resolve())}
-        local |= {} if account is None else {"account": str(account.folder.resolve())}
-        write_json(folder / LOCAL, local, mode=0o600)
-    return ledger
+    held.begin(plan, account, (CONFIG, config_file(recipe, log)))
+    local = {"data": str(data.resolve())}
+    local |= {} if account is None else {"account": str(account.folder.resolve())}
+    write_json(held.path / LOCAL, local, mode=0o600)
 
 
 def config_file(recipe: Recipe, log: dict[str, Any]) -> bytes:
@@ -145,30 +126,12 @@ class Begun:
         return cls(source, sha256(folder / CONFIG), own, torch.get_num_threads())
 
 
-def begun_values(begun: Begun, keys: Keys, ledger: Ledger | None) -> dict[str, Any]:
-    """What every checkpoint has."""
-    return {"begun": asdict(begun), "keys": keys.state(), "ledger": None if ledger is None else place_of(ledger)}
-
-
-def save_begun(folder: Path, begun: Begun, keys: Keys, ledger: Ledger | None) -> None:
-    """The first checkpoint, before anything is asked: an interrupted run asks again with the same keys."""
-    Checkpoints(folder).save({"none": torch.zeros(0)}, begun_values(begun, keys, ledger))
-
-
-def place_of(ledger: Ledger) -> dict[str, Any]:
-    """Where a ledger stands, for the checkpoint that is to go on with it."""
-    position = ledger.position()
-    return {"run_id": ledger.run_id, "entries": position.entries, "hash": position.hash}
-
-
-def reopen(
-    folder: Path, data: Path | None = None
-) -> tuple[Dataset, Ledger | None, dict[str, torch.Tensor], dict[str, Any]]:
-    """What an unfinished run left: its data, its ledger, and the tensors and values of its last checkpoint."""
-    checkpoints = Checkpoints(folder)
-    if (folder / MODEL).exists() and not checkpoints.any_left():
+def reopen(held: RunFolder, data: Path | None = None) -> tuple[Dataset, Keys, dict[str, Tensor], dict[str, Any]]:
+    """What an unfinished run left: its data, and keys, tensors and values of its last checkpoint. Opens its ledger."""
+    folder = held.path
+    if (folder / MODEL).exists() and not has_checkpoint(folder):
         raise DPFormerError(f"{folder}: is finished; its model is released")
-    tensors, values = checkpoints.load()
+    tensors, values = held.load()
     begun = Begun(**values["begun"])
     if sha256(folder / CONFIG) != begun.config:
         raise DPFormerError(
@@ -179,11 +142,7 @@ def reopen(
     dataset = load(data)
     if _hash(data, bytes.fromhex(begun.source["salt"])) != begun.source["hash"]:
         raise DPFormerError(f"{data}: is not the data that the run began with; give that with --data")
-    position = values.get("ledger")
-    ledger = None
-    if position is not None:
-        ledger = open_ledger(folder, Position(position["entries"], position["hash"]), position["run_id"])
-    return dataset, ledger, tensors, values
+    return dataset, held.reopen_ledger(values), tensors, values
 
 
 def data_of(folder: Path) -> Path:
@@ -200,27 +159,14 @@ def drop_events(folder: Path, step: int, any_steps: bool) -> None:
         write_file(path, b"".join(line for line in lines[:step] if line.endswith(b"\n")), 0o600)
 
 
-def spending_of(folder: Path, ledger: Ledger | None) -> Spending | None:
-    """The account that a run was charged to, just after that charge; refuses an account that lacks it."""
-    if ledger is None or ledger.receipt is None:
-        return None
-    account = PeopleAccount(read_json(folder / LOCAL)["account"])
-    return account.read().upto(ledger.receipt, str(folder))
+def account_of(folder: Path) -> PeopleAccount | None:
+    """The account of people that a run was charged to."""
+    place = read_json(folder / LOCAL).get("account")
+    return None if place is None else PeopleAccount(place)
 
 
 def _hash(data: Path, salt: bytes) -> str:
     return hmac.new(salt, sha256_of(sequence_files(data)).encode(), hashlib.sha256).hexdigest()
-
-
-@contextmanager
-def closed_on_error(held: Ledger | RunLock | None) -> Iterator[None]:
-    """Let go of a lock if what follows fails."""
-    try:
-        yield
-    except BaseException:
-        if held is not None:
-            held.close()
-        raise
 
 
 @contextmanager

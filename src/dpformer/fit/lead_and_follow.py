@@ -32,7 +32,7 @@ from dpformer.fit.gradient_sum import GradientSum
 from dpformer.fit.recipe import Recipe
 from dpformer.models import Network, build, parse_spec
 from dpformer.privacy.plan import plan_from_json, plan_to_json
-from dpformer.training.checkpoint import pack
+from dpformer.training.folder import pack
 from dpformer.training.ranks import LeaderError, Ranks
 
 

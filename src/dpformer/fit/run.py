@@ -11,7 +11,7 @@ import itertools
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,36 +25,33 @@ from dpformer.fit.dpsgd import Optimisation, Trainer, network_for_steps
 from dpformer.fit.events import Tracker, Trackers, ended, staged, started, stepped
 from dpformer.fit.folder import (
     Begun,
-    RunLock,
-    begun_values,
-    closed_on_error,
+    account_of,
+    begin,
     data_of,
     drop_events,
     explained,
     finish_written,
     hold,
     hold_new,
-    make_folder,
     owner_only,
     read_recipe,
     refuse_used,
     reopen,
-    save_begun,
-    spending_of,
 )
 from dpformer.fit.lead_and_follow import compare_data, explained_rank_error, lead
 from dpformer.fit.memory import enough_memory
 from dpformer.fit.prior import read_prior, write_prior
 from dpformer.fit.recipe import Recipe
 from dpformer.fit.stage import Outputs, Progress, Setup, run_stages
-from dpformer.fit.stated import state_privacy
+from dpformer.fit.stated import circumstances
 from dpformer.fit.statistics_stages import choose_items, restrict, stages_before_steps
 from dpformer.models import Network, build, parse_spec
 from dpformer.privacy import Curator, Keys, PrivacyPlan, PrivacyStatement
 from dpformer.privacy.account import PeopleAccount
 from dpformer.privacy.replay import AnswerFiles
+from dpformer.privacy.statement import TuningPart
 from dpformer.statistics.prior import Prior
-from dpformer.training.checkpoint import Checkpoints
+from dpformer.training.folder import RunFolder, state_privacy
 from dpformer.training.ranks import SINGLE, Ranks
 
 CHECKPOINT_SECONDS = 60.0
@@ -65,15 +62,14 @@ class Run:
     """An open run. Make one with `start` or `resume`; `train` until the model is released or it is stopped."""
 
     def __init__(
-        self, folder: Path, dataset: Dataset, recipe: Recipe, curator: Curator[Sequences], begun: Begun, lock: RunLock
+        self, dataset: Dataset, recipe: Recipe, curator: Curator[Sequences], begun: Begun, held: RunFolder
     ) -> None:
-        self.folder, self.dataset, self.recipe, self.curator = folder, dataset, recipe, curator
+        self.folder, self.dataset, self.recipe, self.curator = held.path, dataset, recipe, curator
         self.ranks: Ranks = SINGLE
         self.outputs = Outputs()
-        self.checkpoints = Checkpoints(folder)
-        self._begun, self._lock = begun, lock
-        curator.keep = AnswerFiles(folder / ANSWERS, begun.seed, begun.threads).keep
-        self._account = spending_of(folder, curator.ledger)
+        self._begun, self._held = begun, held
+        curator.keep = AnswerFiles(self.folder / ANSWERS, begun.seed, begun.threads).keep
+        self._account = held.spending(account_of(self.folder))
         self._trainer: Trainer | None = None
         self._asked = False
 
@@ -184,10 +180,9 @@ class Run:
         """Save a checkpoint of everything that the next steps depend on."""
         tensors, values = self.trainer.state()
         values["network"] = self.trainer.model.spec.model_dump(mode="json")
-        values["items"] = self._chosen_items()
-        values |= begun_values(self._begun, self.curator.keys, self.curator.ledger)
+        values |= {"items": self._chosen_items(), "begun": asdict(self._begun)}
         before, about = self.outputs.state()
-        self.checkpoints.save(tensors | before, values | about)
+        self._held.save(self.curator.keys, tensors | before, values | about)
 
     def restore(self, tensors: dict[str, torch.Tensor], values: dict[str, Any]) -> None:
         """Continue from a checkpoint that `save` wrote, during the steps."""
@@ -213,13 +208,12 @@ class Run:
 
     def statement(self) -> PrivacyStatement:
         """The privacy statement, from what the ledger says was charged."""
-        return state_privacy(self.curator, self.recipe, self.dataset, self._account, (self.folder / PRIOR).exists())
+        about = circumstances(self.plan, self.recipe, self.dataset, (self.folder / PRIOR).exists())
+        return state_privacy(self.curator, about, TuningPart(**self.recipe.tuning.model_dump()), self._account)
 
     def close(self) -> None:
         """Let another process open the run."""
-        if self.curator.ledger is not None:
-            self.curator.ledger.close()
-        self._lock.close()
+        self._held.close()
 
 
 MakeCurator = Callable[..., Curator[Sequences]]
@@ -251,17 +245,17 @@ def start(
         ranks = ranks if recipe.steps_on_data else ranks.release_others()
         compare_data(ranks, dataset, data)
         plan = recipe.plan(len(dataset.sequences), dataset.catalogue_mode == "private")
-        lock = hold_new(folder)
-        with closed_on_error(lock):
-            ledger = make_folder(folder, data, recipe, plan, dataset.log, account)
-            with closed_on_error(ledger), explained(folder):
-                ranks.job.take(folder)
-                if prior is not None:
-                    write_prior(folder, prior)
-                begun, keys = Begun.new(folder, data, recipe.seed), Keys(recipe.seed)
-                save_begun(folder, begun, keys, ledger)
-                curator = make_curator(dataset.train(recipe.hold_out), plan, ledger, keys)
-        run = Run(folder, dataset, recipe, curator, begun, lock)
+        held = hold_new(folder)
+        with held.closed_on_error(), explained(folder):
+            begin(held, data, recipe, plan, dataset.log, account)
+            ranks.job.take(folder)
+            if prior is not None:
+                write_prior(folder, prior)
+            begun, keys = Begun.new(folder, data, recipe.seed), Keys(recipe.seed)
+            # Before anything is asked: an interrupted run asks again with the same keys.
+            held.save(keys, {}, {"begun": asdict(begun)})
+            curator = make_curator(dataset.train(recipe.hold_out), plan, held.ledger, keys)
+            run = Run(dataset, recipe, curator, begun, held)
         run.ranks = ranks
         return run
 
@@ -273,19 +267,18 @@ def resume(folder: Path, data: Path | None = None, ranks: Ranks = SINGLE, make_c
         if finish_written(folder):
             raise DPFormerError(f"{folder}: is finished; its model is released")
         ranks = ranks if recipe.steps_on_data else ranks.release_others()
-        lock = hold(folder)
-        with closed_on_error(lock):
-            dataset, ledger, tensors, values = reopen(folder, data)
-            with closed_on_error(ledger):
-                private = dataset.catalogue_mode == "private"
-                plan = ledger.plan if ledger is not None else recipe.plan(len(dataset.sequences), private)
-                begun = Begun(**values["begun"])
-                torch.set_num_threads(begun.threads)
-                compare_data(ranks, dataset, data or data_of(folder))
-                ranks.job.take(folder)
-                people, keys = dataset.train(recipe.hold_out), Keys.restored(values["keys"])
-                run = Run(folder, dataset, recipe, make_curator(people, plan, ledger, keys), begun, lock)
-                run.ranks = ranks
-                if "step" in values:  # else it was interrupted before its steps
-                    run.restore(tensors, values)
+        held = hold(folder)
+        with held.closed_on_error():
+            dataset, keys, tensors, values = reopen(held, data)
+            private = dataset.catalogue_mode == "private"
+            plan = held.ledger.plan if held.ledger is not None else recipe.plan(len(dataset.sequences), private)
+            begun = Begun(**values["begun"])
+            torch.set_num_threads(begun.threads)
+            compare_data(ranks, dataset, data or data_of(folder))
+            ranks.job.take(folder)
+            curator = make_curator(dataset.train(recipe.hold_out), plan, held.ledger, keys)
+            run = Run(dataset, recipe, curator, begun, held)
+            run.ranks = ranks
+            if "step" in values:  # else it was interrupted before its steps
+                run.restore(tensors, values)
         return run

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dpformer.data import Dataset, Sequences
+from dpformer.data import Dataset
 from dpformer.data.split import trained_on
 from dpformer.fit.recipe import Recipe
-from dpformer.privacy import Curator, PrivacyPlan, PrivacyStatement
-from dpformer.privacy.account import Spending
-from dpformer.privacy.build import Circumstances, build_statement
-from dpformer.privacy.statement import DataPart, TuningPart
+from dpformer.privacy import PrivacyPlan
+from dpformer.privacy.build import Circumstances
+from dpformer.privacy.statement import DataPart
 from dpformer.training.groups import Groups, slack_in_words
 
 NOTHING_SELECTED = (
@@ -30,26 +29,15 @@ def assumptions(plan: PrivacyPlan) -> tuple[str, ...]:
     return (slack_in_words(Groups.of(plan.users, plan.rate, plan.declared)),) if plan.steps else ()
 
 
-def state_privacy(
-    curator: Curator[Sequences],
-    recipe: Recipe,
-    dataset: Dataset,
-    spending: Spending | None = None,
-    prior: bool = False,
-) -> PrivacyStatement:
-    """The privacy statement of a run, from what its ledger says was charged. prior: see `Circumstances`."""
-    plan = curator.plan
+def circumstances(plan: PrivacyPlan, recipe: Recipe, dataset: Dataset, prior: bool) -> Circumstances:
+    """What the statement of a run says beside plan and ledger. prior: see `Circumstances`."""
     data = data_part(dataset, plan.private, trained_on(recipe.hold_out, dataset.log.get("date")))
     public = ["the catalogue of items"] if data.catalogue == "log" else []
     if recipe.network is not None:
         public.append(f"the greatest length of a history, {recipe.network.max_length}")
-    about = Circumstances(
+    return Circumstances(
         data=data,
-        seeded=curator.keys.seeded,
         assumed_public=tuple(public),
         assumptions=assumptions(plan),
-        account=spending,
         prior=prior,
     )
-    account = None if curator.ledger is None else curator.ledger.account()
-    return build_statement(plan, account, about, TuningPart(**recipe.tuning.model_dump()))

@@ -30,7 +30,6 @@ from dpformer.privacy.build import Circumstances
 from dpformer.privacy.plan import declared_users, steps_of
 from dpformer.privacy.statement import DataPart
 from dpformer.training.clipped_sum import Losses, Report, trainable
-from dpformer.training.folder import TrainingFolder
 from dpformer.training.groups import Groups, slack_in_words
 from dpformer.training.module_sum import ModuleSum
 from dpformer.training.people import ONE_ENTRY_EACH, Loader, group_people
@@ -119,15 +118,10 @@ class PrivateTraining:
         kept = {name: part for name, part in parts.items() if part is not None}
         sizes = {"people": len(people), "records": len(dataset)}
         charged = None if account is None else PeopleAccount(account)
-        folder = TrainingFolder(Path(run), settings)
-        try:
-            self._run = TrainingRun(folder, model, kept, micro_batch, sizes, charged)
-            declared = population is not None
-            new_plan = partial(make_plan, users, epsilon, delta, batch_size, steps=steps, declared=declared)
-            self.plan: PrivacyPlan = self._run.open(people, new_plan, partial(Keys, seed), make_curator)
-        except BaseException:
-            folder.close()
-            raise
+        self._run = TrainingRun(Path(run), settings, model, kept, micro_batch, sizes, charged)
+        declared = population is not None
+        new_plan = partial(make_plan, users, epsilon, delta, batch_size, steps=steps, declared=declared)
+        self.plan: PrivacyPlan = self._run.open(people, new_plan, partial(Keys, seed), make_curator)
         self._watch.note()
         self._loader = Loader(people, collate_fn, num_workers)
         self._about = (records_per_person, person is not None)
@@ -143,7 +137,7 @@ class PrivateTraining:
     @property
     def run(self) -> Path:
         """The run folder."""
-        return self._run.folder.path
+        return self._run.path
 
     @property
     def steps_made(self) -> int:
@@ -171,7 +165,6 @@ class PrivateTraining:
         trained_on = f"at most {most} records of each person" if most else "all records"
         return Circumstances(
             data=DataPart(catalogue="none", trained_on=trained_on),
-            seeded=self._run.curator is not None and self._run.curator.keys.seeded,
             assumed_public=(f"the data of {public} steps declared public, which were not charged",) if public else (),
             assumptions=(slack_in_words(self._query.groups), *(() if grouped else (ONE_ENTRY_EACH,))),
         )

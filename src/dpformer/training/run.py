@@ -1,30 +1,42 @@
-"""A run of the loop: its Curator, its checkpoints, and its end."""
+"""A run of the loop: its folder, its Curator, its checkpoints, and its end.
+
+training.json       the settings; a run goes on with the same ones only     privacy.json    the privacy statement
+ledger.jsonl, .head what was charged, before it was seen                    run.lock        keeps a second process out
+model.safetensors   the trained parameters (average.safetensors: their average, if one was kept)
+private/            state of an unfinished run; owner only, removed at the end
+"""
 
 from __future__ import annotations
 
 import math
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from dpformer.artifact.layout import MODEL
-from dpformer.errors import PrivacyError
+from dpformer import __version__
+from dpformer.artifact import complete, is_written, read_statement
+from dpformer.artifact.layout import LOCK, MODEL, PRIVACY, RELEASE, TRAINING
+from dpformer.errors import DPFormerError, PrivacyError
+from dpformer.files import read_json, to_json, write_file, write_folder
 from dpformer.privacy import Answer, Curator, Keys, PrivacyPlan, PrivacyStatement, read_ledger
 from dpformer.privacy.account import PeopleAccount
-from dpformer.privacy.build import Circumstances, build_statement
-from dpformer.privacy.ledger import Ledger
+from dpformer.privacy.build import Circumstances
 from dpformer.privacy.statement import TuningPart
 from dpformer.training.clipped_sum import trainable
-from dpformer.training.folder import AVERAGE, TrainingFolder
+from dpformer.training.folder import RunFolder, pack, state_privacy
 from dpformer.training.people import People
 from dpformer.training.state import pack_state, unpack_state
 from dpformer.training.watch import everything, fingerprint
 
 MakeCurator = Callable[..., Curator[People]]
+FORMAT, START, AVERAGE = "dpformer-training", "start.safetensors", "average.safetensors"
 
 
 @dataclass(frozen=True)
@@ -45,112 +57,158 @@ class Movement:
 class TrainingRun:
     """Opens a new run or one that goes on. kept: beside the model, what checkpoints keep (optimizer, scheduler, average).
 
-    sizes: of the data. They are not released: one person more or less changes them. account: of the people, charged before a new
-    run asks anything. curator: None when the run is finished or closed.
+    settings: what must be the same when the run goes on, ready for JSON. sizes: of the data. They are not released: one person
+    more or less changes them. account: of the people, charged before a new run asks anything. curator: None when the run is
+    finished or closed.
     """
 
     def __init__(
         self,
-        folder: TrainingFolder,
+        path: Path,
+        settings: dict[str, Any],
         model: nn.Module,
         kept: dict[str, Any],
         micro_batch: int,
         sizes: dict[str, int],
         account: PeopleAccount | None,
     ) -> None:
-        self.folder, self.model, self.kept, self.account = folder, model, kept, account
+        self.path, self.model, self.kept, self.account = path, model, kept, account
         self.steps_made, self.public_steps = 0, 0
         self.curator: Curator[People] | None = None
         self.movement: Movement | None = None
-        self._sizes = sizes
+        self._settings, self._sizes = {"format": FORMAT, "version": 1, **settings}, sizes
         self._fixed = {"micro_batch": micro_batch, "threads": torch.get_num_threads()}
+        path.mkdir(parents=True, exist_ok=True)
+        self._folder = RunFolder(path)
+        with self._folder.closed_on_error():
+            if self._begun:
+                self._compare()
+            elif any(file.name != LOCK for file in path.iterdir()):
+                raise DPFormerError(f"{path}: holds other files; choose a new folder with run=")
+            if is_written(path):
+                complete(path)
+
+    @property
+    def _begun(self) -> bool:
+        return (self.path / TRAINING).exists()
+
+    @property
+    def finished(self) -> bool:
+        """Is the model released?"""
+        return (self.path / MODEL).exists() and not self._folder.private.exists()
+
+    def _compare(self) -> None:
+        stored = read_json(self.path / TRAINING)
+        if not isinstance(stored, dict) or stored.get("format") != FORMAT:
+            raise DPFormerError(
+                f"{self.path / TRAINING}: was not written by dpformer, or is damaged; choose another run="
+            )
+        for name in {**stored, **self._settings}:
+            before, now = stored.get(name), self._settings.get(name)
+            if before != now and name != "dpformer":
+                raise PrivacyError(
+                    f"{self.path}: this run began with {name} {_short(before)}, not {_short(now)}; give it as it was, or begin "
+                    "another run in a folder of its own, which spends a budget of its own"
+                )
 
     def open(
         self, people: People, plan: Callable[[], PrivacyPlan], keys: Callable[[], Keys], make_curator: MakeCurator
     ) -> PrivacyPlan:
         """Begin, or go on, or take the weights of a finished run. plan, keys: made for a new run. Returns the plan."""
-        if self.folder.finished:
-            take(self.folder.released(MODEL), self.model)
+        if self.finished:
+            take(load_file(self.path / MODEL), self.model)
             if "average" in self.kept:
-                take(self.folder.released(AVERAGE), self.kept["average"].module)
-            stated = self.folder.statement()
+                take(load_file(self.path / AVERAGE), self.kept["average"].module)
+            stated = read_statement(self.path)
             self.steps_made = stated.steps.charged if stated.steps is not None else 0
-            return read_ledger(self.folder.path).plan if stated.private else plan()
-        if self.folder.begun:
-            own, ledger = self._restore()
-            self.curator = make_curator(people, plan() if ledger is None else ledger.plan, ledger, own)
-        else:
-            new = plan()
-            ledger = self.folder.begin(new, parameters(self.model), self.account)
-            self.curator = make_curator(people, new, ledger, keys())
-            self.save()
+            return read_ledger(self.path).plan if stated.private else plan()
+        with self._folder.closed_on_error():
+            if self._begun:
+                own, ledger = self._restore(), self._folder.ledger
+                self.curator = make_curator(people, plan() if ledger is None else ledger.plan, ledger, own)
+            else:
+                new, settings = plan(), to_json({**self._settings, "dpformer": __version__})
+                self._folder.begin(new, self.account, (TRAINING, settings))
+                write_file(self._folder.private / START, pack(parameters(self.model)), 0o600)
+                self.curator = make_curator(people, new, self._folder.ledger, keys())
+                self.save()
         return self.curator.plan
 
-    def _restore(self) -> tuple[Keys, Ledger | None]:
-        keys, ledger, tensors, values = self.folder.reopen()
+    def _restore(self) -> Keys:
+        tensors, values = self._folder.load()
+        keys = self._folder.reopen_ledger(values)
         if values["sizes"] != self._sizes:
             raise PrivacyError(
-                f"{self.folder.path}: this run began with {_in_words(values['sizes'])}, not {_in_words(self._sizes)}; give the "
+                f"{self.path}: this run began with {_in_words(values['sizes'])}, not {_in_words(self._sizes)}; give the "
                 "same data, or begin another run in a folder of its own, which spends a budget of its own"
             )
         if values["frozen"] != _frozen(self.model):
-            raise PrivacyError(
-                f"{self.folder.path}: frozen parameters or buffers are not those that the run began with"
-            )
+            raise PrivacyError(f"{self.path}: frozen parameters or buffers are not those that the run began with")
+        ledger = self._folder.ledger
         if ledger is not None and ledger.position().entries > keys.place:
             # These steps were charged; they are made again, and must come out the same.
             fixed, mine = values["fixed"], self._fixed["micro_batch"]
             if fixed["micro_batch"] != mine:
                 before = f"micro_batch {fixed['micro_batch']} as before, not {mine}"
-                raise PrivacyError(f"{self.folder.path}: charged steps are made again, which needs {before}")
+                raise PrivacyError(f"{self.path}: charged steps are made again, which needs {before}")
             torch.set_num_threads(fixed["threads"])
+        self.put(tensors, values)
+        return keys
+
+    def put(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
+        """Continue from a state."""
         self.steps_made, self.public_steps = values["step"], values["public_steps"]
         take({name: tensors[f"model.{name}"] for name, _ in trainable(self.model)}, self.model)
         for name, part in self.kept.items():
             part.load_state_dict(unpack_state(values[name], tensors))
-        return keys, ledger
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """All that the coming steps depend on, but for the Curator: tensors, and JSON-ready values."""
+        tensors = {f"model.{name}": value for name, value in parameters(self.model).items()}
+        values = {name: pack_state(name, part.state_dict(), tensors) for name, part in self.kept.items()}
+        return tensors, values | {"step": self.steps_made, "public_steps": self.public_steps}
 
     def save(self) -> None:
         """Save a checkpoint."""
         assert self.curator is not None
-        tensors = {f"model.{name}": value for name, value in parameters(self.model).items()}
-        values = {name: pack_state(name, part.state_dict(), tensors) for name, part in self.kept.items()}
-        values |= {"step": self.steps_made, "public_steps": self.public_steps}
+        tensors, values = self.state()
         values |= {"fixed": self._fixed, "sizes": self._sizes, "frozen": _frozen(self.model)}
-        self.folder.save(self.curator.keys, self.curator.ledger, tensors, values)
+        self._folder.save(self.curator.keys, tensors, values)
 
     def statement(self, about: Circumstances) -> PrivacyStatement:
         """The privacy statement, from what the ledger says was charged; of a finished run, the released one."""
-        if self.folder.finished:
-            return self.folder.statement()
+        if self.finished:
+            return read_statement(self.path)
         if self.curator is None:
-            raise PrivacyError(f"{self.folder.path}: is closed; open it by PrivateTraining with the same arguments")
-        ledger = self.curator.ledger
-        if self.account is not None and ledger is not None and ledger.receipt is not None:
-            about = replace(about, account=self.account.read().upto(ledger.receipt, str(self.folder.path)))
-        charged = None if ledger is None else ledger.account()
-        return build_statement(self.curator.plan, charged, about, TuningPart(kind="undeclared"))
+            raise PrivacyError(f"{self.path}: is closed; open it by PrivateTraining with the same arguments")
+        return state_privacy(self.curator, about, TuningPart(kind="undeclared"), self._folder.spending(self.account))
 
     def finish(self, about: Circumstances) -> None:
-        """Release the trained parameters with their statement, and remove the secret state."""
-        weights = parameters(self.model)
-        names, distances, norms = zip(*self.folder.distances(weights), strict=True)
-        still = tuple(name for name, distance in zip(names, distances, strict=True) if not distance)
-        self.movement = Movement(math.hypot(*distances), math.hypot(*norms), still)
-        if still:
+        """Release the trained parameters with their statement, and remove the secret state; see `artifact.write`."""
+        self.movement = self._moved()
+        if self.movement.still:
             warnings.warn(f"{self.movement.text()}; is the learning rate 0?", stacklevel=5)
-        files = {MODEL: weights}
+        files = {PRIVACY: self.statement(about).to_json().encode(), MODEL: pack(parameters(self.model))}
         if "average" in self.kept:
-            files[AVERAGE] = parameters(self.kept["average"].module)
-        self.folder.release(files, self.statement(about))
+            files[AVERAGE] = pack(parameters(self.kept["average"].module))
+        write_folder(self._folder.private / RELEASE, files.items(), mode=0o644)
+        complete(self.path)
         self.close()
+
+    def _moved(self) -> Movement:
+        distances, norms = {}, []
+        with safe_open(self._folder.private / START, framework="pt") as start:
+            for name, value in parameters(self.model).items():
+                before = start.get_tensor(name)
+                distances[name] = float(torch.dist(value.cpu(), before))
+                norms.append(float(before.norm()))
+        still = tuple(name for name, distance in distances.items() if not distance)
+        return Movement(math.hypot(*distances.values()), math.hypot(*norms), still)
 
     def close(self) -> None:
         """Let another process go on with the run."""
-        if self.curator is not None and self.curator.ledger is not None:
-            self.curator.ledger.close()
         self.curator = None
-        self.folder.close()
+        self._folder.close()
 
 
 def _in_words(sizes: dict[str, int]) -> str:
@@ -178,3 +236,8 @@ def _frozen(model: nn.Module) -> list[list[Any]]:
     """What is not trained. Steps do not change it, so checkpoints hold no more of it than this."""
     trained = {name for name, p in model.named_parameters(remove_duplicate=False) if p.requires_grad}
     return [[name, *fingerprint(value)] for name, value in everything(model).items() if name not in trained]
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) < 200 else f"{text[:200]} ..."
