@@ -19,7 +19,6 @@ from dpformer.clipping import tied as stream
 from dpformer.clipping.clip import Clip
 from dpformer.data import Sequences, batches, load, prepare, save
 from dpformer.files import sha256
-from dpformer.fit import gradient_sum
 from dpformer.fit.folder import read_recipe
 from dpformer.fit.gradient_sum import GradientSum
 from dpformer.fit.run import start
@@ -28,6 +27,7 @@ from dpformer.models import GRU, RecurrentSpec, Transformer, TransformerSpec
 from dpformer.privacy import Keys, selection
 from dpformer.privacy.chain import CHAIN, HEAD
 from dpformer.privacy.ledger import Ledger
+from dpformer.training import clipped_sum
 from dpformer.training.groups import Groups
 from dpformer.trust.verify import verify_module, verify_run
 from dpformer.trust.verify.built_in import BUILT_IN, embedded, make
@@ -340,7 +340,7 @@ def test_dropout_is_a_matter_of_each_person_alone(monkeypatch):
     torch.manual_seed(0)
     model = Transformer(TransformerSpec(items=ITEMS, max_length=12, d=8, dropout=0.3))
     assert moved(query(copy.deepcopy(model))).good
-    monkeypatch.setattr(gradient_sum, "is_random", lambda module: False)
+    monkeypatch.setattr(clipped_sum, "is_random", lambda module: False)
     assert not moved(query(model)).good
 
 
