@@ -23,15 +23,40 @@ def test_samples_may_be_another_dimension_even_when_batch_and_length_are_equal(B
     assert_exact(linear().double(), losses, torch.randn(B, 5, 3, dtype=torch.float64))
 
 
-def test_mixing_is_noticed_in_a_later_batch_of_another_structure():
-    m, clipping = linear(), None
-    clipping = PhantomClipping(m)
-    x = torch.randn(4, 5, 3)
-    clipping.backward(lambda: sums(m(x)))
+def exact_for_each_loss(module, losses):
+    """Norms and sums against autograd on each loss: for batches that cannot be cut into samples from outside."""
+    clipping, parameters = PhantomClipping(module), list(module.parameters())
+    for _ in range(2):  # the second time what is used once is derived early
+        each = [torch.autograd.grad(one, parameters, retain_graph=True, allow_unused=True) for one in losses()]
+        each = [[torch.zeros_like(p) if g is None else g for p, g in zip(parameters, one, strict=True)] for one in each]
+        norms = torch.stack([torch.cat([g.flatten() for g in one]).norm() for one in each])
+        weights = torch.rand(len(each))
+        module.zero_grad()
+        torch.testing.assert_close(clipping.weighted_sum(losses, weights).float(), norms)
+        for k, p in enumerate(parameters):
+            torch.testing.assert_close(p.grad, sum(w * one[k] for w, one in zip(weights, each, strict=True)))
+
+
+def test_tokens_packed_by_a_mask_and_added_up_again():
+    m, x = nn.Sequential(linear(), nn.Tanh(), nn.LayerNorm(3), linear()), torch.randn(4, 5, 3)
     mask = torch.zeros(4, 5, dtype=torch.bool)
-    mask[0, :2] = mask[1, :2] = True  # four tokens, of two of the four samples
+    mask[0, :2] = mask[1, :3] = mask[3, 0] = True  # six tokens, of three of the four samples
+    rows = mask.nonzero()[:, 0]
+    exact_for_each_loss(m, lambda: torch.zeros(4).index_add(0, rows, sums(m(x[mask]))))
+    shuffled = torch.tensor([3, 0, 5, 1, 4, 2])
+    exact_for_each_loss(m, lambda: torch.zeros(4).index_add(0, rows[shuffled], sums(m(x[mask])[shuffled])))
+    exact_for_each_loss(m, lambda: torch.zeros(4, 3).index_put((rows,), m(x[mask]), accumulate=True).square().sum(1))
+
+
+def test_a_packed_token_that_two_samples_take_is_refused():
+    m, x = linear(), torch.randn(6, 3)
+    ids, rows = torch.tensor([0, 1, 2, 3, 4, 5, 2]), torch.tensor([0, 0, 1, 2, 2, 3, 3])
+    with pytest.raises(ClippingError, match="does not hold"):
+        PhantomClipping(m).norms(lambda: torch.zeros(4).index_add(0, rows, sums(m(x)[ids])))
+    clipping = PhantomClipping(m)
+    clipping.backward(lambda: sums(m(x[:4])))
     with pytest.raises(ClippingError, match="another"):
-        clipping.backward(lambda: torch.zeros(4).index_add(0, torch.tensor([0, 0, 1, 1]), sums(m(x[mask]))))
+        clipping.backward(lambda: torch.zeros(4).index_add(0, rows, sums(m(torch.cat([x, x[:2]]))[ids])))
 
 
 def second_batch(module, first, second, match="another"):
@@ -138,31 +163,15 @@ def test_a_function_of_ones_own_is_trusted_if_it_says_so(function):
 
 
 def test_samples_sorted_inside_the_model():
+    """Loss i is that of the sample which was put in place i: its gradient is taken from that sample's row."""
     m, x = linear(), torch.randn(4, 3)
-
-    def losses(n):
-        order = torch.argsort(torch.tensor(n))
-        return m(x[order]).square().sum(1)  # forgets to put them back
-
-    def gradient_moves(n):
-        return m(x)[torch.argsort(torch.tensor(n))].square().sum(1)
-
-    second_batch(m, lambda: gradient_moves([1, 2, 3, 4]), lambda: gradient_moves([4, 2, 3, 1]))
-    assert losses([1, 2, 3, 4]).shape == (4,)
+    exact_for_each_loss(m, lambda: m(x)[torch.tensor([3, 1, 2, 0])].square().sum(1))
 
 
-def test_tokens_packed_by_where():
-    m, x = linear(), torch.randn(4, 3, 3)
-
-    def losses(mask):
-        rows, columns = torch.where(mask)
-        return torch.zeros(4).index_add(0, rows, sums(m(x[rows, columns])))
-
-    one_each = torch.tensor([[True, False, False]] * 4)
-    uneven = torch.zeros(4, 3, dtype=torch.bool)
-    uneven[0] = uneven[3, :1] = True
-    uneven[0, 2] = uneven[0, 1] = True
-    second_batch(m, lambda: losses(one_each), lambda: losses(uneven))
+def test_samples_across_two_dimensions_are_checked_every_time():
+    """Where the samples lie is known, but not a part of one dimension: the guess that they are first must not stand."""
+    m, x = nn.LayerNorm(3), torch.randn(4, 2, 3)
+    second_batch(m, lambda: sums(m(x)), lambda: m(x).view(2, 4, 3).square().sum((0, 2)))
 
 
 def test_batch_norm_before_the_first_parameter():

@@ -82,6 +82,17 @@ def test_exact(make):
 
 
 @pytest.mark.parametrize(
+    "experts", ["eager", "batched_mm"]
+)  # grouped_mm, which has float32 alone: test_architectures.py
+def test_experts(experts):
+    torch.manual_seed(0)
+    sizes = {"num_local_experts": 3, "num_key_value_heads": 1, "experts_implementation": experts}
+    model = transformers.MixtralForCausalLM(transformers.MixtralConfig(**SMALL, **SIZES, **sizes)).double().eval()
+    assert model.config._experts_implementation == experts
+    assert_exact(model, losses, torch.randint(3, 31, (3, 7)))
+
+
+@pytest.mark.parametrize(
     ("make", "attention"),
     [
         (gpt2, "eager"),

@@ -118,6 +118,20 @@ def test_data_made_inside_of_the_closure():
     torch.testing.assert_close(norms, PhantomClipping(module).norms(lambda: sums(module(x))))
 
 
+@pytest.mark.parametrize("table", [lambda m: 2 * m.w, lambda m: m.w.T.exp()])
+def test_ids_that_a_model_has_cached(table):
+    """They are not made in the pass: that they are the same for all samples shows where rows meet the batch."""
+    ids = torch.tensor([0, 2, 1, 1, 0])
+    module = Module(lambda m, x: x[..., :3] + table(m)[ids][None, :, :3].contiguous(), **W)
+    assert_exact(module, lambda m, b: sums(m(b[0])), torch.randn(3, 5, 4))
+
+
+def test_grouped_products_refuse_what_has_no_rule():
+    module, x = nn.ParameterDict({"w": torch.randn(3, 4, 8)}).float(), torch.randn(3, 8, 4).float()
+    with pytest.raises(ClippingError, match=r"'w'.*grouped_mm.*alone"):
+        PhantomClipping(module).norms(lambda: sums(F.grouped_mm(x, module["w"])))
+
+
 def layer(make, shape, call=lambda m, x: m(x)):
     return make, shape, call
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dpformer.clipping.kinds import place
+from dpformer.clipping.kinds import Rows, place_of
 from dpformer.clipping.walk import Doubt, Layout, walk
 from dpformer.errors import ClippingError
 
@@ -29,32 +29,10 @@ POWERS = 24
 
 
 # What these return is data, or a sample's own random numbers, though no tensor goes in.
-_GIVES_DATA = {
-    *(
-        "tensor",
-        "as_tensor",
-        "asarray",
-        "from_numpy",
-        "frombuffer",
-        "new_tensor",
-        "rand",
-        "randn",
-        "randint",
-        "randperm",
-    ),
-    *(
-        "rand_like",
-        "randn_like",
-        "randint_like",
-        "normal",
-        "normal_",
-        "bernoulli",
-        "bernoulli_",
-        "multinomial",
-        "poisson",
-    ),
-    *("uniform_", "exponential_", "random_"),
-}
+_GIVES_DATA = """
+    tensor as_tensor asarray from_numpy frombuffer new_tensor rand randn randint randperm rand_like randn_like randint_like
+    normal normal_ bernoulli bernoulli_ multinomial poisson uniform_ exponential_ random_
+"""
 
 
 class Shared:
@@ -88,7 +66,7 @@ class Shared:
             raise ClippingError(
                 "batch_norm in training mode mixes samples: use layer norm, or evaluation mode with fixed statistics"
             )
-        constant = getattr(function, "__name__", "") not in _GIVES_DATA
+        constant = getattr(function, "__name__", "") not in _GIVES_DATA.split()
         for t in tensors:
             if id(t) not in self._tensors and not self.is_constant(t):
                 return
@@ -155,11 +133,13 @@ def locate(recorder: Recorder, losses: Tensor, users: dict[Any, int]) -> Doubt |
         use = node.use
         if doubt is not None and doubt.mixes:
             raise _mixture(use, f" through {doubt.function}")
+        use.layout = None if not inner else _layout(use.shape, inner, batch)
+        if inner and use.layout is None:
+            doubt = doubt or Doubt(use.called, mixes=False)
         found = found or doubt
-        dim = None if inner is None else place(use.shape, inner, batch)
-        if dim is not None and inner is not None:
-            use.layout = Layout(batch, dim, use.shape[dim:].numel() // (batch * inner))
-        elif use.shape and use.shape[0] % batch == 0:
+        if use.layout is not None:
+            continue
+        if use.shape and use.shape[0] % batch == 0:
             use.layout = Layout(batch)
         else:
             raise ClippingError(
@@ -167,6 +147,15 @@ def locate(recorder: Recorder, losses: Tensor, users: dict[Any, int]) -> Doubt |
                 f"hold the {batch} samples: keep samples first, and padded rather than packed by a mask"
             )
     return found
+
+
+def _layout(shape: torch.Size, inner: int | Rows, batch: int) -> Layout | None:
+    """The layout of samples, if they are one dimension or a part of one."""
+    if (dim := place_of(shape, inner, batch)) is None:
+        return None
+    if isinstance(inner, Rows):
+        return Layout(batch, dim, owners=inner.owners) if shape[dim] == len(inner.owners) else None
+    return Layout(batch, dim, shape[dim:].numel() // (batch * inner))
 
 
 def _mixture(use: Use, how: str) -> ClippingError:

@@ -1,21 +1,34 @@
 """The functions that are known to keep samples apart, and where samples lie in their inputs, given where they lie in the output.
 
 Samples lie along one axis of a tensor. In row-major order `inner` is the number of elements behind that axis: the element at flat
-position n belongs to sample `(n // inner) % B`. A reshape keeps `inner`, a transpose moves the axis. `KINDS` has a rule for each
-function by the name of its node in the autograd graph (`walk.py` goes through the graph).
+position n belongs to sample `(n // inner) % B`. A reshape keeps `inner`, a transpose moves the axis. Where tokens are
+picked by ids (experts), the axis has K rows in any order, and `Rows` has the sample that row `(n // inner) % K` belongs to.
+`KINDS` has a rule for each function by the name of its node in the autograd graph (`walk.py` goes through the graph).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 Shape = Sequence[int]
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """The sample that each row of an axis belongs to, `[K]`; -1 for a row that no gradient comes to."""
+
+    inner: int
+    owners: Tensor
+
+
 # `inner` of a tensor; None where it is not known; MIXED where the gradient is a sum over samples.
-Inner = int | None
+Inner = int | Rows | None
 MIXED = 0
 # From a node, the shape and `inner` of its output, and the shapes of its inputs to `inner` of each input.
 Kind = Callable[[Any, Shape, int, Sequence[Shape | None], int], list[Inner]]
@@ -36,11 +49,23 @@ def place(shape: Shape, inner: int, batch: int) -> int | None:
     return None
 
 
+def place_of(shape: Shape, inner: int | Rows, batch: int) -> int | None:
+    """The same for any kind of axis."""
+    return place(shape, inner, batch) if isinstance(inner, int) else place(shape, inner.inner, len(inner.owners))
+
+
 def _moved(inner: int, out: Shape, dim: int, given: Shape, to: int) -> Inner:
     """`inner` in a tensor of shape `given` whose dimension `to` is the output's dimension `dim`."""
     if not 0 <= to < len(given) or given[to] != out[dim]:
         return MIXED if not 0 <= to < len(given) or given[to] == 1 else None
     return inner // math.prod(out[dim + 1 :]) * math.prod(given[to + 1 :])
+
+
+def _moved_axis(inner: int | Rows, out: Shape, dim: int, given: Shape, to: int) -> Inner:
+    if isinstance(inner, int):
+        return _moved(inner, out, dim, given, to)
+    moved = _moved(inner.inner, out, dim, given, to)
+    return Rows(moved, inner.owners) if isinstance(moved, int) and moved != MIXED else moved
 
 
 def _signed(dim: int, rank: int) -> int:
@@ -163,36 +188,113 @@ def _batch_norm(node: Any, out: Shape, inner: int, given: Sequence[Shape | None]
     return [MIXED if node._saved_training else inner, *(MIXED for _ in given[1:])]
 
 
-def _indexed(node: Any, out: Shape, inner: int, given: Sequence[Shape | None], batch: int) -> list[Inner]:
-    """`x[ids, ...]`: apart where what is picked for a sample is from the same sample, as in `h[arange(B), length - 1]`."""
-    shape, dim = given[0], place(out, inner, batch)
-    ids = (
-        node._saved_indices
-        if hasattr(node, "_saved_indices")
-        else {_signed(node._saved_dim, len(out)): node._saved_index}
-    )
-    picked = dict(enumerate(ids)) if isinstance(ids, tuple) else ids
+def back(node: Any, out: Shape, inner: int | Rows, given: Sequence[Shape | None], batch: int) -> list[Inner]:
+    """`inner` of the inputs of a function from that of one of its outputs; None for all if the function is not known."""
+    kind = kind_of(node)
+    if kind is None:
+        return [None] * len(given)
+    if isinstance(inner, int) or kind in (_indexed, _added):
+        return kind(node, out, inner, given, batch)  # type: ignore[arg-type]
+    # A function that keeps K rows apart keeps samples apart, whichever sample a row belongs to.
+    found = kind(node, out, inner.inner, given, len(inner.owners))
+    return [Rows(k, inner.owners) if isinstance(k, int) and k != MIXED else k for k in found]
+
+
+def owners_along(shape: Shape, dim: int, inner: int | Rows, batch: int) -> Tensor | None:
+    """The sample of each place along the dimension that the samples' axis lies in; None if places have several."""
+    if isinstance(inner, Rows):
+        return inner.owners if len(inner.owners) == shape[dim] else None
+    return torch.arange(shape[dim]) // (inner // math.prod(shape[dim + 1 :])) % batch
+
+
+def join(a: Inner, b: Inner, shape: Shape, batch: int) -> Inner:
+    """`inner` of a tensor that gradients come to by two ways; None if they disagree."""
+    if not isinstance(a, Rows) and not isinstance(b, Rows):
+        return a if a == b else None
+    if not a or not b:
+        return None
+    first, second = (_rows(x, shape, batch) for x in (a, b))
+    if first is None or second is None or first.inner != second.inner or len(first.owners) != len(second.owners):
+        return None
+    known = (first.owners >= 0) & (second.owners >= 0)
+    if bool((first.owners != second.owners)[known].any()):
+        return None
+    return Rows(first.inner, torch.maximum(first.owners, second.owners))
+
+
+def _rows(inner: int | Rows, shape: Shape, batch: int) -> Rows | None:
+    if isinstance(inner, Rows):
+        return inner
+    dim = place(shape, inner, batch)
+    owners = None if dim is None else owners_along(shape, dim, inner, batch)
+    return None if owners is None or dim is None else Rows(math.prod(shape[dim + 1 :]), owners)
+
+
+def regular(inner: Inner, batch: int) -> Inner:
+    """`inner` as a number, if the samples follow each other, with equal numbers of rows."""
+    if isinstance(inner, Rows) and len(inner.owners) % batch == 0:
+        each = len(inner.owners) // batch
+        wanted = torch.arange(len(inner.owners)) // each
+        if bool(((inner.owners == wanted) | (inner.owners < 0)).all()):
+            return each * inner.inner
+    return inner
+
+
+def _indexed(node: Any, out: Shape, inner: int | Rows, given: Sequence[Shape | None], batch: int) -> list[Inner]:
+    """Picks by ids: fine along other dimensions; along the samples', the ids say whose rows they are."""
+    shape = given[0]
+    dim = place_of(out, inner, batch)
+    if hasattr(node, "_saved_index"):
+        picked = {_signed(node._saved_dim, len(shape or ())): node._saved_index}
+    else:
+        picked = dict(enumerate(node._saved_indices))
     picked = {k: v for k, v in picked.items() if v is not None and v.numel()}
-    if (
-        shape is None
-        or dim is None
-        or not picked
-        or any(v.dtype not in (torch.int64, torch.int32) for v in picked.values())
-    ):
+    whole = all(v.dtype in (torch.int64, torch.int32) for v in picked.values())
+    if shape is None or dim is None or not picked or not whole:
         return [None]
     rank = max(v.dim() for v in picked.values())
     at = min(picked) if max(picked) - min(picked) == len(picked) - 1 else 0  # where the picked dimensions go
     if not at <= dim < at + rank:
         others = [k for k in range(len(shape)) if k not in picked]
-        return [_moved(inner, out, dim, shape, others[dim if dim < at else dim - rank])]
-    first = min(picked)
-    if shape[first] % batch:
-        return [None]
-    block = out[at : at + rank]
-    each = shape[first] // batch
-    want = torch.arange(math.prod(block)).view(tuple(block)) // (inner // math.prod(out[at + rank :])) % batch
-    own = picked[first].cpu().expand(tuple(block)) // each
-    return [each * math.prod(shape[first + 1 :]) if bool((own == want).all()) else None]
+        return [_moved_axis(inner, out, dim, shape, others[dim if dim < at else dim - rank])]
+    first, block = min(picked), tuple(out[at : at + rank])
+    if isinstance(inner, Rows):
+        if rank > 1 or len(inner.owners) != block[0]:
+            return [None]
+        want = inner.owners
+    else:
+        want = torch.arange(math.prod(block)).view(block) // (inner // math.prod(out[at + rank :])) % batch
+    ids = picked[first].cpu().expand(block) % shape[first]
+    owners = torch.full((shape[first],), -1)
+    owners[ids] = want
+    if bool((owners[ids] != want).any()):
+        return [None]  # a row of several samples
+    return [Rows(math.prod(shape[first + 1 :]), owners)]
+
+
+def _added(node: Any, out: Shape, inner: int | Rows, given: Sequence[Shape | None], batch: int) -> list[Inner]:
+    """`x.index_add(dim, ids, source)` and `x[ids] = source`: row k of the source belongs to the sample of row `ids[k]`."""
+    dim = place_of(out, inner, batch)
+    source = given[1]
+    if hasattr(node, "_saved_index"):
+        at, ids = _signed(node._saved_dim, len(out)), node._saved_index
+    else:
+        at, ids = 0, node._saved_indices[0] if len(node._saved_indices) == 1 else None
+    owners = None if dim is None else owners_along(out, dim, inner, batch)
+    if (
+        source is None
+        or dim is None
+        or len(source) != len(out)
+        or ids is None
+        or ids.dtype is torch.bool
+        or ids.dim() != 1
+    ):
+        return [inner, None]
+    if dim != at:
+        return [inner, _moved_axis(inner, out, dim, source, dim)]
+    if owners is None or source[at] != len(ids):
+        return [inner, None]
+    return [inner, Rows(math.prod(source[at + 1 :]), owners[ids.cpu()])]
 
 
 _NAMES: dict[Kind, str] = {
@@ -215,7 +317,7 @@ _NAMES: dict[Kind, str] = {
     _by_dim(_selected): "Select Unbind",
     _by_dim(_stacked): "Stack",
     _data_alone(_by_dim(_normalised)): "NativeLayerNorm FusedRmsNorm",
-    _data_alone(_by_dim(_first)): "Convolution MkldnnConvolution NativeGroupNorm",
+    _data_alone(_by_dim(_first)): "Convolution MkldnnConvolution NativeGroupNorm GroupedMm",
     _by_dim(_padded): "ConstantPadNd",
     _by_dim(_last_two): "Tril Triu",
     _by_dim(_first): """
@@ -229,6 +331,7 @@ _NAMES: dict[Kind, str] = {
     _product: "Mm Bmm Addmm Baddbmm",
     _batch_norm: "NativeBatchNorm CudnnBatchNorm",
     _indexed: "Index IndexSelect",
+    _added: "IndexAdd IndexPut",
 }
 KINDS: dict[str, Kind] = {f"{name}Backward": kind for kind, names in _NAMES.items() for name in names.split()}
 _FIRST = KINDS["GridSampler2DBackward"]

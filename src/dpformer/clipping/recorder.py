@@ -45,7 +45,8 @@ class Recorder(TorchFunctionMode):
         self._views = {id(p): View(p, name, p) for name, p in self.trainable}
         # Functions of parameters alone, by the identity of the parameter that stands for each.
         self.derived: dict[int, Derived] = {}
-        self._broadcasts: dict[int, tuple[Tensor, View]] = {}
+        # Look-ups that were recorded, by identity, and what makes a view of each: see `note_broadcast`.
+        self._broadcasts: dict[int, tuple[Tensor, Callable[[], Tensor]]] = {}
         # Every recorded output depends on this, so one backward pass to it reaches all of them and nothing else.
         self.anchor = torch.zeros((), requires_grad=True)
 
@@ -148,9 +149,9 @@ class Recorder(TorchFunctionMode):
 
         return self.record(function, output, [view], derive)
 
-    def note_broadcast(self, output: Tensor, view: View) -> None:
-        """Remember that the look-up just recorded, of ids `[1, ...]`, may be meant to be broadcast over samples."""
-        self._broadcasts[id(output)] = output, view
+    def note_broadcast(self, output: Tensor, make: Callable[[], Tensor]) -> None:
+        """Remember that the look-up just recorded may be meant to be broadcast over samples: then `make` gives its view."""
+        self._broadcasts[id(output)] = output, make
 
     def refuse(self, function: Any, view: View, why: str = "has no clipping rule") -> ClippingError:
         """The error for a parameter in a place where its per-sample gradient cannot be computed."""
@@ -166,13 +167,16 @@ class Recorder(TorchFunctionMode):
             return func(*args, **kwargs)
         rule = RULES.get(func)
         if self._broadcasts and rule in LAZY:
-            args = self._broadcast(args)
+            args, kwargs = self._broadcast(args, kwargs)
         tensors: list[Tensor] = []
         _collect((*args, *kwargs.values()), tensors)
         views = [self._views[id(t)] for t in tensors if id(t) in self._views]
         if not views:
             out = func(*args, **kwargs)
             self.shared.note(func, args, kwargs, tensors, out)
+            if self._broadcasts and rule in LAZY and rule in MAKES_VIEWS and args and id(args[0]) in self._broadcasts:
+                make = self._broadcasts[id(args[0])][1]
+                self.note_broadcast(out, lambda: self.call(func, make(), *args[1:], **kwargs))
             return out
         alone = all(id(t) in self._views or (not t.requires_grad and self.shared.is_constant(t)) for t in tensors)
         if not torch.is_grad_enabled() or (rule is None and getattr(func, "__name__", "") in KEPT):
@@ -203,14 +207,16 @@ class Recorder(TorchFunctionMode):
             raise self.refuse(func, views[0])
         return out
 
-    def _broadcast(self, args: Any) -> Any:
-        """Put the view of a `[1, ...]` look-up in its place where it meets a tensor with more samples."""
-        tensors = [a for a in args if isinstance(a, Tensor)]
-        looked_up = [a for a in tensors if id(a) in self._broadcasts]
+    def _broadcast(self, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Put the views of look-ups in their place where they meet a tensor with more samples."""
+        tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)]
         others = [a for a in tensors if id(a) not in self._broadcasts and a.dim() and a.shape[0] > 1]
-        if not any(a.dim() >= one.dim() for a in others for one in looked_up):
-            return args
-        return _swap(args, {id(one): self.add_view(self._broadcasts[id(one)][1]) for one in looked_up})
+        swapped = {}
+        for one in tensors:
+            least = one.dim() + (one.dim() == 0 or one.shape[0] != 1)
+            if id(one) in self._broadcasts and any(a.dim() >= least for a in others):
+                swapped[id(one)] = self._broadcasts[id(one)][1]()
+        return (_swap(args, swapped), _swap(kwargs, swapped)) if swapped else (args, kwargs)
 
 
 # Properties of a tensor that are not tensors: they are read hundreds of times in a forward pass.

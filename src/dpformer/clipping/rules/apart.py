@@ -127,7 +127,7 @@ def apart(recorder: Recorder, function: Any, align: Align, args: tuple[Any, ...]
         batch = samples.batch
         dims = align(args, [tensor.shape for tensor in given], shape, samples.dim) if batch > 1 else [None] * len(given)
         for dim, tensor in zip(dims, given, strict=True):
-            if dim == -1 or (dim is not None and tensor.shape[dim] != shape[samples.dim]):
+            if samples.owners is not None or dim == -1 or (dim is not None and tensor.shape[dim] != shape[samples.dim]):
                 name = next(iter(views.values())).name
                 raise ClippingError(
                     f"{function.__name__} uses parameter {name!r}, and where its samples lie is not clear: move them to the "

@@ -38,14 +38,14 @@ def from_broadcast(view: View, terms: Tensor, samples: Layout, size: Tensor | No
     tensor([[ 4.,  6.],
             [12., 14.]])
     """
-    shape, batch = view.value.shape, samples.batch
-    aligned = (1,) * (terms.dim() - (0 if samples.is_first else 2) - len(shape)) + tuple(shape)
-    own_rows = aligned[samples.dim] != 1  # then as many as the terms have
+    batch = samples.batch
+    wanted, *aligned = samples.aligned(view.value.shape, terms.dim())
+    own_rows = wanted != 1  # then as many as the terms have
     if own_rows:
         samples.demand_first(view.name)
     k = terms.shape[0] // batch  # more than 1 where time was merged into the first dimension
     apart = terms.to(view.parameter.dtype).reshape(batch, k, *terms.shape[1:])
-    shape = torch.Size((batch, k if own_rows else 1, *samples.aligned(aligned)))
+    shape = (batch, k if own_rows else 1, *aligned)
     added = [k for k, (have, want) in enumerate(zip(apart.shape, shape, strict=True)) if want == 1 and have != 1]
     summed = apart.sum(added, keepdim=True) if added else apart
     if size is None:

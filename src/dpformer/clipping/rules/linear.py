@@ -11,6 +11,7 @@ tensor([170.], dtype=torch.float64)
 """
 
 import math
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dpformer.clipping.recorder import Recorder, register_rule
-from dpformer.clipping.rules.apart import apart, product
+from dpformer.clipping.rules.apart import apart, lazily, product
 from dpformer.clipping.rules.broadcast import from_broadcast
 from dpformer.clipping.sums import sizes
 from dpformer.clipping.use import Forms
@@ -99,3 +100,29 @@ def addmm(
         return recorder.call(lambda: F.linear(mat1, mat2.T, input))
     scale = lambda x, factor: x if factor == 1 else x * factor  # noqa: E731
     return recorder.call(lambda: scale(mat1 @ mat2, alpha) + scale(input, beta))
+
+
+@register_rule(*(f for f in (getattr(torch, "_grouped_mm", None), getattr(F, "grouped_mm", None)) if f is not None))
+def grouped(recorder: Recorder, function: Any, input: Tensor, weights: Tensor, offs: Tensor, **more: Any) -> Tensor:
+    """Experts: rows `offs[e - 1]` to `offs[e]` of the input `[K, p]` times the matrix e of `[E, p, q]`."""
+    view = recorder.view(weights)
+    if view is None or input.dim() != 2 or view.value.dim() != 3 or any(v is not None for v in more.values()):
+        view = view or recorder.view(input)
+        assert view is not None
+        raise recorder.refuse(function, view, "has a rule for inputs [K, p] and weights [experts, p, q] alone")
+    output = function(recorder.data(function, input), view.value.detach(), offs=offs)
+    ends = offs.tolist()
+
+    def derive(gradient: Tensor, samples: Layout, input: Tensor) -> Forms:
+        owners = samples.owners_of(input)
+        parts = []
+        for start, end in pairwise((0, *ends)):
+            own = Layout(samples.batch, owners=owners[start:end])
+            parts.append([own.first(x[start:end].to(view.parameter.dtype)) for x in (input, gradient)])
+
+        def compute(part: slice) -> Tensor:
+            return torch.stack([x[part].mT @ g[part] for x, g in parts], 1)
+
+        yield view, lazily(view, compute, sum(x[0].numel() + g[0].numel() for x, g in parts))
+
+    return recorder.record(function, output, [view], derive, saved=[input.detach()], raw=True)

@@ -77,9 +77,9 @@ def _rows(recorder: Recorder, function: Any, view: View, ids: Tensor, padding: i
         yield view, Sparse(index, values)
 
     output = recorder.record(function, output, [view], derive, saved=[ids])
-    if one:
-        # A batch of one, or ids made to be broadcast: the latter shows when it meets a batch.
-        recorder.note_broadcast(output, view.take(ids, padding, has_batch=False))
+    if one or id(view.parameter) in recorder.derived:
+        # A batch of one, or ids to be broadcast, which a model may have cached: that shows when it meets a batch.
+        recorder.note_broadcast(output, lambda: recorder.add_view(view.take(ids, padding, has_batch=False)))
     return output
 
 
@@ -100,7 +100,10 @@ def _pick(recorder: Recorder, function: Any, view: View, key: Any, padding: int 
 
         yield view, lazily(view, compute)
 
-    return recorder.record(function, view.value.detach()[key], [view], derive, saved=[places])
+    output = recorder.record(function, view.value.detach()[key], [view], derive, saved=[places])
+    if padding is None:  # as above
+        recorder.note_broadcast(output, lambda: recorder.derive(T.__getitem__, (view.value, key), {}, [view]))
+    return output
 
 
 @register_rule(torch.index_select, T.index_select, views=True)
@@ -115,12 +118,14 @@ def getitem(recorder: Recorder, function: Any, input: Tensor, key: Any) -> Tenso
     view = recorder.view(input)
     if view is None:
         raise recorder.refuse(function, recorder.view(key), "uses it as an index")  # type: ignore[arg-type]
-    keys = key if isinstance(key, tuple) else (key,)
+    keys = tuple(
+        int(k) if isinstance(k, Tensor) and not k.dim() else k for k in (key if isinstance(key, tuple) else (key,))
+    )
     if len(keys) == 1 and isinstance(keys[0], Tensor) and keys[0].dtype in (torch.int64, torch.int32):
         return _rows(recorder, function, view, keys[0])
     if any(isinstance(k, Tensor) and k not in recorder.shared for k in keys):
-        return _pick(recorder, function, view, key)
-    return move(recorder, function, input, key)
+        return _pick(recorder, function, view, keys)
+    return move(recorder, function, input, keys)
 
 
 @register_rule(*named(_MOVES), T.T.__get__, T.mT.__get__, lazy=True, views=True)  # type: ignore[attr-defined]
