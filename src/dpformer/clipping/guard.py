@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.utils.checkpoint import CheckpointFunction
 
 from dpformer.clipping.kinds import Rows, place_of
 from dpformer.clipping.walk import Doubt, Layout, walk
@@ -96,6 +97,11 @@ def check_graph(recorder: Recorder, losses: Tensor) -> dict[Any, int]:
             users[following] += 1
             if users[following] > 1:
                 continue
+            if getattr(following, "_forward_cls", None) is CheckpointFunction:
+                raise ClippingError(
+                    "torch.utils.checkpoint with use_reentrant=True differentiates by itself, past the recorder: give it "
+                    "use_reentrant=False (gradient_checkpointing_kwargs={'use_reentrant': False} in Hugging Face models)"
+                )
             leaf = getattr(following, "variable", None)
             if leaf is None:
                 stack.append(following)
@@ -181,7 +187,7 @@ def check_apart(recorder: Recorder, losses: Tensor) -> None:
         # Compared where it comes up, so that no second gradient of all uses is in memory.
         use.take = partial(_compare, use, weights, compared)
     try:
-        torch.autograd.grad((losses * weights).sum(), recorder.anchor, allow_unused=True)
+        recorder.backward((losses * weights).sum(), retain_graph=False)
     finally:
         for use in recorder.uses:
             use.take = None

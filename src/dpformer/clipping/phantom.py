@@ -155,7 +155,8 @@ class PhantomClipping:
         batch = len(losses)
         for use in recorder.uses:
             use.gradient = None  # a backward pass inside the model may have left one
-        doubt = locate(recorder, losses, users)
+        with recorder.replay():
+            doubt = locate(recorder, losses, users)
         suspect = batch > 1 and (doubt is not None or not self._checked)
         # What is sure to be a parameter's only use is derived where its gradient comes up: in the processor's cache, and in
         # memory that is free again for the next.
@@ -165,7 +166,7 @@ class PhantomClipping:
         for use in early:
             use.take = partial(use.settle, self.route)
         try:
-            torch.autograd.grad(losses.sum(), recorder.anchor, allow_unused=True, retain_graph=suspect)
+            recorder.backward(losses.sum(), retain_graph=suspect)
         finally:
             for use in early:
                 use.take = None  # it knows the use: a circle would keep the memory of a pass until the collector comes

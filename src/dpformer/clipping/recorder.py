@@ -15,11 +15,14 @@ autograd.Function) is in the graph: `guard.check_graph` finds it there.
 
 import functools
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import _engine_run_backward, saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
@@ -47,6 +50,9 @@ class Recorder(TorchFunctionMode):
         self.derived: dict[int, Derived] = {}
         # Look-ups that were recorded, by identity, and what makes a view of each: see `note_broadcast`.
         self._broadcasts: dict[int, tuple[Tensor, Callable[[], Tensor]]] = {}
+        # Whether a use is inside a checkpoint; whether checkpoints are being computed again, and what rules saved in that.
+        self.checkpoints = self.replaying = False
+        self._replayed: set[tuple[int, Any, int]] = set()
         # Every recorded output depends on this, so one backward pass to it reaches all of them and nothing else.
         self.anchor = torch.zeros((), requires_grad=True)
 
@@ -99,8 +105,11 @@ class Recorder(TorchFunctionMode):
             view = View(whole, names, whole, has_batch=has_batch, repeated=repeated, attach=lambda: out)
             return self.add_view(view)
 
-        attached = {id(view.value): view.attached() for view in views}
-        return tree_map(own, function(*_swap(args, attached), **_swap(kwargs, attached)))
+        # In a checkpoint this is kept, and not computed again: its graph is not that of the losses.
+        with saved_tensors_hooks(_same, _same) if _hooked() else nullcontext():
+            attached = {id(view.value): view.attached() for view in views}
+            out = function(*_swap(args, attached), **_swap(kwargs, attached))
+        return tree_map(own, out)
 
     def add_view(self, view: View) -> Tensor:
         """Remember a view and give its value, to be returned to the model."""
@@ -126,17 +135,50 @@ class Recorder(TorchFunctionMode):
                 f"{name_of(function)} computes in float16, where small gradients become 0 and large ones infinite: use "
                 "torch.autocast with bfloat16, or float32"
             )
-        if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
-            raise ClippingError(
-                f"{name_of(function)} runs inside torch.utils.checkpoint or other hooks on saved tensors, which would run it "
-                "again unrecorded: switch checkpointing off and use smaller micro-batches"
-            )
-        used = tuple(view for view in views if view is not None)
-        kept = tuple((tensor, tensor._version) for tensor in saved)
-        use = Use(function, used, derive, output.shape, kept, raw)
-        self.uses.append(use)
+        used, saved = tuple(view for view in views if view is not None), tuple(saved)
+        use = Use(function, used, derive, output.shape, saved, raw)
+        if self.replaying:
+            for k, tensor in enumerate(saved):
+                self._replayed.add((tensor.data_ptr(), function, k))
+        else:
+            self.uses.append(use)
+            if _hooked():
+                self.checkpoints = True
+                use.check = partial(self._check_replayed, use)
         # In place, so that it stays the same tensor for a function that wrote in place; that cannot be done to a view.
         return Record.apply(output.clone() if output._is_view() else output, self.anchor, use)
+
+    def _check_replayed(self, use: Use, saved: tuple[Tensor, ...]) -> None:
+        """Raise if tensors that were saved inside a checkpoint were not computed again by the same rule."""
+        if any((t.data_ptr(), use.function, k) not in self._replayed for k, t in enumerate(saved) if t.numel()):
+            raise ClippingError(
+                f"{use.called} with {use.names} runs inside hooks on saved tensors that are not those of torch.utils.checkpoint, "
+                "or is not run again in the same way: remove the hooks, or switch checkpointing off and use smaller micro-batches"
+            )
+
+    def backward(self, total: Tensor, retain_graph: bool) -> None:
+        """Fill in the gradients of the uses. What checkpoints compute again in it goes through the same rules, unrecorded."""
+        if not self.checkpoints:
+            torch.autograd.grad(total, self.anchor, allow_unused=True, retain_graph=retain_graph)
+            return
+        with self.replay():
+            one = torch.ones_like(total)
+            # torch.autograd.grad would hand itself to the recorder, which is not active while it handles a function.
+            # Not accumulated, and whatever does not depend on the anchor is fine.
+            _engine_run_backward((total,), (one,), retain_graph, False, (self.anchor,), True, accumulate_grad=False)
+
+    @contextmanager
+    def replay(self) -> Iterator[None]:
+        """Be active, if there are checkpoints, without recording."""
+        if not self.checkpoints:
+            yield
+            return
+        self.replaying = True
+        try:
+            with self:
+                yield
+        finally:
+            self.replaying = False
 
     def record_rows(self, function: Any, view: View) -> Tensor:
         """Make a use of a view that has the batch in it; returns its value."""
@@ -255,6 +297,15 @@ def register_rule(*functions: Any, lazy: bool = False, views: bool = False) -> C
         return rule
 
     return add
+
+
+def _hooked() -> bool:
+    """Whether there are hooks on saved tensors, as in a checkpoint."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+
+
+def _same(tensor: Tensor) -> Tensor:
+    return tensor
 
 
 def _collect(values: Iterable[Any], tensors: list[Tensor]) -> None:

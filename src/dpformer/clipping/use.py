@@ -26,16 +26,20 @@ Derive = Callable[..., Forms]
 class Use:
     """One call of `function` with one or more parameters; `gradient` is the one at its output, after the backward pass.
 
-    saved: the tensors that `derive` reads, with their versions; layout: where the samples lie in `shape` (`guard.locate`);
+    saved: the tensors that `derive` reads, with their versions. Until the backward pass autograd keeps them (`given`): so it
+    finds changes in place, and checkpointing can compute them again. layout: where the samples lie in `shape` (`guard.locate`);
     take: while set, it receives the gradient, which is then not kept; derived: the forms, once `settle` has derived them.
+    check: raises if the tensors that come back are not those given.
     """
 
     function: Any
     views: tuple[View, ...]
     derive: Derive
     shape: torch.Size
-    saved: tuple[tuple[Tensor, int], ...]
+    given: tuple[Tensor, ...]
     raw: bool = False
+    check: Callable[[tuple[Tensor, ...]], None] | None = None
+    saved: tuple[tuple[Tensor, int], ...] = ()
     layout: Layout | None = None
     gradient: Tensor | None = field(default=None, repr=False)
     take: Callable[[Tensor], None] | None = field(default=None, repr=False)
@@ -58,9 +62,7 @@ class Use:
         if 0 in self.shape:
             return []  # an output without elements
         if any(tensor._version != version for tensor, version in self.saved):
-            raise ClippingError(
-                f"what went into {self.called} with {self.names} was changed in place afterwards; make the change on a copy"
-            )
+            raise self.changed()
         if self.derived is not None:
             return self.derived
         assert self.gradient is not None
@@ -81,6 +83,12 @@ class Use:
                 )
             yield self.layout.first(tensor)
 
+    def changed(self) -> ClippingError:
+        """The error for an input that is not what it was."""
+        return ClippingError(
+            f"what went into {self.called} with {self.names} was changed in place afterwards; make the change on a copy"
+        )
+
     @property
     def called(self) -> str:
         """The name of the function, for messages."""
@@ -99,18 +107,30 @@ class Record(torch.autograd.Function):
     def forward(ctx: Any, output: Tensor, anchor: Tensor, use: Use) -> Tensor:
         ctx.use = use
         ctx.mark_dirty(output)
+        ctx.save_for_backward(*use.given)
+        use.given = ()
         return output
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None]:
+        use: Use = ctx.use
         if torch.is_grad_enabled():
-            name = ctx.use.called
-            raise ClippingError(f"a gradient of a gradient passes {name}: second derivatives have no clipping rule")
-        gradient = gradient.contiguous()  # once, where each look at it as a matrix would make a copy
-        if ctx.use.take is not None:
-            ctx.use.take(gradient)
-        else:
-            ctx.use.gradient = gradient
+            raise ClippingError(
+                f"a gradient of a gradient passes {use.called}: second derivatives have no clipping rule"
+            )
+        try:
+            saved = ctx.saved_tensors  # in a checkpoint, this computes them again
+        except RuntimeError as error:
+            raise (use.changed() if "modified by an inplace operation" in str(error) else error) from None
+        if use.check is not None:
+            use.check(saved)
+        with torch._C.DisableTorchFunction():  # a recorder may be active, for checkpoints
+            use.saved = tuple((tensor, tensor._version) for tensor in saved)
+            gradient = gradient.contiguous()  # once, where each look at it as a matrix would make a copy
+            if use.take is not None:
+                use.take(gradient)
+            else:
+                use.gradient = gradient
         return (gradient if ctx.needs_input_grad[0] else None), None, None
 
 

@@ -26,9 +26,9 @@ from dpformer.clipping.walk import Layout
 from dpformer.errors import ClippingError
 
 Shape = Sequence[int]
-# From the arguments, the shapes of the tensors among them, the output's shape and the samples' dimension in it to their dimension
-# in each of the tensors: None where it has none, -1 where that is not known.
-Align = Callable[[tuple[Any, ...], list[Shape], Shape, int], list[int | None]]
+# From an equation (einsum), the shapes of the tensors, the output's shape and the samples' dimension in it to their dimension in
+# each of the tensors: None where it has none, -1 where that is not known.
+Align = Callable[[Any, list[Shape], Shape, int], list[int | None]]
 
 
 def named(names: str) -> list[Any]:
@@ -52,39 +52,39 @@ def lazily(view: View, compute: Callable[[slice], Tensor], size: int = 0) -> Laz
     return Lazy(at_parameter, max(size, view.value.numel(), view.parameter.numel()))
 
 
-def _broadcast(args: tuple[Any, ...], given: list[Shape], out: Shape, dim: int) -> list[int | None]:
+def _broadcast(equation: Any, given: list[Shape], out: Shape, dim: int) -> list[int | None]:
     """Each tensor is broadcast to the output's shape."""
     places = [dim + len(shape) - len(out) for shape in given]
     return [k if k >= 0 and shape[k] == out[dim] else None for k, shape in zip(places, given, strict=True)]
 
 
-def _first(args: tuple[Any, ...], given: list[Shape], out: Shape, dim: int) -> list[int | None]:
+def _first(equation: Any, given: list[Shape], out: Shape, dim: int) -> list[int | None]:
     """A convolution: the first tensor has samples first, as the output has; all others are parameters."""
     return [0 if dim == 0 and len(given[0]) == len(given[1]) else -1, *(None for _ in given[1:])]
 
 
-def product(args: tuple[Any, ...], given: list[Shape], out: Shape, dim: int) -> list[int | None]:
+def product(equation: Any, given: list[Shape], out: Shape, dim: int) -> list[int | None]:
     """`a @ b`, perhaps added to something: rows of the output are rows of a, its columns are columns of b."""
     *more, a, b = given
     if len(a) < 2 or len(b) < 2:
         return [-1] * len(given)
     rows, columns = len(out) - 2, len(out) - 1
-    left, right = (_broadcast(args, [shape], out, dim)[0] for shape in (a, b))
+    left, right = (_broadcast(None, [shape], out, dim)[0] for shape in (a, b))
     if dim == rows:
         left, right = len(a) - 2, None
     elif dim == columns:
         left, right = None, len(b) - 1
-    return [*_broadcast(args, more, out, dim), left, right]
+    return [*_broadcast(None, more, out, dim), left, right]
 
 
-def _bilinear(args: tuple[Any, ...], given: list[Shape], out: Shape, dim: int) -> list[int | None]:
+def _bilinear(equation: Any, given: list[Shape], out: Shape, dim: int) -> list[int | None]:
     """`x1 W x2 + b`: x1 and x2 have the leading dimensions of the output."""
     return [dim, dim, *(None for _ in given[2:])] if dim < len(out) - 1 else [-1] * len(given)
 
 
-def _einsum(args: tuple[Any, ...], given: list[Shape], out: Shape, dim: int) -> list[int | None]:
+def _einsum(equation: Any, given: list[Shape], out: Shape, dim: int) -> list[int | None]:
     """By letter."""
-    equation = args[0].replace(" ", "") if isinstance(args[0], str) else "..."
+    equation = equation.replace(" ", "") if isinstance(equation, str) else "..."
     if "..." in equation or "->" not in equation:
         return [-1] * len(given)
     inputs, result = equation.split("->")
@@ -121,11 +121,15 @@ def apart(recorder: Recorder, function: Any, align: Align, args: tuple[Any, ...]
     output = compute(given)
     if not isinstance(output, Tensor):
         raise recorder.refuse(function, next(iter(views.values())), "has several results")
-    shape = output.shape
+    shape, equation = output.shape, args[0] if isinstance(args[0], str) else None
 
     def derive(gradient: Tensor, samples: Layout, *given: Tensor) -> Forms:
         batch = samples.batch
-        dims = align(args, [tensor.shape for tensor in given], shape, samples.dim) if batch > 1 else [None] * len(given)
+        dims = (
+            align(equation, [tensor.shape for tensor in given], shape, samples.dim)
+            if batch > 1
+            else [None] * len(given)
+        )
         for dim, tensor in zip(dims, given, strict=True):
             if samples.owners is not None or dim == -1 or (dim is not None and tensor.shape[dim] != shape[samples.dim]):
                 name = next(iter(views.values())).name
