@@ -90,10 +90,10 @@ def sha256(source: Path | bytes) -> str:
         return sha256_of([source])
 
 
-def read_small(path: Path) -> bytes:
-    """A file that is some kilobytes by its nature. The folder may be a stranger's: what is no plain file, or huge, is refused."""
+def read_small(path: Path, most: int = SMALL) -> bytes:
+    """A file that is small by its nature. The folder may be a stranger's: what is no plain file, or huge, is refused."""
     with readable(path):
-        if path.stat().st_size > SMALL:
+        if path.stat().st_size > most:
             raise DPFormerError(
                 f"{path}: has {path.stat().st_size:,} bytes, far more than dpformer writes; do not trust it"
             )

@@ -12,7 +12,7 @@ from dpformer.artifact import load as load_artifact
 from dpformer.artifact.layout import ANSWERS, PRIOR
 from dpformer.data import Dataset
 from dpformer.errors import DPFormerError
-from dpformer.files import write_file
+from dpformer.files import read_small, write_file
 from dpformer.fit.folder import read_recipe
 from dpformer.fit.stage import Outputs, Setup
 from dpformer.fit.statistics_stages import HistogramStage, TransitionsStage
@@ -50,6 +50,6 @@ def read_prior(folder: Path) -> Prior | None:
     if not (folder / PRIOR).exists():
         return None
     try:
-        return Prior(**load((folder / PRIOR).read_bytes()))
+        return Prior(**load(read_small(folder / PRIOR, 1 << 31)))
     except (OSError, TypeError, SafetensorError) as error:
         raise DPFormerError(f"{folder / PRIOR}: cannot be read ({error}); it is damaged") from None

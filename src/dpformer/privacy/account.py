@@ -25,7 +25,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from dpformer.errors import PrivacyError
+from dpformer.errors import DPFormerError, PrivacyError
+from dpformer.files import readable
 from dpformer.privacy.accounting import Charge, check_delta, check_epsilon, epsilon, scaled
 from dpformer.privacy.calibration import smallest_noise
 from dpformer.privacy.chain import CHAIN, Line, create_chain, open_chain, read_chain
@@ -66,6 +67,10 @@ class Receipt:
     account: str
     entries: int
     hash: str
+
+    def __post_init__(self) -> None:
+        if (type(self.account), type(self.entries), type(self.hash)) != (str, int, str) or self.entries < 1:
+            raise TypeError("a receipt with an account, a number above 0 and a hash")
 
 
 @dataclass(frozen=True)
@@ -227,10 +232,10 @@ def receipts_beside(folder: Path) -> list[tuple[str, Receipt]]:
     known = []
     for ledger in sorted(folder.parent.glob(f"*/{CHAIN}")):
         try:
-            with ledger.open("rb") as file:
+            with readable(ledger), ledger.open("rb") as file:
                 header = json.loads(file.readline(1 << 20))
             known.append((str(ledger.parent), Receipt(**header["receipt"])))
-        except (OSError, ValueError, KeyError, TypeError):
+        except (DPFormerError, ValueError, KeyError, TypeError, RecursionError):
             continue  # not a ledger, or of a run without an account
     return known
 

@@ -17,10 +17,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from dpformer.errors import PrivacyError
-from dpformer.files import Lock, replace_file, sha256, sync_folder, write_synced
+from dpformer.errors import DPFormerError, PrivacyError
+from dpformer.files import Lock, read_small, replace_file, sha256, sync_folder, write_synced
 
 CHAIN, HEAD, LOCK = "ledger.jsonl", "ledger.head", "ledger.lock"
+# A million steps, the most that a plan may have, take half of it.
+_MOST_BYTES = 1 << 29
 
 Line = dict[str, Any]
 T = TypeVar("T")
@@ -40,12 +42,14 @@ class Chain:
     def __init__(self, folder: Path, lock: Lock, file: int, position: Position) -> None:
         self._folder, self._lock, self._file = folder, lock, file
         self.position = position
-        self._writable = True
+        self._writable, self._process = True, os.getpid()
 
     def append(self, fields: Line) -> None:
         """Write and sync one line. After this has returned, the line survives any crash."""
         if not self._writable:
             raise PrivacyError(f"{self._folder / CHAIN} could not be written, or was closed; resume the run")
+        if os.getpid() != self._process:  # else a fork and its parent would both write the next line
+            raise PrivacyError(f"this process is a fork of the one that opened {self._folder / CHAIN}; charge there")
         number = self.position.entries + 1
         line, digest = _line({**fields, "n": number, "previous": self.position.hash})
         self._writable = False  # until the line is synced
@@ -120,12 +124,9 @@ def _read(folder: Path, expected: Position | None) -> tuple[list[Line], int]:
     path = folder / CHAIN
     # The head first: another process may be writing, and the chain is always ahead of the head.
     remembered = [position for position in (_read_head(folder), expected) if position]
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError:
-        raise _missing(folder) from None
-    except OSError as failure:
-        raise PrivacyError(f"{path} cannot be read ({failure.strerror}); mend its permissions") from failure
+    if not path.exists():
+        raise _missing(folder)
+    data = read_small(path, _MOST_BYTES)
     length = data.rfind(b"\n") + 1
     lines: list[Line] = []
     for number, raw in enumerate(data[:length].split(b"\n")[:-1]):
@@ -163,12 +164,12 @@ def _write_head(folder: Path, position: Position) -> None:
 
 def _read_head(folder: Path) -> Position | None:
     """The head; None only where a crash may have left none, which `_read` checks."""
-    try:
-        head = json.loads((folder / HEAD).read_bytes())
-        return Position(int(head["entries"]), str(head["hash"]))
-    except FileNotFoundError:
+    if not (folder / HEAD).exists():
         return None
-    except (ValueError, KeyError, TypeError, OSError, RecursionError):
+    try:
+        head = json.loads(read_small(folder / HEAD))
+        return Position(int(head["entries"]), str(head["hash"]))
+    except (ValueError, KeyError, TypeError, RecursionError, DPFormerError):
         raise PrivacyError(f"{folder / HEAD} is damaged: the ledger's end cannot be checked; do not trust it") from None
 
 

@@ -201,5 +201,5 @@ def plan_from_json(fields: Mapping[str, Any]) -> PrivacyPlan:
     try:
         releases = tuple(Charge(**release) for release in fields["releases"])
         return PrivacyPlan(**{**fields, "epsilon": float(fields["epsilon"]), "releases": releases})
-    except (TypeError, KeyError, ValueError) as problem:
+    except (TypeError, KeyError, ValueError, OverflowError) as problem:
         raise PrivacyError(f"a privacy plan cannot be read ({problem}); it is of another version") from problem

@@ -9,6 +9,7 @@ keeps none.
 """
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,13 +19,16 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from dpformer.errors import DPFormerError, PrivacyError
-from dpformer.files import read_json, write_file, write_json
+from dpformer.files import read_json, readable, write_file, write_json
 from dpformer.privacy.plan import GRADIENTS, PrivacyPlan
 from dpformer.privacy.query import Answer, Query
 from dpformer.privacy.selection import Selection
 
 # Steps whose answers take more than this in all are not kept: 20 steps of 40,000 numbers take 6 MB, 590 of 280,000 take 1.3 GB.
 MOST_BYTES = 1 << 28
+# One answer: 250 million numbers. A file may be sparse, so that it takes no room on disk.
+_MOST_BYTES_EACH = 1 << 31
+_MOST_THREADS = 4096
 _ABOUT = "run.json"
 
 
@@ -50,27 +54,34 @@ class AnswerFiles:
         write_file(self.folder / f"{place:06d}.safetensors", save(steps, header))
 
 
-def read_answers(folder: Path) -> tuple[dict[str, Any], list[Answer]]:
-    """seed and threads, and all answers in their order. A `DPFormerError` if one is missing or damaged."""
-    about, answers = read_json(folder / _ABOUT), []
+def read_answers(folder: Path) -> tuple[dict[str, int], list[Answer]]:
+    """seed and threads, and all answers in their order. A `DPFormerError` if one is missing or damaged; nothing is trusted."""
+    about = read_json(folder / _ABOUT)
+    types = {name: type(value) for name, value in about.items()} if isinstance(about, dict) else {}
+    if types != {"seed": int, "threads": int} or not 0 < about["threads"] <= _MOST_THREADS:
+        raise DPFormerError(f"{folder / _ABOUT}: is damaged; it needs a seed and a number of threads")
     files = sorted(folder.glob("*.safetensors"))
     if [path.name for path in files] != [f"{place:06d}.safetensors" for place in range(len(files))]:
         raise DPFormerError(f"{folder}: an answer is missing between others; it cannot be replayed")
-    for path in files:
-        try:
-            with safe_open(path, framework="numpy") as file:
-                header = file.metadata()
-                grid, noise = float.fromhex(header["grid"]), float.fromhex(header["noise_std"])
-                steps = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            if any(value.dtype != np.int64 for value in steps.values()):
-                raise ValueError("its numbers are not whole")
-            labels = tuple(json.loads(header["labels"]))
-        except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-            raise DPFormerError(f"{path}: cannot be read ({error}); it is damaged") from None
-        answers.append(
-            Answer(header["name"], {name: value * grid for name, value in steps.items()}, noise, grid, labels)
-        )
-    return about, answers
+    return about, [_read_answer(path) for path in files]
+
+
+def _read_answer(path: Path) -> Answer:
+    try:
+        with readable(path), safe_open(path, framework="numpy") as file:
+            if path.stat().st_size > _MOST_BYTES_EACH:
+                raise ValueError("it is larger than any that dpformer writes")
+            header = file.metadata()
+            grid, noise = float.fromhex(header["grid"]), float.fromhex(header["noise_std"])
+            if not (0 < grid < math.inf and 0 < noise < math.inf):
+                raise ValueError("its grid or its noise is not a positive number")
+            steps = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        if any(value.dtype != np.int64 for value in steps.values()):
+            raise ValueError("its numbers are not whole")
+        labels = tuple(json.loads(header["labels"]))
+        return Answer(header["name"], {name: value * grid for name, value in steps.items()}, noise, grid, labels)
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError, SafetensorError) as error:
+        raise DPFormerError(f"{path}: cannot be read ({error}); it is damaged") from None
 
 
 class Replay:
