@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from dpformer.trust.verify import verify_built_in
-from dpformer.trust.verify.built_in import BUILT_IN
+from dpformer.trust.verify.run import BUILT_IN
 
 
 def main() -> None:

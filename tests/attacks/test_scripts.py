@@ -10,7 +10,7 @@ import pytest
 
 from dpformer.fit.presets import make_recipe
 from dpformer.fit.run import start
-from dpformer.trust.verify.built_in import embedded
+from dpformer.trust.verify.run import embedded
 
 ATTACKS = Path(__file__).parents[2] / "attacks"
 

@@ -13,7 +13,7 @@ from dpformer.errors import DataError
 from dpformer.evaluation import evaluate
 from dpformer.fit.presets import make_recipe
 from dpformer.fit.run import start
-from dpformer.trust.verify.folder import ledger_against_statement
+from dpformer.trust.verify.ledger import ledger_against_statement
 
 DATE = "2025-02-01"
 CUT = 1_738_368_000  # of DATE, in seconds

@@ -12,7 +12,7 @@ from dpformer.fit.presets import make_recipe
 from dpformer.fit.run import resume, start
 from dpformer.privacy import Curator, parse_statement, read_ledger
 from dpformer.privacy.account import Cap, PeopleAccount, Receipt, together
-from dpformer.trust.verify.account import account_against_run
+from dpformer.trust.verify.ledger import account_against_run
 from tests.fit.conftest import small_log
 from tests.fit.test_commands import assert_one_line, strict_json
 

@@ -17,9 +17,8 @@ from dpformer.fit.run import start
 from dpformer.privacy import parse_statement, read_ledger
 from dpformer.privacy.account import PeopleAccount
 from dpformer.privacy.wording import round_up
-from dpformer.trust.verify.account import account_against_run
-from dpformer.trust.verify.folder import gaussian_epsilon, ledger_against_statement, recount
-from dpformer.trust.verify.rebuild import rebuilt
+from dpformer.trust.verify.ledger import account_against_run, gaussian_epsilon, ledger_against_statement, recount
+from dpformer.trust.verify.own import rebuilt
 from tests.fit.conftest import small_log
 from tests.fit.test_commands import assert_one_line
 

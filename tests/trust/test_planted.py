@@ -19,10 +19,9 @@ from dpformer.fit.run import start
 from dpformer.privacy import Curator
 from dpformer.privacy.query import Statistic
 from dpformer.trust.verify.answers import check_answers
-from dpformer.trust.verify.built_in import embedded
 from dpformer.trust.verify.checks import Verification
 from dpformer.trust.verify.own import check_own
-from dpformer.trust.verify.run import check_files
+from dpformer.trust.verify.run import check_files, embedded
 from tests.fit.conftest import quick_accounting  # noqa: F401
 from tests.recipes import plain_recipe
 from tests.trust import planted

@@ -13,9 +13,9 @@ from dpformer.fit.run import resume, start
 from dpformer.privacy import Answer, replay
 from dpformer.privacy.replay import AnswerFiles, Replay, read_answers
 from dpformer.statistics.histogram import Histogram
-from dpformer.trust.verify.built_in import BUILT_IN, embedded, make
 from dpformer.trust.verify.checks import NotChecked
-from dpformer.trust.verify.rebuild import rebuilt
+from dpformer.trust.verify.own import rebuilt
+from dpformer.trust.verify.run import BUILT_IN, embedded, make
 from tests.fit.conftest import quick_accounting  # noqa: F401
 from tests.recipes import small_recipe
 

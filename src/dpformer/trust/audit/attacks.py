@@ -35,8 +35,8 @@ from dpformer.privacy import Answer, Query
 from dpformer.privacy.query import Statistic
 from dpformer.privacy.replay import Replay
 from dpformer.trust.audit.floating import Float32Noise, GridNoise, possible, tell_apart
+from dpformer.trust.verify.clipping import factors
 from dpformer.trust.verify.network import losses_of, tokens_of
-from dpformer.trust.verify.reference import factors
 
 # Weight k^-0.8 of items k apart, as the transitions count them.
 LAG_POWER = 0.8

@@ -28,7 +28,7 @@ from scipy.stats import beta, binom, norm
 from dpformer.privacy import epsilon
 from dpformer.privacy.accounting import Charge
 from dpformer.privacy.attack_bounds import delta_curve
-from dpformer.trust.verify.folder import gaussian_delta
+from dpformer.trust.verify.ledger import gaussian_delta
 
 CONFIDENCE = 0.95
 """Of the reading for any mechanism."""

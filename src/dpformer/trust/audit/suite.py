@@ -20,8 +20,8 @@ from dpformer.trust.audit.attacks import Attacker, first, published_scores, told
 from dpformer.trust.audit.bounds import CONFIDENCE, GAUSSIAN_CONFIDENCE, claimed_mu, epsilon_refuted, mu_refuted
 from dpformer.trust.audit.game import Game, Setting
 from dpformer.trust.audit.planted import Exact, OldNoise, Scaled
-from dpformer.trust.verify.folder import gaussian_epsilon
-from dpformer.trust.verify.rebuild import make_model, setup_of
+from dpformer.trust.verify.ledger import gaussian_epsilon
+from dpformer.trust.verify.own import make_model, setup_of
 
 GUESSED = 0.01
 """The share of the coins that is guessed for the reading of any mechanism: the surest, half of them each way."""

@@ -1,62 +1,61 @@
-"""A small run with the run's own recipe, recorded: every query on people who leave, the noise, the draws, and neighbours."""
+"""Small runs with the run's own recipe: every query on people who leave, the noise, the draws, neighbours, and a crash."""
 
 from __future__ import annotations
 
 import math
+import shutil
+from collections.abc import Mapping
+from contextlib import suppress
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
 from dpformer.artifact.layout import MODEL
-from dpformer.data import Dataset, load
+from dpformer.data import load
+from dpformer.errors import PrivacyError
 from dpformer.fit.recipe import Recipe
-from dpformer.fit.run import start
-from dpformer.privacy.plan import GRADIENTS, PrivacyPlan
+from dpformer.fit.run import resume, start
+from dpformer.privacy import Answer, PrivacyPlan, Query, Sample, read_ledger
+from dpformer.privacy.plan import GRADIENTS
 from dpformer.training.groups import Groups
 from dpformer.trust.verify.checks import Outcome, Verification
 from dpformer.trust.verify.noise import DRAWS, noise_outcome
+from dpformer.trust.verify.own import rebuilt
 from dpformer.trust.verify.people import emptied, write_data
-from dpformer.trust.verify.rebuild import rebuilt
-from dpformer.trust.verify.recorder import Asked, MakeCurator, Recorder, Repeating
+from dpformer.trust.verify.recorder import Asked, Delegate, MakeCurator, Recorder, Repeating, Watched, described
 
-ANSWER_CHECKS = (
-    "queries planned",
-    "sensitivity",
-    "noise",
-    "sampler",
-    "same queries for neighbours",
-    "model from answers",
-)
+AFTER = ("sensitivity", "noise", "sampler", "same queries for neighbours", "model from answers")
 # What one person's leaving may change for others in a step: this share of the room for float32 that the noise has.
 SHARE_OF_ROOM = 0.25
+# Steps until the checkpoint, and steps made after it that a crash forgets. By how much the sum of another query differs.
+SAVED, FORGOTTEN, FACTOR = 3, 2, 1.5
 
 
 def check_answers(verification: Verification, make: MakeCurator, recipe: Recipe, data: Path, place: Path) -> None:
     """Record a run on small data; then look at each query and each answer."""
-    recorders: list[Recorder] = []
-    folder = place / "recorded"
-
-    def recorder(*arguments: object) -> Recorder:
-        recorders.append(Recorder(make, *arguments))  # type: ignore[arg-type]
-        return recorders[-1]
+    recorders, folder = list[Recorder](), place / "recorded"
 
     def recorded() -> Outcome:
+        def recorder(*arguments: Any) -> Recorder:
+            recorders.append(Recorder(make, *arguments))
+            return recorders[-1]
+
         start(folder, data, recipe, make_curator=recorder).train()
         return _planned(recorders[0])
 
     if not verification.check("queries planned", recorded) and (not recorders or not recorders[0].asked):
-        for name in ANSWER_CHECKS[1:]:
-            verification.skip(name, "no answer was given; see 'queries planned'")
+        verification.skip("no answer was given; see 'queries planned'", *AFTER)
         return
     asked, plan = recorders[0].asked, recorders[0].plan
-    verification.check("sensitivity", lambda: _sensitivity(asked, plan))
-    verification.check("noise", lambda: _noise(recorders[0]))
-    verification.check("sampler", lambda: _sampler(asked, plan))
-    others = partial(_neighbours, asked, make, recipe, load(data), place)
-    verification.check("same queries for neighbours", lambda: others((folder / MODEL).read_bytes()))
-    verification.check("model from answers", lambda: rebuilt(folder))
+    verification.check("sensitivity", _sensitivity, asked, plan)
+    verification.check("noise", _noise, recorders[0])
+    verification.check("sampler", _sampler, asked, plan)
+    verification.check("same queries for neighbours", _neighbours, asked, make, recipe, data, place)
+    verification.check("model from answers", rebuilt, folder)
 
 
 def _planned(recorder: Recorder) -> Outcome:
@@ -79,32 +78,30 @@ def _short(names: list[str]) -> str:
 
 def _as_planned(asked: Asked, plan: PrivacyPlan) -> bool:
     """sigma D, rounded up by the last bit; D = C / g, for a step C / g (1 + 1e-6 + t m 2^-21) + t sqrt(d)."""
-    D = asked.bound / asked.answer.grid
+    D = asked.query.bound / asked.answer.grid
     if asked.name == GRADIENTS:
-        numbers = sum(value.size for value in asked.sums.values())
         groups = Groups.of(plan.users, plan.rate, plan.declared)
         touched = math.ceil(plan.users / groups.block) if plan.declared else 1
-        D = D * (1 + 1e-6 + touched * groups.most * 2.0**-21) + touched * math.sqrt(numbers)
+        D = D * (1 + 1e-6 + touched * groups.most * 2.0**-21) + touched * math.sqrt(asked.numbers)
     std = asked.answer.noise_std / asked.answer.grid
     return math.isclose(asked.D, D, rel_tol=1e-12) and asked.std <= std <= asked.std * (1 + 1e-12)
 
 
 def _sensitivity(asked: list[Asked], plan: PrivacyPlan) -> Outcome:
-    wrong, shown, figures = [], [], {}
+    wrong, figures = [], {}
     for name in dict.fromkeys(one.name for one in asked):
         own = [one for one in asked if one.name == name]
         moved = max(one.moved / one.D for one in own)
-        beyond = max(one.beyond - _room(one, plan) for one in own)
-        if moved > 1:
+        if not moved <= 1:
             wrong.append(f"{name}: one person moves the answer by {moved:.4f} of its sensitivity")
-        if beyond > 0:
+        if not all(one.beyond <= _room(one, plan) for one in own):
             wrong.append(f"{name}: one person's leaving changes what others add")
         if any(one.nobody for one in own):
             wrong.append(f"{name}: a sum over nobody is not 0")
-        shown.append(f"{name} {moved:.4f}")
         figures[name] = {"moved": moved, "left": sum(one.left for one in own)}
+    shown = ", ".join(f"{name} {one['moved']:.4f}" for name, one in figures.items())
     left = sum(one.left for one in asked)
-    detail = f"{left} times one person left; the answer moved by this share of its sensitivity: {', '.join(shown)}"
+    detail = f"{left} times one person left; the answer moved by this share of its sensitivity: {shown}"
     return Outcome(not wrong, "; ".join(wrong) or detail, figures)
 
 
@@ -113,22 +110,21 @@ def _room(asked: Asked, plan: PrivacyPlan) -> float:
     if asked.name != GRADIENTS:
         return 0.0
     groups = Groups.of(plan.users, plan.rate, plan.declared)
-    numbers = sum(value.size for value in asked.sums.values())
-    return 1.5 * groups.touched * math.sqrt(numbers) + SHARE_OF_ROOM * groups.slack * asked.bound / asked.answer.grid
+    rounded = 1.5 * groups.touched * math.sqrt(asked.numbers)
+    return rounded + SHARE_OF_ROOM * groups.slack * asked.query.bound / asked.answer.grid
 
 
 def _noise(recorder: Recorder) -> Outcome:
     drawn = {name: value for one in recorder.draws(DRAWS) for name, value in one.items()}
     outcome = noise_outcome(drawn)
-    off = sorted({asked.name for asked in recorder.asked if not on_grid(asked)})
+    off = sorted({asked.name for asked in recorder.asked if not _on_grid(asked.answer)})
     detail = outcome.detail + (f"; not on the grid: {', '.join(off)}" if off else "; all on the grid")
     return Outcome(outcome.good and not off, detail, {**outcome.figures, "off_grid": off}, outcome.false_alarm)
 
 
-def on_grid(asked: Asked) -> bool:
+def _on_grid(answer: Answer) -> bool:
     """Is every number of the answer a whole multiple of the grid? Exact: the grid is a power of 2."""
-    steps = [value / asked.answer.grid for value in asked.answer.values.values()]
-    return all(bool((value == value.round()).all()) for value in steps)
+    return all(bool((value / answer.grid % 1 == 0).all()) for value in answer.values.values())
 
 
 def _sampler(asked: list[Asked], plan: PrivacyPlan) -> Outcome:
@@ -150,24 +146,98 @@ def _drawn(key: bytes, users: int, rate: float) -> list[int]:
     return [i for i in range(users) if int.from_bytes(stream[8 * i : 8 * i + 8], "little") < bound]
 
 
-def _neighbours(
-    asked: list[Asked], make: MakeCurator, recipe: Recipe, dataset: Dataset, place: Path, model: bytes
-) -> Outcome:
+def _neighbours(asked: list[Asked], make: MakeCurator, recipe: Recipe, data: Path, place: Path) -> Outcome:
     """The same run on neighbouring data, given the same answers: it must ask the same and make the same model."""
-    people, wrong = dataset.sequences, []
+    dataset, wrong, made = load(data), [], list[Repeating]()
+    people, model = dataset.sequences, (place / "recorded" / MODEL).read_bytes()
+
+    def repeating(*arguments: Any) -> Repeating:
+        made.append(Repeating(asked, make, *arguments))
+        return made[-1]
+
     for person in (int(people.lengths.argmax()), len(people) - 1):
-        data = write_data(place / f"data-{person}", emptied(people, [person]), dataset.catalogue)
-        made: list[Repeating] = []
-
-        def repeating(*arguments: object, made: list[Repeating] = made) -> Repeating:
-            made.append(Repeating(asked, make, *arguments))
-            return made[-1]
-
+        without = write_data(place / f"data-{person}", emptied(people, [person]), dataset.catalogue)
         folder = place / f"neighbour-{person}"
-        start(folder, data, recipe, make_curator=repeating).train()
-        if [one.described for one in made[0].asked] != [one.described for one in asked]:
+        start(folder, without, recipe, make_curator=repeating).train()
+        if made[-1].described != [described(one.query, one.answer) for one in asked]:
             wrong.append(f"without person {person} other queries are asked, with the same answers")
         elif (folder / MODEL).read_bytes() != model:
             wrong.append(f"without person {person} another model is made of the same answers")
     detail = f"two runs on neighbouring data, given the same {len(asked)} answers: same queries, same order, same model"
     return Outcome(not wrong, "; ".join(wrong) or detail, {"differences": wrong})
+
+
+class _Crash(Exception):  # noqa: N818
+    """Where the power fails."""
+
+
+class _Crashing(Watched):
+    """Crashes after the first answer."""
+
+    def ask(self, query: Query[Any]) -> Answer:
+        super().ask(query)
+        raise _Crash
+
+
+class _Larger(Delegate):
+    """The same query with a sum 1.5 times as large."""
+
+    def sum(self, people: Any, sample: Sample, grid: float) -> Mapping[str, np.ndarray]:
+        sums = self.query.sum(people, sample, grid)
+        return {name: np.rint(FACTOR * value).astype(np.int64) for name, value in sums.items()}
+
+
+class _AskingMore(Watched):
+    """Asks for larger sums."""
+
+    def ask(self, query: Query[Any]) -> Answer:
+        return super().ask(_Larger(query))
+
+
+def check_resume(folder: Path, data: Path, recipe: Recipe, make: MakeCurator) -> Outcome:
+    """Two runs with one seed, one of them stopped, crashed and resumed.
+
+    The model must be equal bit for bit, nothing charged twice, and another sum at a charged place refused.
+    """
+    whole, cut, other = folder / "whole", folder / "cut", folder / "other"
+    start(whole, data, recipe, make_curator=make).train()
+    _crash(cut, data, recipe, make)
+    shutil.copytree(cut, other)
+    resume(cut, make_curator=make).train()
+    same = (whole / MODEL).read_bytes() == (cut / MODEL).read_bytes()
+    charged = [len(read_ledger(run).entries) for run in (whole, cut)]
+    refused = _refused(other, make)
+    return Outcome(
+        same and charged[0] == charged[1] and refused,
+        f"stopped, crashed and resumed: {'the same model, bit for bit' if same else 'ANOTHER model'}; charged {charged[1]} "
+        f"answers, {charged[0]} without interruption (answers given again are free); sums {FACTOR} times as large were "
+        + ("refused" if refused else "ACCEPTED as the same answer"),
+        {"same": same, "charged": charged[1], "charged_whole": charged[0], "refused": refused},
+    )
+
+
+def _crash(folder: Path, data: Path, recipe: Recipe, make: MakeCurator) -> None:
+    """End a run after an answer that its checkpoint does not know of, and its ledger does."""
+    if recipe.steps_on_data:
+        run = start(folder, data, recipe, make_curator=make)
+        run.train(should_stop=lambda: run.step >= SAVED)
+        for _ in range(FORGOTTEN):
+            run.trainer.make_step(run.curator)
+    else:
+        run = start(folder, data, recipe, make_curator=partial(_Crashing, make))
+        with suppress(_Crash):
+            run.train()
+    run.close()
+
+
+def _refused(folder: Path, make: MakeCurator) -> bool:
+    """Resume, and ask for larger sums where answers were charged."""
+    charged = len(read_ledger(folder).entries)
+    run = resume(folder, make_curator=partial(_AskingMore, make))
+    try:
+        run.train()
+    except PrivacyError:
+        return len(read_ledger(folder).entries) == charged
+    finally:
+        run.close()
+    return False

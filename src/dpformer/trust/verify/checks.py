@@ -11,14 +11,8 @@ from dpformer.errors import DPFormerError
 Status = Literal["pass", "fail", "not checked"]
 # What checked code may throw. It fails its check, and the others go on.
 STOPPED = (
-    DPFormerError,
-    AssertionError,
-    ArithmeticError,
-    AttributeError,
-    LookupError,
-    RuntimeError,
-    TypeError,
-    ValueError,
+    *(DPFormerError, AssertionError, ArithmeticError, AttributeError),
+    *(LookupError, RuntimeError, TypeError, ValueError),
 )
 
 
@@ -47,6 +41,14 @@ class Outcome:
     false_alarm: float = 0.0
 
 
+def agreement(pairs: dict[str, tuple[object, object]], detail: str) -> Outcome:
+    """Good if the two values of each pair, the one found and the one stated, are equal."""
+    wrong = [
+        f"{name}: {found!r} found, {stated!r} stated" for name, (found, stated) in pairs.items() if found != stated
+    ]
+    return Outcome(not wrong, "; ".join(wrong) or detail, {"differences": wrong})
+
+
 @dataclass
 class Verification:
     """All checks of one subject."""
@@ -64,12 +66,12 @@ class Verification:
         """Names of the checks that failed."""
         return [check.name for check in self.checks if check.status == "fail"]
 
-    def check(self, name: str, look: Callable[[], Outcome]) -> bool:
+    def check(self, name: str, look: Callable[..., Outcome], *arguments: Any) -> bool:
         """Look at one property; an error in the checked code is a failure. Returns whether it passed."""
         try:
-            outcome = look()
+            outcome = look(*arguments)
         except NotChecked as reason:
-            self.skip(name, str(reason))
+            self.skip(str(reason), name)
             return False
         except STOPPED as error:
             outcome = Outcome(False, f"stopped: {type(error).__name__}: {' '.join(str(error).split())}")
@@ -77,9 +79,9 @@ class Verification:
         self.checks.append(Check(name, status, outcome.detail, outcome.figures, outcome.false_alarm))
         return outcome.good
 
-    def skip(self, name: str, reason: str) -> None:
-        """Say why a property is not looked at."""
-        self.checks.append(Check(name, "not checked", reason))
+    def skip(self, reason: str, *names: str) -> None:
+        """Say why some properties are not looked at."""
+        self.checks += [Check(name, "not checked", reason) for name in names]
 
     def to_json(self) -> dict[str, Any]:
         """For machines."""

@@ -11,25 +11,18 @@ The factory takes nothing and returns `(module, compute_losses, samples)`:
 from __future__ import annotations
 
 import importlib
-import math
 import os
 import sys
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from dpformer.errors import DPFormerError
-from dpformer.privacy import Curator, Sample, make_plan
-from dpformer.privacy.plan import GRADIENTS
 from dpformer.trust.verify.checks import NotChecked, Outcome, Verification
-from dpformer.trust.verify.clipping import check_clipping, clipping, gradients
-from dpformer.trust.verify.noise import DRAWS, noise_outcome
-from dpformer.trust.verify.recorder import keys_at, ledger_at
-from dpformer.trust.verify.reference import Subject, trainable
+from dpformer.trust.verify.clipping import Subject, check_clipping, gradient, trainable
 
-RUN_ONLY = ("expected-batch division", "resume equality", "ledger against statement", "recount of epsilon", "no pickle")
+RUN_ONLY = ("noise", "sampler", "resume equality", "ledger against statement", "recount of epsilon", "no pickle")
 
 
 def verify_module(name: str, max_norm: float = 1.0, rule: Literal["automatic", "flat"] = "automatic") -> Verification:
@@ -38,10 +31,8 @@ def verify_module(name: str, max_norm: float = 1.0, rule: Literal["automatic", "
     subject = Subject(module, losses, samples, None, max_norm, rule)
     verification = Verification(name)
     if check_clipping(verification, subject, may_freeze=True):
-        verification.check("empty batch", lambda: _empty(subject.exact()))
-        verification.check("noise scale", lambda: _noise(subject))
-    for check in RUN_ONLY:
-        verification.skip(check, "a module alone has no steps, ledger or folder; verify the run that trains it")
+        verification.check("empty batch", _empty, subject.exact())
+    verification.skip("a module alone has no steps, ledger or folder; verify the run that trains it", *RUN_ONLY)
     return verification
 
 
@@ -68,50 +59,16 @@ def _make(name: str) -> tuple[nn.Module, Any, tuple[Tensor, ...]]:
 
 
 def _empty(exact: Subject) -> Outcome:
-    nothing = tuple(value[:0] for value in exact.samples)
     try:
         with torch.no_grad():
-            exact.losses(exact.module, *nothing)
+            exact.of([])()
     except (RuntimeError, ValueError, IndexError) as error:
         reason = " ".join(str(error).split())[:120]
         raise NotChecked(
             f"the model itself takes no empty batch ({reason}): leave out backward when nobody was drawn, and add the noise"
         ) from None
-    norms = clipping(exact).backward(lambda: exact.losses(exact.module, *nothing))
-    got = gradients(exact.module)
-    missing = [name for name in trainable(exact.module) if name not in got]
-    largest = max((float(value.abs().max()) for value in got.values() if value.numel()), default=0.0)
-    return Outcome(
-        not missing and largest == 0 and len(norms) == 0,
-        f"adds {largest:g} to {len(got)} gradients",
-        {"largest": largest, "missing": missing},
-    )
-
-
-class _Blank:
-    """A query that looks at nobody: its sum is 0, so its answer is noise alone."""
-
-    name, bound = GRADIENTS, 1.0
-
-    def __init__(self, shapes: dict[str, tuple[int, ...]]) -> None:
-        self._zeros = {name: np.zeros(shape, dtype=np.int64) for name, shape in shapes.items()}
-        self.numbers = sum(value.size for value in self._zeros.values())
-
-    def sensitivity(self, grid: float) -> float:
-        return self.bound / grid
-
-    def sum(self, people: Any, sample: Sample, grid: float) -> dict[str, np.ndarray]:
-        return self._zeros
-
-
-def _noise(subject: Subject) -> Outcome:
-    """Answers of a real Curator to a query over nobody, with as many numbers as the module has."""
-    query = _Blank({name: tuple(p.shape) for name, p in trainable(subject.module).items()})
-    answers = max(4, math.ceil(DRAWS / query.numbers))
-    plan = make_plan(2, 8.0, 0.1, steps=answers)
-    curator = Curator(range(2), plan, ledger_at(plan, 0), keys_at(0))
-    drawn = {}
-    for k in range(answers):
-        for name, value in curator.ask(query).values.items():
-            drawn[f"{name} {k}"] = value.ravel() / plan.noise_multiplier
-    return noise_outcome(drawn, " of the Curator")
+    norms = exact.clipping().backward(exact.of([]))
+    missing = [name for name, p in trainable(exact.module).items() if p.grad is None]
+    largest = float(gradient(exact.module).abs().max())
+    detail = f"adds {largest:g} to all gradients" + (f" but {', '.join(missing)}, which have none" if missing else "")
+    return Outcome(not missing and largest == 0 and len(norms) == 0, detail, {"largest": largest, "missing": missing})

@@ -21,10 +21,9 @@ from dpformer.privacy import Keys, Sample
 from dpformer.privacy.noise import poisson_draw
 from dpformer.training.groups import Groups
 from dpformer.trust.verify.checks import NotChecked, Outcome, Verification
-from dpformer.trust.verify.clipping import check_clipping
-from dpformer.trust.verify.people import absent, emptied, without_data
-from dpformer.trust.verify.recorder import Sums, difference, norm
-from dpformer.trust.verify.reference import Losses, Subject
+from dpformer.trust.verify.clipping import Losses, Subject, check_clipping
+from dpformer.trust.verify.people import absent, emptied, joined, without_data
+from dpformer.trust.verify.recorder import flat
 
 # How many people of a group leave in turn; the share of the room that may be used; a grid too fine for rounding to show.
 LEAVING, SHARE_OF_ROOM, FINE_BITS = 8, 0.25, 40
@@ -39,9 +38,9 @@ def check_network(
     losses = losses_of(Worker(copy.deepcopy(network), None))
     subject = Subject(network, losses, (tokens_of(few, how.max_length, network),), definition, how.max_norm, how.rule)
     if check_clipping(verification, subject, may_freeze=False):
-        verification.check("float32 slack", lambda: _float32(artifact, network, recipe, dataset))
+        verification.check("float32 slack", _float32, artifact, network, recipe, dataset)
     else:
-        verification.skip("float32 slack", "the clipping refuses this model; see 'parameters recorded'")
+        verification.skip("the clipping refuses this model; see 'parameters recorded'", "float32 slack")
 
 
 def losses_of(worker: Worker) -> Losses:
@@ -102,10 +101,10 @@ def float32_slack(query: GradientSum, people: Sequences, drawn: np.ndarray, who:
     """
     grid, key = math.ldexp(1.0, math.frexp(query.bound)[1] - 1 - FINE_BITS), bytes(32)
 
-    def total(others: Sequences, drawn: np.ndarray = drawn) -> Sums:
-        return {name: value * grid for name, value in query.sum(others, Sample(drawn, key), grid).items()}
+    def total(others: Sequences, drawn: np.ndarray = drawn) -> np.ndarray:
+        return flat(query.sum(others, Sample(drawn, key), grid)) * (grid / query.bound)
 
-    def without(person: int) -> Sums:
+    def without(person: int) -> np.ndarray:
         return total(*absent(people, drawn, person)) if query.groups.touched > 1 else total(emptied(people, [person]))
 
     rows = query._rows(people)
@@ -114,17 +113,18 @@ def float32_slack(query: GradientSum, people: Sequences, drawn: np.ndarray, who:
         raise NotChecked("nobody of the group has two items that the network knows")
     order = learning[np.argsort(people.lengths[learning], kind="stable")]
     leaving = np.unique(order[np.linspace(0, len(order) - 1, min(LEAVING, len(order))).astype(np.int64)])
-    everybody, worst, with_all = np.arange(len(people)), 0.0, total(people)
+    everybody, moved, with_all = np.arange(len(people)), [], total(people)
     for person in leaving:
         rest, alone = without(int(person)), total(emptied(people, np.delete(everybody, person)))
-        worst = max(worst, norm(difference(difference(with_all, rest), alone)) / query.bound)
+        moved.append(np.linalg.norm(with_all - rest - alone))
+    worst = float(np.max(moved))
     where = "a group" if query.groups.touched == 1 else "all groups"
     last = int(leaving[-1])
     _spoil(query.team.first, torch.from_numpy(rows[last].astype(np.int64)))
-    nan = norm(difference(total(people), without(last))) / query.bound
+    nan = float(np.linalg.norm(total(people) - without(last)))
     room = query.groups.slack
     return Outcome(
-        max(worst, nan) <= SHARE_OF_ROOM * room,
+        worst <= SHARE_OF_ROOM * room and nan <= SHARE_OF_ROOM * room,
         f"{len(leaving)} of {len(drawn)} {who} in {where} left in turn: the others' sum moved by {worst:.1e} C at the most, by "
         f"{nan:.1e} C when one with a loss of NaN left; {SHARE_OF_ROOM * room:.1e} C may be used of the room in the noise",
         {"people": len(leaving), "group": len(drawn), "moved": worst, "nan": nan, "room": room},
@@ -150,9 +150,7 @@ def _group(
     largest = max(drawn.values(), key=len)
     first = int(largest[0]) // groups.block * groups.block
     inside = np.arange(first, min(first + groups.block, len(people)))
-    offsets = people.offsets[first : inside[-1] + 2]
-    part = Sequences(people.users[first : inside[-1] + 1], people.items[offsets[0] : offsets[-1]], offsets - offsets[0])
-    return part, largest - first
+    return joined([people[int(k)] for k in inside]), largest - first
 
 
 def _spoil(worker: Worker, items: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Do some numbers look like independent noise of a given size? Each test says how often sound noise fails it."""
+"""The random tests: noise of a given size, and items chosen by a threshold. Each says how often what is sound fails it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,12 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.stats import chi2, norm
 
+from dpformer.fit.recipe import ITEMS_SHARE, THRESHOLD_SHARE, Recipe
+from dpformer.privacy import Curator, make_plan
+from dpformer.statistics.item_selection import ITEMS, ItemCounts
 from dpformer.trust.verify.checks import NotChecked, Outcome
+from dpformer.trust.verify.people import joined
+from dpformer.trust.verify.recorder import keys_at, ledger_at
 
 FALSE_ALARM = 2e-7
 """How often sound noise fails all tests of one call, together."""
@@ -23,6 +28,8 @@ WEAKEST = 0.7
 
 # Shorter arrays are compared with others as a part of all numbers only.
 _SHORTEST = 64
+# How often items are chosen, how many standard deviations the count of a common item is above the threshold, false alarms.
+_TRIES, _ABOVE, _ITEMS_ALARM = 20, 8, 1e-7
 
 
 def noise_outcome(
@@ -90,3 +97,31 @@ def largest_mean_product(n: int, false_alarm: float) -> float:
 
     t = float(brentq(exponent, 0.0, 1 - 1e-12))
     return t / (1 - t * t)
+
+
+def items_chosen(recipe: Recipe) -> Outcome:
+    """A private catalogue: an item that many share is named each time; items of one person (1, 2 or 5 items) never are.
+
+    On invented people, by Curators with the run's budget.
+    One of those is named with probability _TRIES x 3 x threshold_delta at the most, and the common one missed with _TRIES Q(8).
+    """
+    delta = min(recipe.delta, _ITEMS_ALARM / (3 * _TRIES))
+    shares = {ITEMS: ITEMS_SHARE} | ({} if ITEMS_SHARE == 1 else {"others": 1 - ITEMS_SHARE})
+    plan = make_plan(2, recipe.epsilon, delta, shares=shares, threshold_delta=THRESHOLD_SHARE * delta)
+    sigma, most = plan.releases[0].noise_multiplier, ItemCounts(["a"]).most
+    # t with n Q((t - 1 / sqrt(n)) / sigma) <= delta for all n up to `most`, by its definition.
+    least = max(1 / math.sqrt(n) + sigma * float(norm.isf(plan.threshold_delta / n)) for n in range(1, most + 1))
+    count = math.ceil(least + _ABOVE * sigma)
+    parts = [[1]] * count + [[2], [3, 4], [5, 6, 7, 8, 9]]
+    people = joined([np.array(part) for part in parts])
+    query = ItemCounts([f"item {k}" for k in range(1, 10)])
+    answers = [Curator(people, plan, ledger_at(plan, 0), keys_at(0)).ask(query) for _ in range(_TRIES)]
+    common = sum("item 1" in answer.labels for answer in answers)
+    rare = sum(len(set(answer.labels) - {"item 1"}) for answer in answers)
+    low = min((float(v.min()) for answer in answers for v in answer.values.values() if v.size), default=math.inf)
+    detail = (
+        f"{_TRIES} choices: an item of {count} users is named in {common} of them, items of one user {rare} times; "
+    )
+    detail += f"the lowest count named is {low:.1f}, the threshold {least:.1f}"
+    figures = {"common": common, "rare": rare, "lowest": low, "threshold": least}
+    return Outcome(common == _TRIES and rare == 0 and low >= least, detail, figures, _ITEMS_ALARM)

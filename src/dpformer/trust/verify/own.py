@@ -2,29 +2,100 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable, Generator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
+import torch
 
+from dpformer.artifact import load
 from dpformer.artifact.layout import ANSWERS
 from dpformer.data import Sequences
+from dpformer.fit.dpsgd import Optimisation, Trainer, network_for_steps
+from dpformer.fit.folder import read_recipe
+from dpformer.fit.prior import read_prior
+from dpformer.fit.stage import Outputs, Progress, Setup, run_stages
+from dpformer.fit.statistics_stages import stages_before_steps
+from dpformer.models import Recommender
 from dpformer.privacy import Answer, PrivacyPlan, Query, Sample, Statistic, read_ledger
-from dpformer.privacy.query import grid_step
+from dpformer.privacy.query import Asker, grid_step
 from dpformer.privacy.replay import Replay, read_answers
+from dpformer.statistics.item_selection import ITEMS
 from dpformer.trust.verify.checks import NotChecked, Outcome, Verification
 from dpformer.trust.verify.noise import noise_outcome
-from dpformer.trust.verify.rebuild import rebuilt
 from dpformer.trust.verify.recorder import residual
 
-OWN_CHECKS = (
-    "this run: charges",
-    "this run: model from answers",
-    "this run: statistics",
-    "this run: steps",
-    "this run: grid",
-)
+
+def make_model(setup: Setup, asker: Asker) -> Recommender:
+    """The model that the stages of a recipe make of the answers of `asker`. The items are chosen already."""
+    outputs = _result(run_stages(stages_before_steps(setup), asker))
+    if setup.recipe.steps_on_data:
+        trainer = Trainer(network_for_steps(setup, outputs), setup.plan, Optimisation.of(setup.recipe))
+        for _ in trainer.run(asker):
+            pass
+        outputs = replace(outputs, network=trainer.model)
+    return outputs.recommender(setup.recipe)
+
+
+def _result(stages: Generator[Progress, None, Outputs]) -> Outputs:
+    while True:
+        try:
+            next(stages)
+        except StopIteration as end:
+            return cast(Outputs, end.value)
+
+
+def setup_of(folder: Path, seed: int) -> Setup:
+    """What the stages of a finished run knew beside answers."""
+    return Setup(read_recipe(folder), read_ledger(folder).plan, len(load(folder).catalogue), seed, read_prior(folder))
+
+
+def rebuilt(folder: Path, replay: Callable[[Replay, PrivacyPlan, int], Replay] | None = None) -> Outcome:
+    """The released tensors against those made again from answers alone: the same bits, with the run's number of threads.
+
+    replay: given the recording, the plan and the place of its first answer, returns what is asked in its place.
+    """
+    artifact = load(folder)
+    if not artifact.statement.private:
+        raise NotChecked("the run is not private and says so: its answers are exact, and are not kept")
+    if not (folder / ANSWERS).is_dir():
+        raise NotChecked("the folder has no answers/; verify the run folder itself, or copy its answers too")
+    about, answers = read_answers(folder / ANSWERS)
+    plan = read_ledger(folder).plan
+    if len(answers) == len(plan.releases) < len(plan.releases) + plan.steps:
+        raise NotChecked(f"the answers of {plan.steps:,} steps take too much room and were not kept")
+    chosen = [answer for answer in answers if answer.name == ITEMS]
+    if chosen and set(chosen[0].labels) != set(artifact.catalogue["item_id"].to_list()):
+        return Outcome(False, "the catalogue has other items than the answer that chose them")
+    asker = Replay(answers[len(chosen) :])
+    if replay is not None:
+        asker = replay(asker, plan, len(chosen))
+    before = torch.get_num_threads()
+    torch.set_num_threads(int(about["threads"]))
+    try:
+        made = make_model(setup_of(folder, int(about["seed"])), asker).state_dict()
+    finally:
+        torch.set_num_threads(before)
+    released = artifact.model.state_dict()
+    different = sorted(
+        name
+        for name in released.keys() | made.keys()
+        if name not in made or name not in released or not same_bits(released[name], made[name])
+    )
+    unused = len(asker.answers) - asker.place
+    same = len(released) - len(different)
+    detail = f"{same} of {len(released)} tensors have the same bits, from {len(answers)} answers"
+    detail += f"; different: {', '.join(different)}" if different else ""
+    detail += f"; {unused} answers were not used" if unused else ""
+    return Outcome(not different and not unused, detail, {"different": different, "unused": unused})
+
+
+def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Equal types, shapes and bytes: -0 is not 0."""
+    same_kind = (a.dtype, a.shape) == (b.dtype, b.shape)
+    return same_kind and bool(a.contiguous().numpy().tobytes() == b.contiguous().numpy().tobytes())
 
 
 class Compared(Replay):
@@ -57,8 +128,7 @@ class Compared(Replay):
             self.noise |= noise
             for (label, left), total in zip(noise.items(), sums.values(), strict=True):
                 # Along the sum itself a wrong scale shows first: norms of 1.3 leave 0.3 of the sum.
-                length = math.sqrt(float(np.sum(np.square(total.astype(np.float64)))))
-                if length:
+                if length := float(np.linalg.norm(total.astype(np.float64))):
                     self.along[f"{label} along its sum"] = float(left @ total.ravel()) / length
         return answer
 
@@ -71,32 +141,31 @@ def check_own(verification: Verification, folder: Path, people: Sequences | None
         compared.append(Compared(recording, plan, first, people))
         return compared[0]
 
-    charges, model, statistics, steps, grid = OWN_CHECKS
-    verification.check(charges, lambda: _charges(folder))
-    verification.check(model, lambda: rebuilt(folder, asker))
+    model, statistics, steps, grid = (f"this run: {n}" for n in ("model from answers", "statistics", "steps", "grid"))
+    verification.check("this run: charges", _charges, folder)
+    verification.check(model, rebuilt, folder, asker)
     if not compared:
-        for name in (statistics, steps, grid):
-            verification.skip(name, f"the answers cannot be read; see {model!r}")
+        verification.skip(f"the answers cannot be read; see {model!r}", statistics, steps, grid)
         return
-    verification.check(grid, lambda: _grids(compared[0]))
+    verification.check(grid, _grids, compared[0])
     if compared[0].noise or people is None:
-        verification.check(statistics, lambda: _statistics(compared[0], missing))
+        verification.check(statistics, _statistics, compared[0], missing)
     if compared[0].steps:
-        verification.check(steps, lambda: noise_outcome(compared[0].steps, ", sums included", signal=True))
+        verification.check(steps, noise_outcome, compared[0].steps, ", sums included", True)
 
 
 def _statistics(compared: Compared, missing: str) -> Outcome:
     if not compared.noise:
         raise NotChecked(missing)
-    return noise_outcome(compared.noise, ", after the exact sums of the data are taken away", along=compared.along)
+    where = ", after the exact sums of the data are taken away"
+    return noise_outcome(compared.noise, where, along=compared.along)
 
 
 def _grids(compared: Compared) -> Outcome:
     """The grid of every answer is the public one: a finer grid would let the last bits of sums through."""
-    wrong, answers = compared.other_grids, len(compared.answers)
-    return Outcome(
-        not wrong, f"not on the public grid: {', '.join(wrong)}" if wrong else f"{answers} answers on the public grid"
-    )
+    wrong = compared.other_grids
+    detail = f"not on the public grid: {', '.join(wrong)}" if wrong else f"{len(compared.answers)} answers on it"
+    return Outcome(not wrong, detail)
 
 
 def _charges(folder: Path) -> Outcome:

@@ -72,39 +72,9 @@ def no_noise(key: bytes, shape: tuple[int, ...], std: float) -> np.ndarray:
     return np.zeros(shape, dtype=np.int64)
 
 
-@dataclass(frozen=True)
-class Asked:
-    """One answer with all that was measured of it. sums: without noise. D, moved, beyond, nobody: in steps of the grid."""
-
-    name: str
-    place: int
-    key: bytes
-    drawn: np.ndarray
-    sums: Sums
-    answer: Answer
-    multiplier: float
-    D: float
-    bound: float
-    moved: float
-    beyond: float
-    nobody: float
-    left: int
-
-    @property
-    def std(self) -> float:
-        """Of the noise by the plan, in steps of the grid."""
-        return self.multiplier * self.D
-
-    @property
-    def noise(self) -> dict[str, np.ndarray]:
-        """What was added to the sum, in units of the plan's standard deviation, by label."""
-        return residual(self.answer, self.sums, self.std, self.place)
-
-    @property
-    def described(self) -> tuple[object, ...]:
-        """All of the query that may depend on answers alone."""
-        shapes = tuple(sorted((name, value.shape) for name, value in self.answer.values.items()))
-        return self.name, self.bound, self.D, self.answer.grid, self.answer.noise_std, shapes
+def flat(sums: Sums) -> np.ndarray:
+    """All arrays as one vector in float64, in the order of their names."""
+    return np.concatenate([sums[name].ravel().astype(np.float64) for name in sorted(sums)])
 
 
 def residual(answer: Answer, sums: Sums, std: float, place: int) -> dict[str, np.ndarray]:
@@ -115,23 +85,49 @@ def residual(answer: Answer, sums: Sums, std: float, place: int) -> dict[str, np
     }
 
 
-class Recorder:
-    """A Curator of a run that is recorded. neighbours: whether each query is measured on people who leave."""
+def described(query: Query[Any], answer: Answer) -> tuple[object, ...]:
+    """All of a query that may depend on earlier answers alone."""
+    shapes = tuple(sorted((name, value.shape) for name, value in answer.values.items()))
+    return query.name, query.bound, query.sensitivity(answer.grid), answer.grid, answer.noise_std, shapes
 
-    neighbours = True
 
-    def __init__(
-        self,
-        make: MakeCurator,
-        people: Sequences,
-        plan: PrivacyPlan,
-        ledger: Ledger,
-        keys: Keys,
-    ) -> None:
+@dataclass(frozen=True)
+class Asked:
+    """One answer with all that was measured of it. sums: without noise. D, std, moved, beyond, nobody: in steps of the grid.
+
+    D: the query's sensitivity. std: of the noise by the plan. left: how many people left in turn.
+    """
+
+    query: Query[Any]
+    place: int
+    key: bytes
+    drawn: np.ndarray
+    sums: Sums
+    answer: Answer
+    D: float
+    std: float
+    moved: float
+    beyond: float
+    nobody: float
+    left: int
+
+    @property
+    def name(self) -> str:
+        """Of the query."""
+        return self.query.name
+
+    @property
+    def numbers(self) -> int:
+        """How many the answer has."""
+        return sum(value.size for value in self.sums.values())
+
+
+class Watched:
+    """Stands where a run has its Curator, and passes queries on to it."""
+
+    def __init__(self, make: MakeCurator, people: Sequences, plan: PrivacyPlan, ledger: Ledger, keys: Keys) -> None:
         self._make, self._people = make, people
         self.curator, self.plan, self.ledger, self.keys = make(people, plan, ledger, keys), plan, ledger, keys
-        self.asked: list[Asked] = []
-        self._queries: list[Query[Any]] = []
 
     @property
     def keep(self) -> Any:
@@ -143,76 +139,67 @@ class Recorder:
         self.curator.keep = keep
 
     def ask(self, query: Query[Any]) -> Answer:
-        """The Curator's answer; the query is measured before the next one is asked."""
-        state, place, planned = self.keys.state(), self.keys.place, self.plan.planned(self.keys.place)
+        """The Curator's answer."""
+        return self.curator.ask(query)
+
+
+class Recorder(Watched):
+    """Measures each query before the next one is asked."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.asked: list[Asked] = []
+
+    def ask(self, query: Query[Any]) -> Answer:
+        """The Curator's answer."""
+        state, place = self.keys.state(), self.keys.place
         key, delegate = self.keys.sample(), Delegate(query)
         answer = self.curator.ask(delegate)
-        report = getattr(query, "report", None)
+        drawn, report = delegate.sample.drawn, getattr(query, "report", None)
 
         def frozen(people: Sequences) -> Sums:
             ledger, keys = ledger_at(self.plan, place), Keys.restored(state)
-            drawn = delegate.sample.drawn
             curator = self._make(people, self.plan, ledger, keys, noise=no_noise, draw=lambda *_: drawn)
             return {name: value / answer.grid for name, value in curator.ask(query).values.items()}
 
-        sums = frozen(self._people)
-        moved, beyond, left = 0.0, 0.0, self._leaving(query.name, place, delegate.sample.drawn)
-        everybody = np.arange(len(self._people))
-        for person in left:
-            change = difference(sums, frozen(emptied(self._people, [person])))
-            moved = max(moved, norm(change))
-            beyond = max(beyond, norm(difference(change, frozen(emptied(self._people, np.delete(everybody, person))))))
-        nobody = norm(frozen(emptied(self._people, everybody))) if self.neighbours else 0.0
+        sums, everybody = frozen(self._people), np.arange(len(self._people))
+        # All people for a statistic. A third of those drawn for a step, another third for the next one.
+        leaving = drawn[place % 3 :: 3] if query.name == GRADIENTS else drawn
+        moved, beyond = [0.0], [0.0]
+        for person in leaving:
+            change = flat(sums) - flat(frozen(emptied(self._people, [person])))
+            alone = flat(frozen(emptied(self._people, np.delete(everybody, person))))
+            moved.append(float(np.linalg.norm(change)))
+            beyond.append(float(np.linalg.norm(change - alone)))
+        nobody = float(np.linalg.norm(flat(frozen(emptied(self._people, everybody)))))
         if report is not None:
-            query.report = report  # of the run's own sum
+            query.report = report  # type: ignore[attr-defined]  # of the run's own sum
         D = query.sensitivity(answer.grid)
-        self.asked.append(
-            Asked(
-                *(query.name, place, key, delegate.sample.drawn, sums, answer, planned.noise_multiplier),
-                *(D, query.bound, moved, beyond, nobody, len(left)),
-            )
-        )
-        self._queries.append(query)
+        std = self.plan.planned(place).noise_multiplier * D
+        measured = (float(np.max(moved)), float(np.max(beyond)), nobody, len(leaving))
+        self.asked.append(Asked(query, place, key, drawn, sums, answer, D, std, *measured))
         return answer
 
-    def _leaving(self, name: str, place: int, drawn: np.ndarray) -> list[int]:
-        """All people for a statistic. A third of those drawn for a step, another third for the next one."""
-        if not self.neighbours:
-            return []
-        return [int(k) for k in (drawn[place % 3 :: 3] if name == GRADIENTS else drawn)]
-
     def draws(self, wanted: int) -> Iterator[dict[str, np.ndarray]]:
-        """The noise of all answers; of statistics with few numbers, from more answers with other keys."""
-        for asked, query in zip(self.asked, self._queries, strict=True):
-            yield asked.noise
-            numbers = sum(value.size for value in asked.sums.values())
-            for again in range(0 if query.name == GRADIENTS else math.ceil(wanted / numbers) - 1):
+        """The noise of all answers over its planned size; of statistics with few numbers, also of more answers."""
+        for asked in self.asked:
+            yield residual(asked.answer, asked.sums, asked.std, asked.place)
+            for again in range(0 if asked.name == GRADIENTS else math.ceil(wanted / asked.numbers) - 1):
                 ledger, keys = ledger_at(self.plan, asked.place), keys_at(asked.place)
-                answer = self._make(self._people, self.plan, ledger, keys).ask(query)
+                answer = self._make(self._people, self.plan, ledger, keys).ask(asked.query)
                 noise = residual(answer, asked.sums, asked.std, asked.place)
                 yield {f"{name} again {again}": value for name, value in noise.items()}
 
 
-class Repeating(Recorder):
+class Repeating(Watched):
     """Sums over its people as the run does, and gives the answers of another recording."""
-
-    neighbours = False
 
     def __init__(self, recorded: list[Asked], *arguments: Any) -> None:
         super().__init__(*arguments)
-        self._recorded = iter(recorded)
+        self._answers = iter([asked.answer for asked in recorded])
+        self.described: list[tuple[object, ...]] = []
 
     def ask(self, query: Query[Any]) -> Answer:
         """The recorded answer."""
-        super().ask(query)
-        return next(self._recorded).answer
-
-
-def difference(a: Sums, b: Sums) -> Sums:
-    """a - b, by name."""
-    return {name: a[name] - b[name] for name in a}
-
-
-def norm(steps: Sums) -> float:
-    """L2 over all arrays."""
-    return math.sqrt(sum(float(np.sum(np.square(value.astype(np.float64)))) for value in steps.values()))
+        self.described.append(described(query, super().ask(query)))
+        return next(self._answers)

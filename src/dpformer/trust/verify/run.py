@@ -1,36 +1,81 @@
-"""`verify` of a run folder: its answers, its files, its recipe in a small recorded run, and its released weights."""
+"""`verify` of a run folder (answers, files, small recorded runs of its recipe, released weights), and of built-in models."""
 
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 
 from dpformer.artifact import Artifact
 from dpformer.artifact import load as load_artifact
 from dpformer.artifact.layout import LOCAL
-from dpformer.data import Dataset, load
+from dpformer.data import Dataset, demo_frame, load, prepare, save
 from dpformer.errors import DPFormerError
 from dpformer.files import read_json
 from dpformer.fit.folder import read_recipe
+from dpformer.fit.presets import make_recipe
 from dpformer.fit.recipe import Recipe
+from dpformer.fit.run import start
 from dpformer.fit.stated import data_part
 from dpformer.privacy import Curator
-from dpformer.trust.verify.account import account_against_run
-from dpformer.trust.verify.answers import check_answers
-from dpformer.trust.verify.checks import NotChecked, Outcome, Verification
-from dpformer.trust.verify.fields import fields
-from dpformer.trust.verify.folder import ledger_against_statement, no_pickle, recount
-from dpformer.trust.verify.items import items_chosen
+from dpformer.trust.verify.answers import check_answers, check_resume
+from dpformer.trust.verify.checks import Outcome, Verification, agreement
+from dpformer.trust.verify.fields import fields, no_pickle
+from dpformer.trust.verify.ledger import account_against_run, ledger_against_statement, recount
 from dpformer.trust.verify.network import check_network
+from dpformer.trust.verify.noise import items_chosen
 from dpformer.trust.verify.own import check_own
 from dpformer.trust.verify.people import a_few, small, without_data, write_data
 from dpformer.trust.verify.recorder import MakeCurator
-from dpformer.trust.verify.resume import check_resume
 
 # A history that is longer than any window of the statistics, for models that have no greatest length.
 LONGEST = 51
+# Built-in models are made on so many readers of the embedded library.
+USERS = 60
+_SMALL = {"d": 16, "max_length": 12}
+_STEPS = {**_SMALL, "epochs": 2.0, "batch_size": None}
+# One block, pre-norm, the whole catalogue, no dropout.
+_PLAIN = {**_STEPS, "preset": "paper", "blocks": 1, "norm": "pre", "dropout": 0.0, "reattention": "off"}
+BUILT_IN: dict[str, dict[str, Any]] = {
+    "the default preset": {**_SMALL, "distil.steps": 2},
+    "preset pure": {**_STEPS, "preset": "pure", "vocabulary": 40},
+    "preset whole": {**_STEPS, "preset": "whole", "vocabulary": 40},
+    "transformer": _PLAIN,
+    "transformer, Re-Attention": {**_PLAIN, "reattention": "logits", "blocks": 2},
+    "transformer, untied, post-norm, flat": {**_PLAIN, "tied": False, "norm": "post", "max_norm": 0.3},
+    "gru": {**_PLAIN, "model": "gru"},
+    "lstm": {**_PLAIN, "model": "lstm"},
+    "transitions": {"preset": "transitions"},
+    "popularity": {"preset": "popularity"},
+}
+
+
+def verify_built_in(
+    names: list[str] | None = None, on_model: Callable[[str], None] = lambda name: None
+) -> Iterator[Verification]:
+    """Train each model for a few steps on the first readers of the embedded library, and verify the folder."""
+    with tempfile.TemporaryDirectory(prefix="dpformer-verify-") as name:
+        data = embedded(Path(name) / "data")
+        for k, model in enumerate(names or BUILT_IN):
+            on_model(model)
+            yield verify_run(make(model, Path(name) / f"run-{k}", data), subject=model)
+
+
+def embedded(folder: Path) -> Path:
+    """The first readers of the embedded library, prepared."""
+    log = demo_frame()
+    readers = log["user_id"].unique(maintain_order=True)[:USERS]
+    save(prepare(log.filter(pl.col("user_id").is_in(readers.to_list()))), folder)
+    return folder
+
+
+def make(model: str, folder: Path, data: Path) -> Path:
+    """A finished run of a built-in model, of a few steps."""
+    start(folder, data, make_recipe(**BUILT_IN[model])).train()
+    return folder
 
 
 def verify_run(
@@ -54,26 +99,28 @@ def verify_run(
         tiny = small(recipe, len(few))
         check_answers(verification, make, tiny, prepared, place)
         if recipe.steps_on_data:
-            trained = load(prepared).train(recipe.hold_out)
-            check_network(verification, artifact, recipe, trained, dataset)
+            check_network(verification, artifact, recipe, load(prepared).train(recipe.hold_out), dataset)
         if statement.data.catalogue == "private" and statement.private:
-            verification.check("items chosen", lambda: items_chosen(recipe))
-        verification.check("resume equality", lambda: check_resume(place / "resume", prepared, tiny, make))
+            verification.check("items chosen", items_chosen, recipe)
+        verification.check("resume equality", check_resume, place / "resume", prepared, tiny, make)
     check_files(verification, folder, artifact, recipe)
-    verification.check("users", lambda: _users(artifact, recipe, dataset, missing))
-    verification.check("data against statement", lambda: _data_part(artifact, dataset, missing))
+    if dataset is None:
+        verification.skip(missing, "users", "data against statement")
+    else:
+        verification.check("users", _users, artifact, recipe, dataset)
+        verification.check("data against statement", _data_part, artifact, dataset)
     return verification
 
 
 def check_files(verification: Verification, folder: Path, artifact: Artifact, recipe: Recipe) -> None:
     """What needs neither data nor training: fields, ledger, statement, epsilon, pickles."""
     statement = artifact.statement
-    verification.check("fields", lambda: fields(folder, artifact, recipe))
-    verification.check("ledger against statement", lambda: ledger_against_statement(folder, statement, recipe))
-    verification.check("recount of epsilon", lambda: recount(statement))
+    verification.check("fields", fields, folder, artifact, recipe)
+    verification.check("ledger against statement", ledger_against_statement, folder, statement, recipe)
+    verification.check("recount of epsilon", recount, statement)
     if statement.account is not None:
-        verification.check("account of people", lambda: account_against_run(folder, statement))
-    verification.check("no pickle", lambda: no_pickle(folder))
+        verification.check("account of people", account_against_run, folder, statement)
+    verification.check("no pickle", no_pickle, folder)
 
 
 def _find(folder: Path, artifact: Artifact, data: Path | None) -> tuple[Dataset | None, str]:
@@ -90,21 +137,17 @@ def _find(folder: Path, artifact: Artifact, data: Path | None) -> tuple[Dataset 
 
 
 def _same_items(dataset: Dataset, artifact: Artifact, data: Path) -> Dataset:
+    own, released = dataset.catalogue["item_id"], artifact.catalogue["item_id"]
+    same = own.equals(released)
     if dataset.catalogue_mode == "private":  # the model has some of its items
-        own = set(dataset.catalogue["item_id"].cast(pl.String))
-        same = own >= set(artifact.catalogue["item_id"].cast(pl.String))
-    else:
-        same = artifact.catalogue["item_id"].equals(dataset.catalogue["item_id"])
+        same = set(own.cast(pl.String)) >= set(released.cast(pl.String))
     if not same:
         raise DPFormerError(f"{data}: has another catalogue than the model; give the data that it was made from")
     return dataset.in_catalogue(artifact.catalogue)
 
 
-def _users(artifact: Artifact, recipe: Recipe, dataset: Dataset | None, missing: str) -> Outcome:
-    if dataset is None:
-        raise NotChecked(missing)
-    users = len(dataset.sequences)
-    ids = dataset.sequences.users.n_unique()
+def _users(artifact: Artifact, recipe: Recipe, dataset: Dataset) -> Outcome:
+    users, ids = len(dataset.sequences), dataset.sequences.users.n_unique()
     stated, population = artifact.statement.users, recipe.population
     given = "" if population is None else f" (a population of {population:,} was declared)"
     declared = artifact.statement.users_declared == (population is not None)
@@ -115,16 +158,13 @@ def _users(artifact: Artifact, recipe: Recipe, dataset: Dataset | None, missing:
     )
 
 
-def _data_part(artifact: Artifact, dataset: Dataset | None, missing: str) -> Outcome:
+def _data_part(artifact: Artifact, dataset: Dataset) -> Outcome:
     """What the statement says of the catalogue and of the filters, against the manifest of the data."""
-    if dataset is None:
-        raise NotChecked(missing)
-    said = artifact.statement.data
-    expected = data_part(dataset, artifact.statement.private)
-    pairs = {
+    said, expected = artifact.statement.data, data_part(dataset, artifact.statement.private)
+    pairs: dict[str, tuple[object, object]] = {
         "catalogue": (expected.catalogue, said.catalogue),
         "outside of the guarantee": (expected.outside_guarantee, said.outside_guarantee),
     }
-    wrong = [f"{name}: {a!r} in the data, {b!r} stated" for name, (a, b) in pairs.items() if a != b]
-    detail = f"catalogue {said.catalogue!r}, {len(said.outside_guarantee)} things outside of the guarantee"
-    return Outcome(not wrong, "; ".join(wrong) or detail, {"differences": wrong})
+    return agreement(
+        pairs, f"catalogue {said.catalogue!r}, {len(said.outside_guarantee)} things outside of the guarantee"
+    )

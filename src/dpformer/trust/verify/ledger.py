@@ -1,10 +1,8 @@
-"""Do the files of a run agree with each other, and with a second count? No data and no training is needed for this."""
+"""Do ledger, statement and account agree with each other, and with a second count? No data and no training is needed for this."""
 
 from __future__ import annotations
 
 import math
-import pickletools
-import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -15,20 +13,20 @@ from scipy.optimize import brentq
 from scipy.stats import norm
 
 from dpformer.artifact import read_config
-from dpformer.artifact.layout import PRIOR
+from dpformer.artifact.layout import LOCAL, PRIOR
 from dpformer.data.split import trained_on
+from dpformer.files import read_json
 from dpformer.fit.recipe import Recipe
 from dpformer.fit.stated import assumptions
 from dpformer.privacy import PrivacyStatement, read_ledger
+from dpformer.privacy.account import PeopleAccount
 from dpformer.privacy.accounting import Charge, rdp_epsilon
 from dpformer.privacy.statement import NoisePart
 from dpformer.privacy.wording import GENERATORS, GRID, NEIGHBOURS, UNIT
-from dpformer.trust.verify.checks import NotChecked, Outcome
+from dpformer.trust.verify.checks import NotChecked, Outcome, agreement
 
 ROOM = 2e-3
 """Relative room between two counts of the same thing: PLD's grid."""
-
-PICKLE_NAMES = (".pkl", ".pickle", ".pt", ".pth", ".ckpt", ".joblib", ".dill")
 
 
 def ledger_against_statement(folder: Path, statement: PrivacyStatement, recipe: Recipe) -> Outcome:
@@ -37,7 +35,6 @@ def ledger_against_statement(folder: Path, statement: PrivacyStatement, recipe: 
         raise NotChecked("the run is not private and says so: it has no ledger")
     account = read_ledger(folder)  # raises where a line was changed, moved or cut off behind the head
     plan, said, steps = account.plan, statement.ledger, statement.steps
-    releases = {r.name: r.noise_multiplier for r in plan.releases if r.name in account.released}
     names = [entry.name for entry in account.entries]
     mode: Literal["exact", "seeded"] = "exact" if recipe.seed is None else "seeded"
     pairs: dict[str, tuple[object, object]] = {
@@ -46,7 +43,10 @@ def ledger_against_statement(folder: Path, statement: PrivacyStatement, recipe: 
         "hash of the last entry": (account.position.hash, said and said.hash),
         "order of the answers": (names, [plan.planned(place).name for place in range(len(names))]),
         "users": (plan.users, statement.users),
-        "releases": (releases, {r.name: r.noise_multiplier for r in statement.releases}),
+        "releases": (
+            {r.name: r.noise_multiplier for r in plan.releases if r.name in account.released},
+            {r.name: r.noise_multiplier for r in statement.releases},
+        ),
         "delta": (plan.delta, (statement.alone or statement).delta),
         "delta of a threshold": (plan.threshold_delta, statement.data.threshold_delta),
         "budget": (plan.epsilon, statement.budget),
@@ -70,43 +70,80 @@ def ledger_against_statement(folder: Path, statement: PrivacyStatement, recipe: 
             "sampling rate": (plan.rate, steps.sampling_rate),
             "noise multiplier": (plan.noise_multiplier, steps.noise_multiplier),
         }
-    wrong = [f"{name}: {a!r} by the run, {b!r} stated" for name, (a, b) in pairs.items() if a != b]
-    figures = {"entries": account.position.entries, "stated": said.entries if said else None, "differences": wrong}
-    if wrong:
-        return Outcome(False, "; ".join(wrong), figures)
-    return Outcome(True, f"{account.position.entries} entries, an unbroken chain; {len(pairs)} facts agree", figures)
+    return agreement(pairs, f"{account.position.entries} entries, an unbroken chain; {len(pairs)} facts agree")
 
 
 def recount(statement: PrivacyStatement) -> Outcome:
     """Epsilon counted again from what the statement says was done, by code of its own.
 
-    A threshold takes a part of delta. Gaussian releases alone have a closed form. Else the
-    stated epsilon must lie between a recount by PLD (tight, but for its grid) and RDP, another theory, whose epsilon is never
-    below the truth.
+    A threshold takes a part of delta. Gaussian releases alone have a closed form. Else the stated epsilon must lie between a
+    recount by PLD (tight, but for its grid) and RDP, another theory, whose epsilon is never below the truth.
     """
     if not statement.private:
         raise NotChecked("the run is not private and says so: epsilon is inf")
     if statement.tuning.kind == "accounted":
         raise NotChecked("epsilon includes accounted tuning, for which there is one accountant only (RDP)")
-    threshold = statement.data.threshold_delta
+    charges = [Charge(release.name, release.noise_multiplier) for release in statement.releases]
+    if (steps := statement.steps) is not None:
+        charges.append(Charge("steps", steps.noise_multiplier, steps.sampling_rate, steps.charged))
     alone = statement.alone or statement
     stated = {alone.delta: float(alone.epsilon)}
     if statement.alone is None:  # else it is of the account, which has a check of its own
         stated[1 / statement.users] = float(statement.epsilon_at_delta_1_over_users)
-    lines, figures, good = [], {}, True
+    lines, good = [], True
     for delta, value in stated.items():
-        low, high, how = interval(_charges(statement), delta - threshold)
-        good &= low * (1 - ROOM) <= value <= high * (1 + ROOM)
+        fits, how = _fits(value, charges, delta - statement.data.threshold_delta)
+        good &= fits
         lines.append(f"at delta {delta:.3g}: stated {value:.4f}, {how}")
-        figures[f"{delta:g}"] = {"stated": value, "low": low, "high": high}
-    return Outcome(good, "; ".join(lines), figures)
+    return Outcome(good, "; ".join(lines))
 
 
-def _charges(statement: PrivacyStatement) -> list[Charge]:
-    charges = [Charge(release.name, release.noise_multiplier) for release in statement.releases]
-    if (steps := statement.steps) is not None:
-        charges.append(Charge("steps", steps.noise_multiplier, steps.sampling_rate, steps.charged))
-    return charges
+def account_against_run(folder: Path, statement: PrivacyStatement) -> Outcome:
+    """The line of the account that the ledger begins with is this run's whole plan, and the statement's total is the sum.
+
+    The ledger's header holds the hash of that line, and each line of the ledger the hash of the one before: so the account was
+    charged before the first answer.
+    """
+    said = statement.account
+    assert said is not None
+    ledger = read_ledger(folder)
+    receipt, plan = ledger.receipt, ledger.plan
+    if receipt is None:
+        return Outcome(False, "the statement has an account, and the ledger does not begin with a receipt of one")
+    local = read_json(folder / LOCAL) if (folder / LOCAL).exists() else {}
+    if not Path(local.get("account", "nowhere")).exists():
+        raise NotChecked("the account is not where it was when the run began")
+    spending = PeopleAccount(local["account"]).read().upto(receipt, str(folder))
+    line, cap = spending.runs[-1], spending.cap
+    pairs: dict[str, tuple[object, object]] = {
+        f"charge {receipt.entries} of the account": (
+            (ledger.run_id, plan.charges(), plan.threshold_delta),
+            (line.run_id, line.charges, line.threshold_delta),
+        ),
+        "receipt": ((receipt.account, receipt.entries, receipt.hash), (said.id, said.runs, said.hash)),
+        "cap": ((cap.epsilon, cap.delta, bool(cap.per)), (said.cap, said.delta, bool(said.period))),
+    }
+    counts = [
+        ("in all", spending.runs, said.epsilon, cap.delta),
+        ("against the cap", spending.counted(line.time), said.epsilon_in_period, cap.delta),
+    ]
+    if statement.alone is not None:  # the model uses earlier runs, so its pair is of all of them
+        counts += [("what counts for the model", spending.runs, statement.epsilon, statement.delta)]
+        counts += [("at delta 1/users", spending.runs, statement.epsilon_at_delta_1_over_users, 1 / statement.users)]
+    lines = [f"charge {receipt.entries}"]
+    for what, runs, stated, delta in counts:
+        left = delta - sum(run.threshold_delta for run in runs)
+        fits, how = _fits(float(stated), [charge for run in runs for charge in run.charges], left)
+        lines.append(f"{what} {how}")
+        if not fits:
+            pairs[what] = (how, f"{float(stated):.4f}")
+    return agreement(pairs, "; ".join(lines))
+
+
+def _fits(stated: float, charges: Sequence[Charge], delta: float) -> tuple[bool, str]:
+    """Whether a stated epsilon is what charges can have at `delta`, and how that was counted."""
+    low, high, how = interval(charges, delta)
+    return low * (1 - ROOM) <= stated <= high * (1 + ROOM), how
 
 
 def interval(charges: Sequence[Charge], delta: float) -> tuple[float, float, str]:
@@ -130,46 +167,11 @@ def interval(charges: Sequence[Charge], delta: float) -> tuple[float, float, str
 
 def gaussian_epsilon(mu: float, delta: float) -> float:
     """Solve delta = Phi(mu/2 - eps/mu) - e^eps Phi(-mu/2 - eps/mu), the curve of a mu-GDP mechanism, for epsilon."""
-    if mu == 0:
+    if mu == 0 or gaussian_delta(mu, 0.0) <= delta:
         return 0.0
-
-    def excess(eps: float) -> float:
-        return gaussian_delta(mu, eps) - delta
-
-    if excess(0.0) <= 0:
-        return 0.0
-    return float(brentq(excess, 0.0, mu * (mu / 2 + 40)))
+    return float(brentq(lambda eps: gaussian_delta(mu, eps) - delta, 0.0, mu * (mu / 2 + 40)))
 
 
 def gaussian_delta(mu: float, eps: float) -> float:
     """delta(eps) of a mu-GDP mechanism."""
     return float(norm.cdf(mu / 2 - eps / mu) - math.exp(eps + norm.logcdf(-mu / 2 - eps / mu)))
-
-
-def no_pickle(folder: Path) -> Outcome:
-    """No file of the folder is a pickle or holds one, whatever it is called: loading a pickle runs its code."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    bad = [str(path.relative_to(folder)) for path in files if holds_pickle(path)]
-    detail = f"holds pickled objects: {', '.join(bad)}" if bad else f"{len(files)} files, none of them"
-    return Outcome(not bad, detail, {"files": len(files), "pickles": bad})
-
-
-def holds_pickle(path: Path) -> bool:
-    """By suffix, by content as a pickle of any protocol, as a zip of torch or numpy that holds one, as an array of objects."""
-    if path.suffix.lower() in PICKLE_NAMES:
-        return True
-    with open(path, "rb") as file:
-        head = file.read(128)
-        if head.startswith(b"\x93NUMPY"):
-            return b"'|O" in head
-        file.seek(0)
-        try:
-            for _ in pickletools.genops(file):
-                pass  # reads opcodes, runs none
-            return True
-        except (ValueError, EOFError, KeyError, IndexError, OverflowError, MemoryError):
-            pass
-    if zipfile.is_zipfile(path):
-        with zipfile.ZipFile(path) as archive:
-            return any(name.endswith((".pkl", ".pickle")) for name in archive.namelist())
-    return False
