@@ -107,7 +107,7 @@ def one_by_one(subject: Subject) -> Alone:
         subject.module.zero_grad(set_to_none=True)
         loss = compute(subject.module, *subject.take([i])).sum()
         if loss.requires_grad:
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
         silent -= {name for name, p in parameters.items() if p.grad is not None}
         losses.append(loss.detach().double())
         gradients.append(gradient(subject.module))

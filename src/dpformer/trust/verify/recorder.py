@@ -173,7 +173,7 @@ class Recorder(Watched):
             beyond.append(float(np.linalg.norm(change - alone)))
         nobody = float(np.linalg.norm(flat(frozen(emptied(self._people, everybody)))))
         if report is not None:
-            query.report = report  # type: ignore[attr-defined]  # of the run's own sum
+            query.report = report  # of the run's own sum
         D = query.sensitivity(answer.grid)
         std = self.plan.planned(place).noise_multiplier * D
         measured = (float(np.max(moved)), float(np.max(beyond)), nobody, len(leaving))
