@@ -1,6 +1,8 @@
 """The prepared folder: whole or not at all, and checked when it is read."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -108,6 +110,26 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path):
     (tmp_path / "file").write_text("x")
     with pytest.raises(DataError, match="cannot be written"):
         save(prepare(LOG), tmp_path / "file" / "out")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="limits of POSIX")
+def test_a_disk_that_fails_while_parquet_is_written_is_told_in_one_line(tmp_path: Path):
+    """No file may grow beyond 2,000 bytes, as with a quota: polars has an error of its own for that, which is no OSError."""
+    program = f"""
+import resource, signal
+from dpformer.cli import main
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
+import sys
+sys.argv = ["dpformer", "prepare", "demo", "-o", {str(tmp_path / "out")!r}]
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    assert "cannot be written" in done.stderr
+    assert "too large" in done.stderr
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_changed_folder_is_refused(tmp_path: Path):

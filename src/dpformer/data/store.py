@@ -44,9 +44,17 @@ def save(dataset: Dataset, folder: Path | str, *, force: bool = False) -> None:
         DataError: the folder exists (see `force`), is not prepared data, or cannot be written.
     """
     with whole_folder(Path(folder), force=force) as aside:
-        dataset.sequences.frame().write_parquet(aside / SEQUENCES)
-        dataset.catalogue.write_parquet(aside / ITEMS)
+        _write(dataset.sequences.frame(), aside / SEQUENCES)
+        _write(dataset.catalogue, aside / ITEMS)
         finish(aside, len(dataset.sequences), item_counts(dataset), dataset.manifest, (SEQUENCES, ITEMS))
+
+
+def _write(frame: pl.DataFrame, path: Path) -> None:
+    """Write Parquet; polars has errors of its own for a disk that fails or is full, which become an `OSError`."""
+    try:
+        frame.write_parquet(path)
+    except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
+        raise OSError(first_line(error)) from None
 
 
 def finish(aside: Path, users: int, counts: np.ndarray, manifest: dict[str, Any], names: Sequence[str]) -> None:
