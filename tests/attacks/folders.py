@@ -22,7 +22,7 @@ from dpformer.fit.run import start
 from dpformer.privacy import Answer, Curator
 from dpformer.privacy.query import SCALE
 from dpformer.statistics.histogram import Histogram
-from dpformer.trust.audit.planted import OldNoise  # noqa: F401
+from dpformer.trust.audit.game import OldNoise  # noqa: F401
 from tests.attacks.support import Target
 
 

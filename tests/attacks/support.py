@@ -16,7 +16,7 @@ from typing import Protocol
 
 import numpy as np
 
-from dpformer.trust.audit import floating
+from dpformer.trust.audit import attacks
 
 # Candidates for the mean that are tried at the most, and at one time.
 _MOST, _AT_ONCE = 20_000_000, 1 << 18
@@ -40,8 +40,11 @@ class Noise(Protocol):
         ...
 
 
-class Float32Noise(floating.Float32Noise):
+class Float32Noise(attacks.Float32Noise):
     """std times a float32."""
+
+    def after(self, value: np.ndarray) -> np.ndarray:
+        return self.std * np.nextafter((value / self.std).astype(np.float32), np.float32(np.inf)).astype(np.float64)
 
     def between(self, low: float, high: float) -> np.ndarray | None:
         first, last = (_rank(np.float32(end / self.std)) for end in (low, high))
@@ -52,8 +55,11 @@ class Float32Noise(floating.Float32Noise):
         return self.std * bits.view(np.float32).astype(np.float64)
 
 
-class GridNoise(floating.GridNoise):
+class GridNoise(attacks.GridNoise):
     """Whole steps of a grid."""
+
+    def after(self, value: np.ndarray) -> np.ndarray:
+        return value + self.grid
 
     def between(self, low: float, high: float) -> np.ndarray | None:
         first, last = np.ceil(low / self.grid), np.floor(high / self.grid)

@@ -11,7 +11,7 @@ import numpy as np
 from dpformer.privacy import Answer, Curator, Query
 from dpformer.privacy.noise import rounded_gaussian
 from dpformer.privacy.query import grid_step
-from dpformer.trust.audit.planted import Exact, Scaled  # noqa: F401
+from dpformer.trust.audit.game import Exact, Scaled  # noqa: F401
 from dpformer.trust.verify.recorder import Delegate, keys_at, ledger_at, no_noise  # noqa: F401
 
 

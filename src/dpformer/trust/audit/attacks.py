@@ -13,19 +13,22 @@ answers add up.
 settings and seed give, the published model likes each canary's own next items. Else the score matrix along each canary's cells,
 each row replaced by the normal quantiles of its ranks: a score is an unknown rising function of the noisy count.
 
-**Floating point.** See `floating`.
+**Floating point.** A released number is c + n, perhaps rounded to float32: c what all others add, and the target or not; n the
+noise. The attacker knows c under both hypotheses. If no value that the noise can take leads from c to what was released, the
+hypothesis is refuted, with certainty and by a single number. Noise that can be any step of a grid, with sums that are whole steps
+of the same grid, refutes nothing.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from scipy.stats import norm, rankdata
-from torch import Tensor
 
 from dpformer.clipping import PhantomClipping
 from dpformer.data import Sequences
@@ -34,7 +37,6 @@ from dpformer.models import Ensemble, Popularity, Recommender, TransitionScorer
 from dpformer.privacy import Answer, Query
 from dpformer.privacy.query import Statistic
 from dpformer.privacy.replay import Replay
-from dpformer.trust.audit.floating import Float32Noise, GridNoise, possible, tell_apart
 from dpformer.trust.verify.clipping import factors
 from dpformer.trust.verify.network import losses_of, tokens_of
 
@@ -46,8 +48,8 @@ _STEP = 1e-3  # of the central difference, over the length of the answer
 class Attacker(Replay):
     """Gives a folder's answers again, and attacks each. inside: the coins, for the attack that knows all others'.
 
-    ratio: float64 [m], the log-likelihood ratio of each canary. told: by floating point, see `tell_apart`. before: how much the
-    network before the first step likes each canary, see `liked`; 0 without steps.
+    ratio: float64 [m], the log-likelihood ratio of each canary. told: by floating point, see `Entries.told_apart`. before: how
+    much the network before the first step likes each canary, see `liked`; None without steps.
     """
 
     def __init__(self, answers: Sequence[Answer], canaries: Sequences, inside: np.ndarray, rate: float) -> None:
@@ -60,34 +62,53 @@ class Attacker(Replay):
     def ask(self, query: Query[Any]) -> Answer:
         """The recorded answer."""
         answer = super().ask(query)
+        std = answer.noise_std
         if isinstance(query, Statistic):
-            person, cell, value = (np.concatenate(part) for part in zip(*query.vectors(self.canaries), strict=True))
-            seen = answer.values[query.name].ravel()
-            self._likelihood(seen, person, cell, value, answer.noise_std)
-            self._floating(seen, person, cell, value, answer)
+            parts = (np.concatenate(part) for part in zip(*query.vectors(self.canaries), strict=True))
+            entries = Entries(answer.values[query.name].ravel(), *parts, self._inside)
+            self.ratio += entries.along_noise() / std**2
+            self.told = first(self.told, entries.told_apart(std, answer.grid))
         elif isinstance(query, GradientSum):
             if self.before is None:
                 self.before = liked(copy.deepcopy(query.team.first.model).eval(), self.canaries)
             x, size = _along(query, answer, self.canaries, self._rate)
-            slope = (x - size**2 / 2) / answer.noise_std**2
-            self.ratio += np.logaddexp(np.log1p(-self._rate) if self._rate < 1 else -np.inf, np.log(self._rate) + slope)
+            slope = (x - size**2 / 2) / std**2
+            out = np.log1p(-self._rate) if self._rate < 1 else -np.inf
+            self.ratio += np.logaddexp(out, np.log(self._rate) + slope)
         return answer
 
-    def _likelihood(
-        self, seen: np.ndarray, person: np.ndarray, cell: np.ndarray, value: np.ndarray, std: float
-    ) -> None:
-        # Half of all canaries, the own one included: that half is the |v|^2 / 2.
-        expected = np.bincount(cell, weights=value, minlength=len(seen)) / 2
-        along = np.bincount(person, weights=value * (seen - expected)[cell], minlength=len(self.canaries))
-        self.ratio += along / std**2
 
-    def _floating(
-        self, seen: np.ndarray, person: np.ndarray, cell: np.ndarray, value: np.ndarray, answer: Answer
-    ) -> None:
-        self.told = first(self.told, told_apart(seen, person, cell, value, self._inside, answer.noise_std, None))
-        if answer.grid:
-            told = told_apart(seen, person, cell, value, self._inside, answer.noise_std, answer.grid)
-            self.told = first(self.told, told)
+@dataclass(frozen=True)
+class Entries:
+    """The numbers that were seen, and the entries of all canaries' vectors: whose, in which number, how much. inside: coins."""
+
+    seen: np.ndarray
+    person: np.ndarray
+    cell: np.ndarray
+    value: np.ndarray
+    inside: np.ndarray
+
+    def along_noise(self) -> np.ndarray:
+        """x_i of each canary, `[m]`: half of all canaries are expected, the own one included; that half is the |v|^2 / 2."""
+        expected = np.bincount(self.cell, weights=self.value, minlength=len(self.seen)) / 2
+        return self._sum(self.value * (self.seen - expected)[self.cell])
+
+    def told_apart(self, std: float, grid: float) -> np.ndarray:
+        """1: in, -1: out, 0: cannot tell, by noise in float32; where that cannot tell and there is a grid, by its steps."""
+        told = self._told_apart(Float32Noise(std), self.value)
+        return first(told, self._told_apart(GridNoise(grid), np.trunc(self.value / grid) * grid)) if grid else told
+
+    def _told_apart(self, noise: Float32Noise | GridNoise, value: np.ndarray) -> np.ndarray:
+        added = value * self.inside[self.person]
+        others = np.bincount(self.cell, weights=added, minlength=len(self.seen))[self.cell] - added
+        in_fits, out_fits = (
+            self._sum(~possible(self.seen[self.cell], c, noise)) == 0 for c in (others + value, others)
+        )
+        has_entries = self._sum(np.ones(len(value))) > 0
+        return np.where(has_entries, in_fits.astype(np.int64) - out_fits.astype(np.int64), 0)
+
+    def _sum(self, weights: np.ndarray) -> np.ndarray:
+        return np.bincount(self.person, weights=weights, minlength=len(self.inside))
 
 
 def first(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -95,23 +116,36 @@ def first(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return np.where(a == 0, b, a)
 
 
-def told_apart(
-    seen: np.ndarray,
-    person: np.ndarray,
-    cell: np.ndarray,
-    value: np.ndarray,
-    inside: np.ndarray,
-    std: float,
-    grid: float | None,
-) -> np.ndarray:
-    """The floating-point attack on an answer: as noise in float32, or with a grid as whole steps of it."""
-    noise: Any = Float32Noise(std) if grid is None else GridNoise(grid)
-    value = value if grid is None else np.trunc(value / grid) * grid
-    total = np.bincount(cell, weights=value * inside[person], minlength=len(seen))[cell]
-    others = total - value * inside[person]
-    fits = [possible(seen[cell], c, noise) for c in (others + value, others)]
-    missed = [np.bincount(person, weights=~one, minlength=len(inside)) for one in fits]
-    return np.where(np.bincount(person, minlength=len(inside)) > 0, tell_apart(missed[0] == 0, missed[1] == 0), 0)
+class Float32Noise:
+    """std times a float32."""
+
+    def __init__(self, std: float) -> None:
+        self.std = std
+
+    def at_least(self, low: np.ndarray) -> np.ndarray:
+        """The least value from `low` on."""
+        z = (low / self.std).astype(np.float32)
+        above = np.nextafter(z, np.float32(np.inf))
+        return self.std * np.where(z.astype(np.float64) < low / self.std, above, z).astype(np.float64)
+
+
+class GridNoise:
+    """Whole steps of a grid."""
+
+    def __init__(self, grid: float) -> None:
+        self.grid = grid
+
+    def at_least(self, low: np.ndarray) -> np.ndarray:
+        """The least value from `low` on."""
+        return np.ceil(low / self.grid) * self.grid
+
+
+def possible(seen: np.ndarray, c: np.ndarray, noise: Float32Noise | GridNoise) -> np.ndarray:
+    """Whether each number can be c plus a value of the noise, rounded to the type that it is seen in."""
+    exact = seen.astype(np.float64)
+    # Half a step of the type; in float64 the sums are known up to the order in which they were added.
+    room = 0.51 * np.spacing(np.abs(seen)).astype(np.float64) if seen.dtype == np.float32 else 1e-12 * (1 + abs(exact))
+    return noise.at_least(exact - room - c) <= exact + room - c
 
 
 def _along(query: GradientSum, answer: Answer, canaries: Sequences, rate: float) -> tuple[np.ndarray, np.ndarray]:
@@ -124,16 +158,15 @@ def _along(query: GradientSum, answer: Answer, canaries: Sequences, rate: float)
     pass_ = PhantomClipping(model, clip.clip.max_norm, clip.clip.rule)
     norms = pass_.norms(lambda: losses(model, tokens))
     weights = factors(norms, clip.clip.max_norm, clip.clip.rule)
-    for p in model.parameters():
-        p.grad = None
+    model.zero_grad(set_to_none=True)
     pass_.weighted_sum(lambda: losses(model, tokens), weights)
     named = dict(model.named_parameters())
-    rest: dict[str, Tensor] = {}
+    rest = {}
     for name, value in answer.values.items():
         all_canaries = named[name].grad
         assert all_canaries is not None
         rest[name] = torch.from_numpy(value).double() - rate / 2 * all_canaries
-    length = float(torch.sqrt(sum((v**2).sum() for v in rest.values())))  # type: ignore[arg-type]
+    length = float(torch.cat([value.flatten() for value in rest.values()]).norm())
     ends = []
     with torch.no_grad():
         for sign in (1, -2):  # theta + h G / |G|, then theta - h G / |G|

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -16,10 +16,9 @@ from dpformer.artifact.layout import ANSWERS
 from dpformer.models import Popularity
 from dpformer.privacy import Curator, PrivacyPlan, read_ledger
 from dpformer.privacy.replay import read_answers
-from dpformer.trust.audit.attacks import Attacker, first, published_scores, told_apart
+from dpformer.trust.audit.attacks import Attacker, Entries, first, published_scores
 from dpformer.trust.audit.bounds import CONFIDENCE, GAUSSIAN_CONFIDENCE, claimed_mu, epsilon_refuted, mu_refuted
-from dpformer.trust.audit.game import Game, Setting
-from dpformer.trust.audit.planted import Exact, OldNoise, Scaled
+from dpformer.trust.audit.game import Exact, Game, OldNoise, Scaled, Setting
 from dpformer.trust.verify.ledger import gaussian_epsilon
 from dpformer.trust.verify.own import make_model, setup_of
 
@@ -133,10 +132,10 @@ class Audit:
 class _Heard:
     """What the attacks say of the canaries of all fits: scores that rise with the chance of being in, and certain ones."""
 
-    ratio: list[np.ndarray]
-    liked: list[np.ndarray]
-    told: list[np.ndarray]
-    inside: list[np.ndarray]
+    ratio: list[np.ndarray] = field(default_factory=list)
+    liked: list[np.ndarray] = field(default_factory=list)
+    told: list[np.ndarray] = field(default_factory=list)
+    inside: list[np.ndarray] = field(default_factory=list)
 
 
 def audit(setting: Setting, on_part: Callable[[str], None] = lambda name: None) -> Audit:
@@ -166,7 +165,7 @@ def audit(setting: Setting, on_part: Callable[[str], None] = lambda name: None) 
 
 
 def _play(setting: Setting, place: Path, name: str, fits: int, make: Callable[..., Any]) -> _Heard:
-    heard = _Heard([], [], [], [])
+    heard = _Heard()
     for fit in range(fits):
         game = setting.play(place / name, fit, make)
         attacker = _attack(game)
@@ -196,8 +195,8 @@ def _published_told(game: Game) -> np.ndarray:
         return np.zeros(len(game.inside), dtype=np.int64)
     # Each canary has one item: its vector is 1 there.
     person, cell = np.arange(len(game.inside)), game.canaries.items.astype(np.int64)
-    arguments = (model.counts.numpy(), person, cell, np.ones(len(cell)), game.inside, model.spec.floor)
-    return first(told_apart(*arguments, None), told_apart(*arguments, 2.0**-26))
+    entries = Entries(model.counts.numpy(), person, cell, np.ones(len(cell)), game.inside)
+    return entries.told_apart(model.spec.floor, 2.0**-26)
 
 
 def _finding(scores: list[np.ndarray], inside: list[np.ndarray], delta: float) -> Finding:

@@ -116,7 +116,7 @@ def account_against_run(folder: Path, statement: PrivacyStatement) -> Outcome:
     spending = PeopleAccount(local["account"]).read().upto(receipt, str(folder))
     line, cap = spending.runs[-1], spending.cap
     pairs: dict[str, tuple[object, object]] = {
-        f"charge {receipt.entries} of the account": (
+        f"charge {receipt.entries} of the account is not this run's plan": (
             (ledger.run_id, plan.charges(), plan.threshold_delta),
             (line.run_id, line.charges, line.threshold_delta),
         ),
