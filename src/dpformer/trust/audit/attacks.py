@@ -64,8 +64,8 @@ class Attacker(Replay):
         answer = super().ask(query)
         std = answer.noise_std
         if isinstance(query, Statistic):
-            parts = (np.concatenate(part) for part in zip(*query.vectors(self.canaries), strict=True))
-            entries = Entries(answer.values[query.name].ravel(), *parts, self._inside)
+            person, cell, value = (np.concatenate(part) for part in zip(*query.vectors(self.canaries), strict=True))
+            entries = Entries(answer.values[query.name].ravel(), person, cell, value, self._inside)
             self.ratio += entries.along_noise() / std**2
             self.told = first(self.told, entries.told_apart(std, answer.grid))
         elif isinstance(query, GradientSum):
