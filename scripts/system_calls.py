@@ -19,6 +19,7 @@ import signal
 import stat
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -83,17 +84,21 @@ def hit(stage: Stage, log: Path, inject: str) -> bool:
 
 
 def calls_of(stage: Stage, arguments: Sequence[object], *faults: Callable[[], None]) -> list[Call]:
-    """Every call of a command that changes files: its kind, and the how-manieth of its kind it is. What it prints is left out."""
+    """Every call of a command that changes files: its kind, and its number among the calls of its kind by its thread.
+
+    strace counts each thread by itself. What the command prints is left out.
+    """
     end = traced(stage, arguments, stage.work / "calls", "", *faults)
     assert end.code == 0, end.err
-    count, found = dict.fromkeys(CALLS, 0), []
+    count: Counter[tuple[str, str]] = Counter()
+    found = []
     for line in (stage.work / "calls").read_text(errors="replace").splitlines():
-        call = re.match(r"\d+ +(\w+)\((.*)", line)
-        if call and call[1] in count:
-            count[call[1]] += 1
-            reading = call[1] == "openat" and "O_CREAT" not in call[2]
+        call = re.match(r"(\d+) +(\w+)\((.*)", line)
+        if call and call[2] in CALLS:
+            count[call[1], call[2]] += 1
+            reading = call[2] == "openat" and "O_CREAT" not in call[3]
             if in_files(stage, line) and not reading:
-                found.append((call[1], count[call[1]]))
+                found.append((call[2], count[call[1], call[2]]))
     return found
 
 
