@@ -18,7 +18,7 @@ from dpformer.data.read.ids import Coded, compact
 from dpformer.data.sequences import Sequences, numbers_of, starts
 
 if TYPE_CHECKING:
-    from dpformer.data.spark.events import SparkEvents
+    from dpformer.data.spark import SparkEvents
 
 E = TypeVar("E", "Events", "SparkEvents")
 
