@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpformer.data import Dataset, Sequences, held_out, prepare, prepare_named, statistics
-from dpformer.data.events import keep_frequent
 from dpformer.data.options import ITERATIVE, SINGLE_PASS
+from dpformer.data.prepare import keep_frequent
 from dpformer.data.read.ids import encode_items, encode_users, sorted_ids
 
 PAIRS = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), min_size=1, max_size=60)

@@ -26,10 +26,9 @@ import numpy as np
 import polars as pl
 
 from dpformer.data.catalogue import Catalogue, chosen_titles, make_catalogue
-from dpformer.data.events import reduce
 from dpformer.data.manifest import Record, open_log
 from dpformer.data.options import SINGLE_PASS, Options
-from dpformer.data.prepare import check, columns
+from dpformer.data.prepare import check, columns, reduce
 from dpformer.data.read.columns import ITEM, TIME, TITLE, USER
 from dpformer.data.read.ids import NO_TIME, sorted_ids, untyped_users, whole_numbers
 from dpformer.data.read.log import READ_ERRORS, Log, first_line, scan
@@ -148,7 +147,7 @@ def _pattern(path: Path) -> str:
 
 @dataclass(frozen=True)
 class SparkEvents:
-    """Events on disk; same interface as `dpformer.data.events.Events`.
+    """Events on disk; same interface as `dpformer.data.prepare.Events`.
 
     frame: `row` (row number in the log), `user_id`, `item_id`, and `timestamp` if the log has times. number: of events.
     people: all users, with or without events; None: users with events. public: the public catalogue, after `inside`; item ids
