@@ -116,6 +116,19 @@ def test_what_would_exceed_the_cap_is_refused_and_what_fits_is_named(tmp_path):
     assert together(account.read().runs, DELTA) <= 8
 
 
+def test_an_account_whose_delta_may_publish_a_whole_user_is_refused(tmp_path):
+    """The statement of a refitted run has the account's delta."""
+    account = PeopleAccount.create(tmp_path / "a", Cap(8, 1e-3))
+    for users, fits in ((999, True), (1000, False)):
+        run = RunCharge.of(str(users), "run", make_plan(users, 1, DELTA, shares={"histogram": 1.0}))
+        if fits:
+            account.charge(run)
+        else:
+            with pytest.raises(PrivacyError, match="may publish a whole user"):
+                account.charge(run)
+    assert len(account.read().runs) == 1
+
+
 def test_a_run_without_privacy_has_no_room():
     with pytest.raises(PrivacyError, match="no account has room"):
         RunCharge.of("a", "a", make_plan(1000, math.inf, DELTA, 100, steps=2))

@@ -194,6 +194,11 @@ def together(runs: Sequence[RunCharge], delta: float) -> float:
 def refuse_excess(spending: Spending, run: RunCharge) -> None:
     """Raise unless the run keeps within the cap; the message says what is left and what would fit."""
     cap, counted = spending.cap, spending.counted(run.time)
+    if cap.delta * run.users >= 1:
+        raise PrivacyError(
+            f"the account of people has delta {cap.delta:g}, not below 1/users = {1 / run.users:.3g} of this run: it may "
+            "publish a whole user. Make an account with a smaller delta; nothing was asked or charged"
+        )
     total = together((*counted, run), cap.delta)
     if total <= cap.epsilon * (1 + 1e-9):
         return
