@@ -16,18 +16,22 @@ from filelock import FileLock, SoftFileLock, Timeout
 from dpformer.errors import DPFormerError, PrivacyError
 
 SMALL = 1 << 25
-_BLOCK = 1 << 20
 
 
 def write_file(path: Path, data: bytes, mode: int = 0o644) -> None:
     """Write aside, sync, rename, sync the folder."""
-    try:
+    with _writable(path):
         replace_file(path, data, mode)
         sync_folder(path.parent)
+
+
+@contextmanager
+def _writable(path: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
-        raise DPFormerError(
-            f"{path}: cannot be written ({error.strerror}); what was saved before is untouched"
-        ) from None
+        message = f"{path}: cannot be written ({error.strerror}); what was saved before is untouched"
+        raise DPFormerError(message) from None
 
 
 def replace_file(path: Path, data: bytes, mode: int = 0o644) -> None:
@@ -134,18 +138,17 @@ def write_folder(path: Path, files: Iterable[tuple[str, bytes]], mode: int = 0o6
     """A new folder of files, open to its owner only, put in place when it is whole and synced. mode: of the files in it."""
     aside = path.with_name(f".{path.name}.partial")
     shutil.rmtree(aside, ignore_errors=True)
-    try:
-        aside.mkdir(mode=0o700)
-        for name, data in files:
-            _write_new(aside / name, data, mode)
-        sync_folder(aside)
-        os.rename(aside, path)
-        sync_folder(path.parent)
-    except OSError as error:
-        shutil.rmtree(aside, ignore_errors=True)
-        raise DPFormerError(
-            f"{path}: cannot be written ({error.strerror}); what was saved before is untouched"
-        ) from None
+    with _writable(path):
+        try:
+            aside.mkdir(mode=0o700)
+            for name, data in files:
+                _write_new(aside / name, data, mode)
+            sync_folder(aside)
+            os.rename(aside, path)
+            sync_folder(path.parent)
+        except OSError:
+            shutil.rmtree(aside, ignore_errors=True)
+            raise
 
 
 def sync_folder(folder: Path) -> None:
@@ -161,20 +164,8 @@ def sync_folder(folder: Path) -> None:
 
 def sha256_of(files: Sequence[Path]) -> str:
     """The hash of one file; of several, the hash of their hashes, one a line, in the given order."""
-    return sha256_joined([sha256_of_file(file) for file in files])
-
-
-def sha256_joined(digests: Sequence[str]) -> str:
-    """One hash for the hashes of one or several files."""
-    if len(digests) == 1:
-        return digests[0]
-    return hashlib.sha256("".join(f"{digest}\n" for digest in digests).encode()).hexdigest()
-
-
-def sha256_of_file(path: Path) -> str:
-    """The hash of one file."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(_BLOCK):
-            digest.update(block)
-    return digest.hexdigest()
+    digests = []
+    for path in files:
+        with path.open("rb") as file:
+            digests.append(hashlib.file_digest(file, "sha256").hexdigest())
+    return digests[0] if len(digests) == 1 else sha256("".join(f"{digest}\n" for digest in digests).encode())

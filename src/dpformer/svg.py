@@ -92,7 +92,8 @@ def bars(label: str, groups: Sequence[str], series: Mapping[str, Sequence[Bar]],
             edge = top
             if bar.low is not None and bar.high is not None and math.isfinite(bar.low + bar.high):
                 edge = up(bar.high)
-                parts.append(_whisker_up(x + wide / 2, up(bar.low), edge))
+                whisker = '<path class="whisker" d="M{0:.1f},{1:.1f}V{2:.1f}M{3:.1f},{1:.1f}h6M{3:.1f},{2:.1f}h6"/>'
+                parts.append(Markup(whisker).format(x + wide / 2, up(bar.low), edge, x + wide / 2 - 3))
             parts.append(_text(x + wide / 2, edge - 4, y.tick(bar.value), "middle", "value"))
         parts.append(_text(middle, HEIGHT - _BOTTOM + 16, group, "middle"))
     if len(series) > 1:
@@ -109,11 +110,8 @@ def intervals(label: str, rows: Sequence[tuple[str, Bar]], x: Axis) -> Markup:
     parts = [_x_axis(across, height, top=_TOP - 10)]
     for place, (name, bar) in enumerate(rows):
         y = _TOP + 44 * place + 22
-        low, high = (
-            across(bar.value if bar.low is None else bar.low),
-            across(bar.value if bar.high is None else bar.high),
-        )
-        parts.append(_text(16, y - 9, _short(name, 52), "start"))
+        low, high = (across(bar.value if end is None else end) for end in (bar.low, bar.high))
+        parts.append(_text(16, y - 9, name if len(name) <= 52 else name[:51] + "…", "start"))
         parts.append(Markup('<path class="whisker" d="M{:.1f},{}H{:.1f}"/>').format(low, y + 4, high))
         parts.append(
             Markup('<circle class="dot s0" cx="{:.1f}" cy="{}" r="5"><title>{}</title></circle>').format(
@@ -220,18 +218,8 @@ def _legend(names: Sequence[str], dashed: Sequence[bool]) -> Markup:
     return Markup("").join(parts)
 
 
-def _whisker_up(x: float, low: float, high: float) -> Markup:
-    return Markup('<path class="whisker" d="M{0:.1f},{1:.1f}V{2:.1f}M{3:.1f},{1:.1f}h6M{3:.1f},{2:.1f}h6"/>').format(
-        x, low, high, x - 3
-    )
-
-
 def _text(x: float, y: float, text: str, anchor: str, kind: str = "") -> Markup:
     return Markup('<text x="{:.1f}" y="{:.1f}" text-anchor="{}" class="{}">{}</text>').format(x, y, anchor, kind, text)
-
-
-def _short(text: str, length: int) -> str:
-    return text if len(text) <= length else text[: length - 1] + "…"
 
 
 def _svg(label: str, parts: Sequence[Markup], height: float = HEIGHT) -> Markup:

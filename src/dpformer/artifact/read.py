@@ -59,8 +59,7 @@ def load(folder: Path | str) -> Artifact:
     try:
         model = _read_model(folder / MODEL, spec)
     except _WRONG as error:
-        reason = " ".join(str(error).split())[:200]
-        raise DPFormerError(f"{folder / MODEL}: does not fit {SPEC} or is damaged ({reason})") from None
+        raise DPFormerError(f"{folder / MODEL}: does not fit {SPEC} or is damaged ({_short(error)})") from None
     catalogue = read_catalogue(folder / ITEMS, spec.items)
     hashes = column_hashes(catalogue)
     for name, expected in columns.items():
@@ -129,8 +128,7 @@ def read_spec(folder: Path) -> Spec:
     try:
         return parse_spec(read_json(folder / SPEC))
     except ValueError as error:
-        reason = " ".join(str(error).split())[:200]
-        raise DPFormerError(f"{folder / SPEC}: is damaged or of another version ({reason}); {AGAIN}") from None
+        raise DPFormerError(f"{folder / SPEC}: is damaged or of another version ({_short(error)}); {AGAIN}") from None
 
 
 def read_statement(folder: Path) -> PrivacyStatement:
@@ -200,8 +198,9 @@ def _series(path: Path, name: str, values: list[Any]) -> pl.Series:
     try:
         series = pl.Series(name, values, dtype=pl.Int32 if name == "item" else None, strict=True)
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException, TypeError, ValueError, OverflowError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise DPFormerError(f"{path}: field {name!r} has values of different types ({reason}); {AGAIN}") from None
+        raise DPFormerError(
+            f"{path}: field {name!r} has values of different types ({_short(error)}); {AGAIN}"
+        ) from None
     if series.dtype == pl.Object:
         raise DPFormerError(f"{path}: field {name!r} has values of different types; {AGAIN}")
     return series
@@ -212,4 +211,8 @@ def _refuse(constant: str) -> None:
 
 
 def _damaged(path: Path, line: int, reason: str) -> DPFormerError:
-    return DPFormerError(f"{path}: line {line:,} {' '.join(reason.split())[:200]}; {AGAIN}")
+    return DPFormerError(f"{path}: line {line:,} {_short(reason)}; {AGAIN}")
+
+
+def _short(reason: object) -> str:
+    return " ".join(str(reason).split())[:200]

@@ -7,27 +7,21 @@ import importlib
 from typing import Any
 
 _EXPORTS = {
-    "Answer": "query",
-    "Charge": "accounting",
-    "Curator": "curator",
-    "Keys": "keys",
-    "PrivacyPlan": "plan",
-    "PrivacyStatement": "statement",
-    "Query": "query",
-    "Sample": "query",
-    "Statistic": "query",
-    "attack_bound": "attack_bounds",
-    "create_ledger": "ledger",
-    "epsilon": "accounting",
-    "make_plan": "plan",
-    "parse_statement": "statement",
-    "read_ledger": "ledger",
+    "accounting": ("Charge", "epsilon"),
+    "attack_bounds": ("attack_bound",),
+    "curator": ("Curator",),
+    "keys": ("Keys",),
+    "ledger": ("create_ledger", "read_ledger"),
+    "plan": ("PrivacyPlan", "make_plan"),
+    "query": ("Answer", "Query", "Sample", "Statistic"),
+    "statement": ("PrivacyStatement", "parse_statement"),
 }
+_MODULES = {name: module for module, names in _EXPORTS.items() for name in names}
 
-__all__ = sorted(_EXPORTS)
+__all__ = sorted(_MODULES)
 
 
 def __getattr__(name: str) -> Any:
-    if name in _EXPORTS:
-        return getattr(importlib.import_module(f"dpformer.privacy.{_EXPORTS[name]}"), name)
+    if name in _MODULES:
+        return getattr(importlib.import_module(f"dpformer.privacy.{_MODULES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

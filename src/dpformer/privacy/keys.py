@@ -19,12 +19,9 @@ from dpformer.errors import PrivacyError
 
 
 class Uncopied:
-    """An object that is neither copied nor pickled: two copies would answer two queries for one charge.
+    """An object that is neither copied nor pickled: two copies would answer two queries for one charge."""
 
-    `copy` and `deepcopy` use `__reduce__` too.
-    """
-
-    def __reduce__(self) -> NoReturn:
+    def __reduce__(self) -> NoReturn:  # `copy` and `deepcopy` use it too
         raise PrivacyError(
             f"a {type(self).__name__} cannot be copied or pickled: its copy would answer again without a charge. Pass the object "
             "itself; in another process, resume the run from its folder"
@@ -74,12 +71,11 @@ class Keys(Uncopied):
         keys = cls.__new__(cls)
         try:
             keys._secret = bytes.fromhex(str(state["secret"]))
-            keys.place, keys.seeded = int(str(state["place"])), bool(state["seeded"])
+            keys.place, keys.seeded, keys._process = int(str(state["place"])), bool(state["seeded"]), os.getpid()
+            if len(keys._secret) != 32 or keys.place < 0:
+                raise ValueError("no 32 bytes, or a place below 0")
         except (KeyError, ValueError) as problem:
             raise PrivacyError(f"the keys of a checkpoint cannot be read ({problem}); it is damaged") from None
-        if len(keys._secret) != 32 or keys.place < 0:
-            raise PrivacyError("the keys of a checkpoint cannot be read; it is damaged")
-        keys._process = os.getpid()
         return keys
 
     def _derive(self, *parts: bytes) -> bytes:

@@ -96,9 +96,8 @@ class PrivacyPlan:
         steps = self.steps if steps is None else steps
         if not 0 <= steps <= self.steps:
             raise PrivacyError(f"step {steps} is not between 0 and the plan's {self.steps}")
-        if not steps:
-            return self.releases
-        return (*self.releases, Charge(GRADIENTS, self.noise_multiplier, self.rate, steps))
+        made = (Charge(GRADIENTS, self.noise_multiplier, self.rate, steps),) if steps else ()
+        return self.releases + made
 
     def epsilon_after(self, steps: int) -> Epsilon:
         """What has been spent after so many steps, the releases included."""
