@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import pandas
 import pytest
 
 from dpformer.data import Dataset, prepare
@@ -64,3 +65,64 @@ def test_quotes_that_are_closed_in_their_row_are_read(tmp_path: Path) -> None:
     dataset = prepare(log)
     assert others_of(dataset) == without
     assert "i, 1" in dataset.catalogue["item_id"].to_list()
+
+
+EVENTS = [{"user": f"u{user}", "item": f"i{item}", "time": 10**9 + item} for user in range(2, 12) for item in range(4)]
+# What one user's records are like: they have a key that goes before the one of all others.
+KEYS = {
+    "user": {"user_id": "u1", "user": "u1", "item": "i0", "time": 10**9},
+    "item": {"user": "u1", "item_id": "i0", "item": "i0", "time": 10**9},
+    "time": {"user": "u1", "item": "i0", "timestamp": 10**9},
+}
+NAMED = {"user": "user", "item": "item", "time": "time"}
+
+
+def write_lines(log: Path, events: list[dict[str, object]]) -> Path:
+    log.write_text("".join(json.dumps(event) + "\n" for event in events))
+    return log
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_a_key_of_one_user_does_not_become_the_column_of_all(key: str, tmp_path: Path) -> None:
+    """With --drop-missing all other users' events were dropped: they lack that key."""
+    log = write_lines(tmp_path / "log.jsonl", [*EVENTS[:5], KEYS[key], KEYS[key], *EVENTS[5:]])
+    with pytest.raises(DataError, match=r"--drop-missing.*--user NAME --item NAME.*--no-time"):
+        prepare(log, drop_missing=True)
+    read = others_of(prepare(log, drop_missing=True, **NAMED))
+    write_lines(log, EVENTS)
+    assert read == others_of(prepare(log, drop_missing=True, **NAMED))
+    assert sum(map(len, read.values())) == len(EVENTS)
+
+
+def test_the_first_row_of_a_file_without_header_does_not_name_the_columns_of_all(tmp_path: Path) -> None:
+    """One field more in it, and --drop-missing dropped all other rows: they had no time."""
+    log, rows = tmp_path / "log.csv", [f"{user},{item},{10**9 + item}" for user in range(2, 12) for item in range(4)]
+    log.write_text("\n".join(["1,0,5,1000000000", *rows]) + "\n")
+    with pytest.raises(DataError, match="--drop-missing"):
+        prepare(log, drop_missing=True)
+    named = {"user": "column_1", "item": "column_2", "time": "column_3"}
+    kept = prepare(log, drop_missing=True, **named)
+    assert sum(map(len, others_of(kept).values())) >= len(rows)
+
+
+@pytest.mark.parametrize("column", ["user_id", "item_id"])
+@pytest.mark.parametrize("catalogue", ["log", "private"])
+def test_one_missing_id_does_not_turn_whole_numbers_into_fractions(column: str, catalogue: str) -> None:
+    """pandas makes the column one of floats: the item 1 of all others was named 1.0 in the released catalogue."""
+    others = [{"user_id": user, "item_id": item} for user in range(2, 12) for item in range(4)]
+    without = prepare(pandas.DataFrame(others), catalogue=catalogue)
+    odd = {"user_id": 1, "item_id": 1, column: None}
+    read = prepare(pandas.DataFrame([*others, odd]), drop_missing=True, catalogue=catalogue)
+    assert read.catalogue.equals(without.catalogue)
+    assert others_of(read) == others_of(without)
+    with pytest.raises(DataError, match=rf"row 41, column '{column}': this float is not an id"):
+        prepare(pandas.DataFrame([*others, {**odd, column: 1.5}]), catalogue=catalogue)
+
+
+def test_the_first_line_does_not_decide_which_of_two_equal_keys_counts(tmp_path: Path) -> None:
+    """A first line of Python literals has all lines read by another parser."""
+    log, twice = tmp_path / "log.jsonl", '{"user":"u2","item":"a","item":"b"}\n{"user":"u2","item":"c"}\n'
+    log.write_text(twice)
+    without = others_of(prepare(log))
+    log.write_text("{'user':'u1','item':'a'}\n" + twice)
+    assert others_of(prepare(log)) == without

@@ -172,7 +172,7 @@ ID_TYPES = {
     "uint64": pl.Series([2**64 - 1, 1, 2**64 - 1], dtype=pl.UInt64),
     "far apart": pl.Series([-(2**63), 2**63 - 1, -(2**63)]),
     "negative": pl.Series([-3, 1, -3]),
-    "float": pl.Series([1.5, 2.0, 1.5]),
+    "float": pl.Series([1.0, 2.0, 1.0]),
     "bool": pl.Series([True, False, True]),
     "date": pl.Series(["2020-01-01", "2020-01-02", "2020-01-01"]).str.to_date(),
     "categorical": pl.Series(["a", "b", "a"], dtype=pl.Categorical),

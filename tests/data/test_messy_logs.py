@@ -160,8 +160,9 @@ def test_whole_numbers_beside_missing_values_are_whole_numbers():
     frame = pl.DataFrame({"customer": [7.0, 7.0, 10.0, None], "sku": [1.0, 2.0, float("nan"), 1.0]})
     dataset = prepare(frame, drop_missing=True)
     assert dataset.sequences.users.to_list() == [7]
-    assert dataset.catalogue["item_id"].to_list() == ["1", "2"]
-    assert prepare(frame.fill_nan(3.5), drop_missing=True).sequences.users.to_list() == [7, 10]
+    assert dataset.catalogue["item_id"].to_list() == [1, 2]
+    with pytest.raises(DataError, match=r"row 3, column 'sku': this float is not an id"):
+        prepare(frame.fill_nan(3.5), drop_missing=True)
 
 
 def test_histories_are_lists_of_lists(run):

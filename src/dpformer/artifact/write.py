@@ -4,6 +4,9 @@
 2. The checkpoints, which hold the keys of the noise, are unlinked, and the folder is synced.
 3. The files of the release are renamed into place, the model last; `private/` is removed.
 
+All files get the time of the oldest one, which was there before the first answer. Each answer is a file, folders are copied with
+the times of files, and how long a step took tells who was drawn into it.
+
 A crash before 2 resumes the run or its end. After 2 there is no secret left, and `resume` only renames. So a folder that has the
 model has no secrets and is whole. `read.refuse_unfinished` refuses any other, for everything that opens a folder.
 """
@@ -83,14 +86,24 @@ def complete(folder: Path) -> None:
             if path.name != RELEASE:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
         sync_folder(private)
+        _same_times(folder)
         if release.is_dir():
             for name in sorted((path.name for path in release.iterdir()), key=lambda name: name == MODEL):
                 os.replace(release / name, folder / name)
                 sync_folder(folder)  # before the next one: the model must be last on the disk too
             release.rmdir()
         private.rmdir()
+        _same_times(folder)
         sync_folder(folder)
     except OSError as error:
         raise DPFormerError(
             f"{private}: the end of the run could not be written ({error.strerror}); mend that, then: dpformer resume {folder}"
         ) from None
+
+
+def _same_times(folder: Path) -> None:
+    """Give all that is in a folder, and the folder, the time of its oldest file."""
+    paths = list(folder.rglob("*"))
+    oldest = min((path.stat().st_mtime_ns for path in paths if path.is_file()), default=0)
+    for path in (*paths, folder):
+        os.utime(path, ns=(oldest, oldest))

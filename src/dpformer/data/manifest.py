@@ -156,6 +156,12 @@ def open_log(source: Any, options: Options) -> Record:
         )
     # With a public catalogue, `title` names a column of it.
     log = read_log(source, options.wanted(titles=catalogue.mode != PUBLIC))
+    named = options.user and options.item and (options.time or options.no_time)
+    if options.drop_missing and log.named_by_rows and not (named or options.single_events):
+        raise DataError(
+            f"{log.name}: people's rows say which columns there are ({log.format}), so with --drop-missing one person's odd row "
+            "could remove the events of all others; name the columns: --user NAME --item NAME, and --time NAME or --no-time"
+        )
     if options.date is not None and TIME not in log.columns:
         raise DataError(f"{log.name}: has no times, which --split time needs; name the column with --time NAME")
     log = replace(log, nulls=options.nulls, time_format=options.time_format, fold_users=options.fold_users)

@@ -94,7 +94,7 @@ def check(record: Record, events: pl.LazyFrame) -> pl.LazyFrame:
 def _numbered(events: pl.DataFrame, log: Log) -> Events:
     """Number users and items. Takes columns out of the frame, to free their memory early."""
     items = ids.encode_items(events.drop_in_place(ITEM), log.untyped_ids)
-    users = ids.encode_users(events.drop_in_place(USER), ids.untyped_users(log))
+    users = ids.encode_users(events.drop_in_place(USER), log.untyped_ids)
     return Events(users, items, events.drop_in_place(TIME) if TIME in events.columns else None)
 
 

@@ -30,7 +30,7 @@ from dpformer.data.manifest import Record, open_log
 from dpformer.data.options import SINGLE_PASS, Options
 from dpformer.data.prepare import check, columns, reduce
 from dpformer.data.read.columns import ITEM, TIME, TITLE, USER
-from dpformer.data.read.ids import NO_TIME, sorted_ids, untyped_users, whole_numbers
+from dpformer.data.read.ids import NO_TIME, sorted_ids, whole_numbers
 from dpformer.data.read.log import READ_ERRORS, Log, first_line, scan
 from dpformer.data.sequences import TimeSplit, flat
 from dpformer.data.store import ITEMS, SHARDS, finish, whole_folder
@@ -214,7 +214,7 @@ def _write(
     titles = [pl.col(TITLE).cast(pl.String)] if TITLE in log.columns else []
     staged = disk.stream(log, columns(log, *titles).with_columns(pl.col(pl.Categorical).cast(pl.String)))
     kept = check(record, scan(staged)).drop(NO_TIME, TITLE, strict=False).with_row_index("row")
-    ids = log.collect(kept.select(pl.col(USER).unique())).to_series() if untyped_users(log) else pl.Series([None])
+    ids = log.collect(kept.select(pl.col(USER).unique())).to_series() if log.untyped_ids else pl.Series([None])
     if not whole_numbers(ids.cast(pl.String)).null_count():
         kept = kept.with_columns(pl.col(USER).cast(pl.Int64))
     frame = disk.read(disk.stream(log, kept))

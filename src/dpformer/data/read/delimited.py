@@ -61,7 +61,9 @@ def read_delimited(path: Path, text: str, wanted: Wanted) -> Log:
         rows = pl.scan_csv(path, infer_schema=False, new_columns=names, **form)
         frame = rows.filter(~pl.all_horizontal(pl.all().is_null()))  # blank lines
     explain = functools.partial(_fault, layout)
-    return Log(frame, str(path), layout.format, columns, explain, (path,), untyped_ids=True)
+    # Rows that are split at `::` have the same number of fields, or are refused.
+    by_rows = not layout.header and layout.separator != "::"
+    return Log(frame, str(path), layout.format, columns, explain, (path,), untyped_ids=True, named_by_rows=by_rows)
 
 
 def _layout(path: Path, text: str, wanted: Wanted) -> Layout:

@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 
 from dpformer.data.read.columns import ITEM, TIME, USER
-from dpformer.data.read.log import Log
+from dpformer.data.read.log import Log, first_row
 from dpformer.errors import DataError
 
 # Spellings of "no value", compared without case and surrounding blanks. A blank value is always missing.
@@ -39,12 +39,21 @@ def id_expression(log: Log, role: str) -> pl.Expr:
         return pl.when(text != "").then(text).cast(pl.Categorical)
     if dtype == pl.Binary:
         return column.bin.encode("hex").cast(pl.Categorical)
+    if dtype.is_float():
+        return _whole_floats(log, role)
     if dtype.is_numeric() or dtype.is_temporal() or dtype in (pl.Boolean, pl.Null):
-        if dtype.is_float():  # whole numbers beside missing values, as pandas has them: 7.0 is written as 7
-            return column.fill_nan(None).cast(pl.String).str.strip_suffix(".0").cast(pl.Categorical)
         return column.cast(pl.String).cast(pl.Categorical)
     name = log.columns[role]
     raise DataError(f"{log.name}: column {name!r} has type {dtype}, which is not an id; give whole numbers or text")
+
+
+def _whole_floats(log: Log, role: str) -> pl.Expr:
+    """Whole numbers beside missing values, as pandas has them, are whole numbers: one missing id changes nobody else's."""
+    column = pl.col(role).fill_nan(None)
+    row = first_row(log, log.frame, ~((column == column.floor()) & (column.abs() < 2**53)).fill_null(True))
+    if row is not None:
+        raise log.error(row, role, "this float is not an id", "give whole numbers below 2^53, or text")
+    return column.cast(pl.Int64)
 
 
 def check_item_ids(log: Log, ids: pl.Series) -> None:
@@ -72,11 +81,6 @@ def sorted_ids(ids: pl.Series, untyped: bool) -> pl.Series:
     if not untyped:
         return ids.sort()
     return pl.DataFrame({"number": whole_numbers(ids), "id": ids}).sort("number", "id", nulls_last=True)["id"]
-
-
-def untyped_users(log: Log) -> bool:
-    """Whether user ids become numbers if all of them are whole numbers: ids of a format without types, or floats."""
-    return log.untyped_ids or log.schema()[USER].is_float()
 
 
 def encode_items(column: pl.Series, untyped: bool) -> Coded:

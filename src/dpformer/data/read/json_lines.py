@@ -38,7 +38,7 @@ def read_json_lines(path: Path, wanted: Wanted) -> Log:
     explain = functools.partial(_fault, path, schema)
     texts = {name: [_text(record.get(name)) for _, record in sample[:SAMPLE_ROWS]] for name in names}
     shown = pl.DataFrame(texts, schema=dict.fromkeys(names, pl.String))
-    return Log(frame, str(path), form, columns, explain, (path,), sample=shown.lazy())
+    return Log(frame, str(path), form, columns, explain, (path,), sample=shown.lazy(), named_by_rows=True)
 
 
 def looks_like_json(path: Path, first: str) -> bool:
@@ -71,7 +71,7 @@ def _parse(path: Path, number: int, line: str) -> dict[str, Any]:
     if len(line) > LONGEST_LINE:
         raise DataError(f"{path}: line {number} has {len(line)} characters; write one event per line")
     record: Any = None
-    for parse in (json.loads, ast.literal_eval):
+    for parse in (_loads, ast.literal_eval):
         with suppress(ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
             record = parse(line)
             break
@@ -80,6 +80,11 @@ def _parse(path: Path, number: int, line: str) -> dict[str, Any]:
     if not isinstance(record, dict) or not all(isinstance(name, str) for name in record):
         raise DataError(f"{path}: line {number} is not a JSON object; write one {{...}} per line")
     return record
+
+
+def _loads(line: str) -> Any:
+    """Parse JSON. Of equal keys the first counts, as for polars: which of the two reads a line is decided by the first line."""
+    return json.loads(line, object_pairs_hook=lambda pairs: {**dict(pairs), **dict(reversed(pairs))})
 
 
 def _dtype(path: Path, role: str, name: str, sample: list[tuple[int, dict[str, Any]]]) -> pl.DataType:

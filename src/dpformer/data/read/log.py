@@ -25,6 +25,7 @@ class Log:
     unused_title: a column that looks like titles and was not requested. sample: rows with all columns, if `frame` has not all.
     raw: the table before `keep`, the condition on rows, if there is one. nulls: spellings of missing values. time_format: how
     times are written, if that was given. fold_users: whether letter case and blanks of user ids are ignored.
+    named_by_rows: whether people's rows say which columns there are: JSON lines, and files without a header.
     """
 
     frame: pl.LazyFrame
@@ -41,6 +42,7 @@ class Log:
     nulls: tuple[str, ...] = ()
     time_format: str | None = None
     fold_users: bool = False
+    named_by_rows: bool = False
 
     def collect(self, frame: pl.LazyFrame) -> pl.DataFrame:
         """Read `frame` as a stream."""
