@@ -2,7 +2,7 @@
 
     python examples/transformer.py [steps]
 
-Compare `dpformer fit --preset pure`, which trains the same kind of model with all that the library has for it: micro-batches by
+Compare `dpformer fit --preset dpformer`, which trains the same kind of model with all that the library has for it: micro-batches by
 length, averages, and a head that never holds all logits.
 """
 

@@ -1,7 +1,7 @@
 """Audit every preset at two claims, and write the table of attacks, bounds and controls into docs/trust.md.
 
 python scripts/attack_table.py            half an hour of one core; docs/results/audit.json has all figures
-    python scripts/attack_table.py --presets pure        some of them again
+    python scripts/attack_table.py --presets paper       some of them again
 python scripts/attack_table.py --only-table        write the table again from docs/results/audit.json
 """
 

@@ -9,13 +9,11 @@ from pathlib import Path
 RESULTS = Path(__file__).parent.parent / "docs" / "results"
 SETS = {"table-1": "ML-1M", "table-2": "Games"}
 EPSILONS = (5.0, 8.0, 10.0)
-PURE = "DPFormer, pure, all but the test item"
 # Label, method of docs/results/table-*.json, and which of its figures.
 ROWS = (
     ("popularity, not private", "popularity, not private", "ndcg@10"),
     ("the paper's DPFormer, as reported (delta not stated)", "DPFormer, pure", "reported ndcg@10"),
-    ("`pure`: a Transformer trained by DP-SGD alone", PURE, "ndcg@10"),
-    ("`pure`, an earlier recipe, trained without the last two items", "DPFormer, pure", "ndcg@10"),
+    ("**`dpformer`**: a Transformer trained by DP-SGD", "DPFormer, pure, all but the test item", "ndcg@10"),
     ("`transitions`: statistics, no network", "DP transitions, all but the test item", "ndcg@10"),
     (
         "`whole`: statistics and DP-SGD, an earlier recipe",
@@ -51,8 +49,6 @@ def results() -> str:
         if not any(figures):  # not private: one figure for each data set
             without = {name: found.get((name, method, math.inf), {}).get(key) for name in SETS}
             figures = [without[name] if e == EPSILONS[0] else None for name in SETS for e in EPSILONS]
-        if method == PURE and not all(figures):
-            continue  # until all of its cells are run, the row of the earlier recipe stands for it
         if any(figures):  # a method that has not been run has no row
             rows.append((label, ["" if figure is None else f"{figure:.2f}" for figure in figures]))
     return _table(head, rows)

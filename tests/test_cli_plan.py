@@ -25,7 +25,7 @@ def demo(tmp_path_factory):
 @pytest.mark.parametrize("preset", PRESETS)
 def test_it_plans_what_fit_does(demo, tmp_path, dpformer, preset):
     options = ["--preset", preset, "--epsilon", 5]
-    if preset in ("pure", "whole", "paper"):
+    if preset in ("dpformer", "whole", "paper"):
         options += ["--set", "epochs=2"]
     figures = strict_json(dpformer("plan", demo, *options, "--json").out)
     settings = {"epochs": 2} if len(options) > 4 else {}

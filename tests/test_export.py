@@ -26,7 +26,7 @@ SMALL = {"d": 8, "max_length": 6}
 STEPS = {**SMALL, "epochs": 2.0}
 KINDS = {
     **{name: {"preset": name} for name in PRESETS},
-    **{name: {"preset": name, **STEPS} for name in ("pure", "whole", "paper")},
+    **{name: {"preset": name, **STEPS} for name in ("dpformer", "whole", "paper")},
     "gru": {"model": "gru", **STEPS, "max_length": 3, "histogram": False},
     "lstm": {"model": "lstm", **STEPS},
     "blocks": {"blocks": 2, **STEPS},
@@ -108,7 +108,7 @@ def test_onnx_and_torch_export_score_as_the_model_does(kind, exported):
     assert not (out / "table.safetensors").exists()
 
 
-@pytest.mark.parametrize("kind", ["pure", "gru", pytest.param("untied", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", ["dpformer", "gru", pytest.param("untied", marks=pytest.mark.slow)])
 def test_states_and_the_table_score_as_the_model_does(kind, exported):
     onnxruntime = pytest.importorskip("onnxruntime")
     run, out = exported(kind, states=True)
@@ -181,7 +181,7 @@ def test_what_cannot_be_exported_is_refused_with_the_cure(runs, dpformer, tmp_pa
     assert "--onnx, --torch" in dpformer("export", run).err
     done = dpformer("export", run, "--onnx", "--states")
     assert (done.code, done.err.count("\n")) == (2, 1)
-    assert "--preset pure" in done.err
+    assert "--preset dpformer" in done.err
     copy = Path(shutil.copytree(runs("gru"), tmp_path / "copy"))
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     assert "pip install 'dpformer[onnx]'" in dpformer("export", copy, "--onnx").err

@@ -3,7 +3,16 @@
 import json
 from pathlib import Path
 
-from dpformer_experiments.reproduce import ceiling, common, convergence, heat_maps, queue_of_runs, regimes, tables
+from dpformer_experiments.reproduce import (
+    ceiling,
+    common,
+    convergence,
+    heat_maps,
+    queue_of_runs,
+    regimes,
+    same_seed,
+    tables,
+)
 from dpformer_experiments.reproduce.cells import Cell
 from dpformer_experiments.reproduce.methods import METHODS, in_order
 from dpformer_experiments.reproduce.runner import CellResult, Running, run_cells
@@ -73,3 +82,26 @@ def test_a_ceiling_is_without_privacy_and_gives_records(demo, tmp_path):
     figures = ceiling.measure([CellResult(cell, tmp_path) for cell in ceiling.cells()])
     assert figures["records"] == []
     assert [row[2] for row in ceiling.page(figures).rows] == ["queued", "queued"]
+
+
+def test_runs_that_finished_before_the_preset_was_renamed_are_found():
+    lines = {line["key"]: line for line in read_lines(RUNS) if "key" in line}
+    cells = [cell for cell in in_order(METHODS, "ml-1m", 1) if cell.method == "DPFormer, pure, all but the test item"]
+    assert {cell.settings()["preset"] for cell in cells} == {"pure"}
+    assert all("--preset dpformer" in cell.command("table-1") for cell in cells)
+    prints = {line["data"] for line in lines.values() if line["dataset"] == "ml-1m" and "defaults" in line}
+    assert all(any(cell.key(data) in lines for data in prints) for cell in cells)
+
+
+def test_runs_of_one_seed_share_their_noise_only_while_their_sums_are_equal(monkeypatch):
+    monkeypatch.setattr(same_seed, "RECIPE", {**same_seed.RECIPE, "epochs": 1.0, "vocabulary": 50, "d": 8})
+    figures = same_seed.run(epsilon=20.0)
+    rows = {(row["noise by"], row["run"]): row["first gradient, in noise"] for row in figures["rows"]}
+    both = ("sum and place", "place alone")
+    for noise in both:
+        assert rows[noise, "again"] == rows[noise, "errors tracked, attention plain"] == 0
+        assert 1.3 < rows[noise, "another seed"]
+    assert 1.3 < rows["sum and place", "Re-Attention"] < 1.5
+    assert 0 < rows["place alone", "Re-Attention"] < 0.1
+    assert 0 < rows["place alone", "first weights changed by 1e-7"] < 1e-3
+    assert len(same_seed.page(figures).rows) == len(rows)

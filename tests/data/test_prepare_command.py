@@ -103,11 +103,24 @@ def test_demo(tmp_path: Path, dpformer: Callable, monkeypatch: pytest.MonkeyPatc
     assert done.code == 0, done
     assert "The Harbour" in done.out
     assert "differential privacy" in done.out
+    assert "before clipping*" in done.out
+    assert "* computed on people's data without noise, to look at: not private" in done.out
     assert "Not evaluated" not in Path("demo-output/report.html").read_text()
     assert len(load("demo-output/data").sequences) == 3000
     figures = json.loads(dpformer("demo", "--epsilon", "4", "--json").out)
-    assert len(figures["test"]) == 4
+    assert list(figures["test"]) == ["default", "dpformer", "transitions", "popularity, not private"]
     assert figures["privacy"]["epsilon"] <= 4
+    did = figures["did"]
+    assert did["default"].keys() == {"releases", "epsilon"}
+    assert did["default"]["releases"] == 4
+    steps = did["dpformer"]
+    assert (steps["releases"], steps["steps"], steps["users_per_step"], steps["clipped_to"]) == (1, 80, 750, 1.0)
+    assert 3.5 < steps["epsilon"] <= 4
+    assert steps["norms_not_private"] == sorted(steps["norms_not_private"])
+    assert steps["norms_not_private"][0] > 0
+    assert not steps["reattention"]
+    assert 0 < steps["attention_shift_not_private"] < 0.5
+    assert min(steps["seconds_per_step"], steps["seconds_per_step_of_plain_pytorch"]) > 0
 
 
 def test_preparing_needs_no_torch(log: Path, tmp_path: Path):

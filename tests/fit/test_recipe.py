@@ -37,23 +37,28 @@ def test_settings_from_preset_file_and_options(tmp_path):
     assert make_recipe() == make_recipe("default") == Recipe.model_validate(PRESETS["default"])
 
 
+def test_an_earlier_name_of_a_preset_still_works():
+    assert make_recipe("pure", d=8) == make_recipe("dpformer", d=8)
+    assert command(make_recipe("pure"))["preset"] == "dpformer"
+
+
 @pytest.mark.parametrize("preset", PRESETS)
 def test_every_preset_is_a_recipe(preset):
     recipe = make_recipe(preset)
     assert sum(recipe.shares().values()) == pytest.approx(1) or recipe.steps_on_data
-    if preset in ("pure", "paper"):
+    if preset in ("dpformer", "paper"):
         assert not make_recipe(preset, epsilon=INF).plan(100).private
         return
-    with pytest.raises(DPFormerError, match="take preset pure or paper"):
+    with pytest.raises(DPFormerError, match="take preset dpformer or paper"):
         make_recipe(preset, epsilon=INF)
 
 
 @pytest.mark.parametrize(
     ("preset", "name", "value", "place"),
     [
-        ("pure", "epochs", 3.0, "dpsgd.epochs"),
-        ("pure", "dpsgd.epochs", 3.0, "dpsgd.epochs"),
-        ("pure", "share", 0.2, "histogram.share"),
+        ("dpformer", "epochs", 3.0, "dpsgd.epochs"),
+        ("dpformer", "dpsgd.epochs", 3.0, "dpsgd.epochs"),
+        ("dpformer", "share", 0.2, "histogram.share"),
         ("default", "steps", 7, "distil.steps"),
         ("whole", "transitions.share", 0.2, "transitions.share"),
         ("whole", "transitions", {"share": 0.2}, "transitions.share"),
@@ -76,10 +81,10 @@ def test_a_recipe_is_changed_where_it_has_the_setting():
 
 
 def test_stages_replace_those_of_the_preset():
-    recipe = make_recipe("pure", stages=[{"stage": "dpsgd", "epochs": 3}], vocabulary=None)
+    recipe = make_recipe("dpformer", stages=[{"stage": "dpsgd", "epochs": 3}], vocabulary=None)
     assert [stage.stage for stage in recipe.stages] == ["dpsgd"]
     assert recipe.shares() == {}
-    recipe = make_recipe("pure", stages=[{"stage": "histogram"}, {"stage": "dpsgd"}], epochs=4)
+    recipe = make_recipe("dpformer", stages=[{"stage": "histogram"}, {"stage": "dpsgd"}], epochs=4)
     assert recipe.stage(DPSGDSettings).epochs == 4
     assert recipe.stage(HistogramSettings).share == 0.03
 
@@ -87,13 +92,13 @@ def test_stages_replace_those_of_the_preset():
 @pytest.mark.parametrize(
     ("preset", "name", "others"),
     [
-        ("default", "epochs", "pure, whole, paper"),
-        ("default", "dpsgd.epochs", "pure, whole, paper"),
-        ("pure", "distil.steps", "default"),
-        ("pure", "weight", "default, whole, transitions"),
+        ("default", "epochs", "dpformer, whole, paper"),
+        ("default", "dpsgd.epochs", "dpformer, whole, paper"),
+        ("dpformer", "distil.steps", "default"),
+        ("dpformer", "weight", "default, whole, transitions"),
         ("paper", "transitions.weight", "default, whole, transitions"),
-        ("transitions", "network.d", "default, pure, whole, paper"),
-        ("popularity", "d", "default, pure, whole, paper"),
+        ("transitions", "network.d", "default, dpformer, whole, paper"),
+        ("popularity", "d", "default, dpformer, whole, paper"),
     ],
 )
 def test_a_setting_that_the_preset_lacks_names_presets_that_have_it(preset, name, others):
@@ -123,7 +128,7 @@ def test_an_ambiguous_name_is_refused(preset):
 )
 def test_an_unknown_name_is_refused_with_a_suggestion(name, message):
     with pytest.raises(DPFormerError) as error:
-        make_recipe("pure", **{name: 1})
+        make_recipe("dpformer", **{name: 1})
     assert str(error.value).startswith(message)
 
 
@@ -139,7 +144,7 @@ def test_presets_of_earlier_versions_name_those_of_now(preset):
         make_recipe(preset)
 
 
-# Wrong values, as a file of settings for preset pure
+# Wrong values, as a file of settings for preset dpformer
 
 
 WRONG = [
@@ -181,7 +186,7 @@ WRONG = [
 def test_a_wrong_setting_is_one_line_and_makes_no_run(text, message, tmp_path, data, dpformer):
     (tmp_path / "settings.toml").write_text(text)
     folder = tmp_path / "run"
-    done = dpformer("fit", data, "--run", folder, "--preset", "pure", "--config", tmp_path / "settings.toml")
+    done = dpformer("fit", data, "--run", folder, "--preset", "dpformer", "--config", tmp_path / "settings.toml")
     assert done.code == 2, done
     assert done.err.startswith("error: ")
     assert done.err.count("\n") == 1, done.err
@@ -197,7 +202,7 @@ def test_a_wrong_setting_is_one_line_and_makes_no_run(text, message, tmp_path, d
 def test_a_recipe_is_read_as_it_was_written(preset, options):
     recipe = make_recipe(preset, **options)
     assert Recipe.model_validate(json.loads(json.dumps(recipe.settings(), allow_nan=False))) == recipe
-    if preset in ("pure", "paper"):
+    if preset in ("dpformer", "paper"):
         recipe = make_recipe(preset, epsilon=INF, **options)
         assert Recipe.model_validate(json.loads(json.dumps(recipe.settings(), allow_nan=False))) == recipe
 
@@ -246,15 +251,15 @@ STEPS: dict[str, Any] = {"stage": "dpsgd", "epochs": 2}
 CHANGED: list[tuple[str, dict[str, Any]]] = [
     ("default", {"d": 16, "distil.steps": 7, "transitions.weight": 0.0}),
     ("default", {"histogram.share": 0.5, "transitions.share": 0.5, "vocabulary": None}),
-    ("pure", {"model": "lstm", "recency": None, "seed": 4}),
-    ("pure", {"epsilon": INF, "batch_size": 100, "max_norm": 0.5}),
-    ("pure", {"tuning": "none", "hold_out": "nothing", "population": 900}),
+    ("dpformer", {"model": "lstm", "recency": None, "seed": 4}),
+    ("dpformer", {"epsilon": INF, "batch_size": 100, "max_norm": 0.5}),
+    ("dpformer", {"tuning": "none", "hold_out": "nothing", "population": 900}),
     ("whole", {"transitions.share": 0.9, "tuning": {"kind": "listed", "configurations": ["a", "b c"]}}),
     ("paper", {"batch_size": None, "reattention": "off", "tied": False}),
     ("transitions", {"delta": 1e-9, "weight": 0.25}),
     ("popularity", {"epsilon": 0.5}),
-    ("pure", {"stages": [STEPS], "vocabulary": None}),
-    ("pure", {"stages": [{"stage": "histogram", "share": 0.1}, STEPS], "d": 9}),
+    ("dpformer", {"stages": [STEPS], "vocabulary": None}),
+    ("dpformer", {"stages": [{"stage": "histogram", "share": 0.1}, STEPS], "d": 9}),
     (
         "whole",
         {"stages": [{"stage": "histogram"}, {"stage": "transitions", "share": 0.2}, {"stage": "distil"}, STEPS]},
@@ -284,8 +289,8 @@ def test_the_command_of_a_recipe_makes_the_same_recipe(preset, options):
 
 
 def test_the_command_names_what_differs_only():
-    way = command(make_recipe("pure", epochs=3, d=8, epsilon=2))
-    assert way == {"preset": "pure", "epsilon": 2.0, "set": {"network.d": 8, "dpsgd.epochs": 3.0}}
+    way = command(make_recipe("dpformer", epochs=3, d=8, epsilon=2))
+    assert way == {"preset": "dpformer", "epsilon": 2.0, "set": {"network.d": 8, "dpsgd.epochs": 3.0}}
 
 
 def test_the_command_can_be_typed(tmp_path, data, dpformer):
@@ -343,7 +348,7 @@ def test_the_documentation_has_every_preset_and_no_other_setting():
     assert documented == [name for group in GROUPS for name in settings_of(group)]
 
 
-@pytest.mark.parametrize("preset", ["pure", "paper", "whole"])
+@pytest.mark.parametrize("preset", ["dpformer", "paper", "whole"])
 def test_another_network_leaves_out_what_only_a_transformer_has(preset):
     recipe = make_recipe(preset, model="gru")
     assert recipe.network.model == "gru"
@@ -352,7 +357,7 @@ def test_another_network_leaves_out_what_only_a_transformer_has(preset):
 
 
 def test_a_change_of_a_group_that_does_not_exist_is_an_error():
-    recipe = make_recipe("pure")
+    recipe = make_recipe("dpformer")
     assert recipe.changed({"distil.steps": 2}) == recipe  # a stage that the recipe lacks
     with pytest.raises(KeyError, match="dpgsd"):
         recipe.changed({"dpgsd.epochs": 2})

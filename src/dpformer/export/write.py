@@ -112,7 +112,7 @@ def _whole_network(model: Recommender) -> Network:
     if not isinstance(model, Network):
         raise DPFormerError(
             f"states are for a model that is one network, not for {model.spec.name!r}: export the scores, or fit with "
-            "--preset pure"
+            "--preset dpformer"
         )
     return model
 

@@ -20,8 +20,10 @@ from dpformer.fit.recipe import STAGES, TRANSFORMER_ONLY, NetworkSettings, Recip
 Values = dict[str, Any]
 _HISTOGRAM = {"stage": "histogram", "share": 0.03}
 # DP-SGD alone. docs/statistics.md has what each setting is worth.
-_PURE = {"max_length": 200, "vocabulary": 1000, "recency": 1.2}
-_PURE_STEPS = {"stage": "dpsgd", "epochs": 20.0}
+_DPSGD = {"max_length": 200, "vocabulary": 1000, "recency": 1.2}
+_STEPS = {"stage": "dpsgd", "epochs": 20.0}
+# Earlier names that still work.
+FORMER = {"pure": "dpformer"}
 
 PRESETS: dict[str, Values] = {
     # The statistics with the whole budget, and a Transformer that learns from them: no steps on people's data. The best on the
@@ -30,11 +32,12 @@ PRESETS: dict[str, Values] = {
         "network": {"d": 64, "max_length": 30, "vocabulary": 1500, "recency": 1.2},
         "stages": [_HISTOGRAM, {"stage": "transitions", "share": 0.97, "weight": 2.0}, {"stage": "distil"}],
     },
-    "pure": {"network": _PURE, "stages": [_HISTOGRAM, _PURE_STEPS]},
-    # `pure` beside the transitions, from one budget.
+    # The best Transformer trained by DP-SGD. Re-Attention is off: it did not pay (docs/reattention.md).
+    "dpformer": {"network": _DPSGD, "stages": [_HISTOGRAM, _STEPS]},
+    # `dpformer` beside the transitions, from one budget.
     "whole": {
-        "network": _PURE,
-        "stages": [_HISTOGRAM, {"stage": "transitions", "share": 0.35, "weight": 0.5}, _PURE_STEPS],
+        "network": _DPSGD,
+        "stages": [_HISTOGRAM, {"stage": "transitions", "share": 0.35, "weight": 0.5}, _STEPS],
     },
     # The paper's settings, with one choice of its grid of batch sizes and learning rates.
     "paper": {
@@ -56,14 +59,21 @@ PRESETS: dict[str, Values] = {
 }
 
 
+def named(preset: str) -> str:
+    """The name of a preset, from this or its earlier one."""
+    name = FORMER.get(preset, preset)
+    if name not in PRESETS:
+        raise DPFormerError(f"no preset is called {preset!r}; there are: {', '.join(PRESETS)}")
+    return name
+
+
 def make_recipe(preset: str = "default", file: Path | None = None, **options: Any) -> Recipe:
     """A recipe from a preset, then a TOML file, then options.
 
     Names of options: see above; `network`, `tuning` or a stage's name with a dict sets several; `stages` with a list of dicts
     replaces the preset's stages.
     """
-    if preset not in PRESETS:
-        raise DPFormerError(f"no preset is called {preset!r}; there are: {', '.join(PRESETS)}")
+    preset = named(preset)
     values, given_names = copy.deepcopy(PRESETS[preset]), set[str]()
     given = [(f"{file}: ", _read(file))] if file else []
     for where, source in [*given, ("", options)]:

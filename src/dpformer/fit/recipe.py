@@ -216,7 +216,7 @@ class Recipe(Settings):
         if (self.network is not None) != bool({"distil", "dpsgd"} & set(names)):
             raise ValueError("a network goes with the stages distil and dpsgd, and with no others")
         if math.isinf(self.epsilon) and set(names) - {"histogram"} != {"dpsgd"}:
-            raise ValueError("without privacy (epsilon inf) there are steps alone: take preset pure or paper")
+            raise ValueError("without privacy (epsilon inf) there are steps alone: take preset dpformer or paper")
         total = sum(self.shares().values())
         if "dpsgd" in names and total >= 1:
             raise ValueError(f"the shares of the stages sum to {total:g} and leave nothing for the steps; lower one")

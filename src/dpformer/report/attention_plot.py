@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from dpformer.models import Transformer
+
 
 def popularity_groups(frequencies: Tensor, shares: tuple[float, ...] = (0.5, 0.3, 0.2)) -> Tensor:
     """Items `[items + 1]` by popularity: group 0 holds the most popular ones that make up the first share of all occurrences
@@ -38,3 +40,13 @@ def attention_lift(scores: Tensor, s: Tensor, groups: Tensor) -> Tensor:
     expected = (uniform.to(scores) * rows).sum(1)
     group = groups[s]
     return torch.stack([received[group == g].sum() / expected[group == g].sum() for g in range(int(groups.max()) + 1)])
+
+
+def attention_shift(network: Transformer, history: Tensor) -> float:
+    """How far Re-Attention moves attention: mean total variation from plain attention, over the rows of the first block.
+
+    history `[B, L]`: item ids, 0 after the end.
+    """
+    items, maps = network.attention_maps(history)
+    corrected, plain = (maps[name][0] for name in ("with Re-Attention", "plain attention"))
+    return float(((corrected - plain).abs().sum(-1).mean(1) / 2)[items > 0].mean())

@@ -10,12 +10,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dpformer.fit.presets import command, make_recipe
+from dpformer.fit.presets import FORMER, command, make_recipe
 from dpformer.fit.recipe import Recipe, TransitionsSettings
 from dpformer.statistics.settings import TransitionSettings
 
 # Settings of a recipe on which its figures do not depend.
 FREE = {"tuning"}
+# Keys keep the name that a preset had when the first runs finished.
+FORMER_NAMES = {name: former for former, name in FORMER.items()}
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ class Cell:
             return settings | self.options
         typed = command(self.recipe)
         changed = {name: value for name, value in typed["set"].items() if name not in FREE}
-        settings |= {"preset": typed["preset"], "set": changed}
+        settings |= {"preset": FORMER_NAMES.get(typed["preset"], typed["preset"]), "set": changed}
         if self.recipe.stage(TransitionsSettings) is not None:
             settings["statistics"] = repr(TransitionSettings())
         return settings

@@ -35,7 +35,7 @@ FAMILIES: dict[str, str] = {
         "and the rate 0.003. Two rows at epsilon 8, one seed, show what these settings give. What is known of the "
         "reasons: the paper does not state its delta (fastDP, which it builds on, takes 1 / (2 users) by "
         "default); it reports the best of 25 settings on the test item; and dropout, no output bias and the whole "
-        "catalogue each cost accuracy under noise (docs/pure.md)."
+        "catalogue each cost accuracy under noise (docs/statistics.md)."
     ),
     OURS: ("Our presets, their settings chosen on the validation item, then trained on all but the test item."),
     BASELINES: ("Trained on all but the last two items."),

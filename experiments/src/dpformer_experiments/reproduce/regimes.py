@@ -1,6 +1,8 @@
 """Re-Attention in paired runs: without, with the paper's error model, and with the noise that has accumulated, by regime.
 
-Runs of a pair have the same seed, so the same batches and the same noise. Each regime changes one thing of the first.
+Runs of a pair have the same seed: the same histogram, first weights and batches. Their noise differs: its key has the sum in it
+(`dpformer.privacy.keys`), and sums differ from the first step. So gains spread as the difference of two independent runs does.
+Each regime changes one thing of the first.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ import statistics
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from dpformer.errors import DPFormerError
 from dpformer_experiments.reproduce import common
 from dpformer_experiments.reproduce.cells import Cell
 from dpformer_experiments.reproduce.page import Page, new_figure
@@ -23,9 +26,12 @@ OFF, PAPER, ACCUMULATED = "off", "logits", "accumulated"
 NAMES = {OFF: "off", PAPER: "the paper's errors", ACCUMULATED: "accumulated errors"}
 WHOLE = {"ml-1m": 3416, "amazon-games": 23715}
 # Pre-norm, learned positions, the whole catalogue with an output bias, 40 steps of half of all users.
-BASE: dict[str, Any] = {**common.RECIPE, "learning_rate": 0.03}
-# Name: data set, epsilon, what it changes. In the order of their value.
-REGIMES: dict[str, tuple[str, float, dict[str, Any]]] = {
+BASE: dict[str, dict[str, Any]] = {
+    name: {"vocabulary": items, **common.RECIPE, "learning_rate": 0.03, **common.HALF[name]}
+    for name, items in WHOLE.items()
+}
+# Name: data set, epsilon, what it changes of `BASE`; None for the preset `pure` as it is. In the order of their value.
+REGIMES: dict[str, tuple[str, float, dict[str, Any] | None]] = {
     "whole catalogue, pre-norm": ("ml-1m", 8.0, {}),
     "epsilon 2": ("ml-1m", 2.0, {}),
     "epsilon 1": ("ml-1m", 1.0, {}),
@@ -36,6 +42,8 @@ REGIMES: dict[str, tuple[str, float, dict[str, Any]]] = {
     "longer training, 160 steps": ("ml-1m", 8.0, {"epochs": 80.0, "learning_rate": 0.015}),
     "d = 64": ("ml-1m", 8.0, {"d": 64}),
     "Games, whole catalogue": ("amazon-games", 8.0, {}),
+    "Games, preset pure as it is": ("amazon-games", 8.0, None),
+    "preset pure as it is": ("ml-1m", 8.0, None),
 }
 
 
@@ -48,13 +56,7 @@ def cells(seeds: int = SEEDS) -> list[Cell]:
             epsilon,
             seed,
             preset="pure",
-            options={
-                "vocabulary": WHOLE[dataset],
-                **BASE,
-                **common.HALF[dataset],
-                **change,
-                "reattention": correction,
-            },
+            options={**({} if change is None else {**BASE[dataset], **change}), "reattention": correction},
         )
         for name, (dataset, epsilon, change) in REGIMES.items()
         for seed in range(1, seeds + 1)
@@ -62,10 +64,16 @@ def cells(seeds: int = SEEDS) -> list[Cell]:
     ]
 
 
-def run(*, how: Running, seeds: int = SEEDS) -> dict[str, Any]:
-    """Run all cells that are not finished."""
+def run(*, how: Running, seeds: int = SEEDS, method: Sequence[str] = ()) -> dict[str, Any]:
+    """Run all cells that are not finished. method: of these regimes alone."""
     check_seeds(seeds)
-    return measure(run_cells(cells(seeds), how.prepared(common.SETS), how))
+    if unknown := set(method) - set(REGIMES):
+        raise DPFormerError(f"no regime is called {min(unknown)!r}; there are: {', '.join(REGIMES)}")
+
+    def wanted(cell: Cell) -> bool:
+        return not method or cell.method.rpartition(": ")[0] in method
+
+    return measure(run_cells(cells(seeds), how.prepared(common.SETS), how, wanted))
 
 
 def measure(outcomes: Sequence[CellResult]) -> dict[str, Any]:

@@ -31,6 +31,7 @@ from dpformer.fit.scorers import count_events
 from dpformer.fit.stage import Progress
 from dpformer.models import Recommender
 from dpformer.models.transformer import Transformer
+from dpformer.report.attention_plot import attention_shift
 from dpformer_experiments.reproduce.cells import FREE, Cell
 from dpformer_experiments.reproduce.data_sets import fingerprint
 from dpformer_experiments.reproduce.runs import append_line, read_lines
@@ -152,7 +153,7 @@ def train(cell: Cell, data: Path, folder: Path, should_stop: ShouldStop, on_step
     record: Done = {**figures, "privacy": privacy, "statement": sha256(place / PRIVACY)}
     if (variances := item_variances(model.model)) is not None:
         record["item variances"] = variances
-        record["attention shift"] = attention_shift(model.model, load(data))
+        record["attention shift"] = shift_of(model.model, load(data))
     if cell.every is not None:
         record["iterates"] = read_lines(folder / ITERATES)
     return record
@@ -218,19 +219,13 @@ def item_variances(model: Recommender, points: int = 40) -> Done | None:
     return {"rank": ranks, "variance": [float(f"{network.var_items[rank]:.4g}") for rank in ranks]}
 
 
-def attention_shift(model: Recommender, dataset: Dataset, users: int = 256) -> float:
-    """How far the correction moves attention: mean total variation from the uncorrected, over the rows of the first block.
-
-    It is measured on some users' histories, so it is not private.
-    """
+def shift_of(model: Recommender, dataset: Dataset, users: int = 256) -> float:
+    """How far the correction moves attention, on some users' histories: not private."""
     network = model.trained_network()
     assert isinstance(network, Transformer)
     held = held_out(dataset.sequences, "test")
     batch = collate(held.histories, held.evaluated[:users], network.spec.max_length)
-    items, maps = network.attention_maps(batch.tokens)
-    corrected, plain = (maps[name][0] for name in ("with Re-Attention", "plain attention"))
-    distances = (corrected - plain).abs().sum(-1)[:, 0] / 2
-    return float(f"{distances[items > 0].mean():.4g}")
+    return float(f"{attention_shift(network, batch.tokens):.4g}")
 
 
 def popularity(cell: Cell, data: Path, folder: Path, should_stop: ShouldStop, on_step: OnStep) -> Done:

@@ -26,7 +26,7 @@ from dpformer.artifact.read import refuse_unfinished
 from dpformer.data import Sequences
 from dpformer.errors import DPFormerError
 from dpformer.fit.folder import read_recipe
-from dpformer.fit.presets import PRESETS, make_recipe
+from dpformer.fit.presets import make_recipe, named
 from dpformer.fit.recipe import Recipe, TransitionsSettings, Tuning
 from dpformer.fit.run import start
 from dpformer.privacy import Answer, Curator, Query
@@ -99,9 +99,7 @@ class Game:
 
 def of_preset(preset: str, epsilon: float = 8.0, seed: int = 1, fits: int | None = None) -> Setting:
     """A preset at a claim."""
-    if preset not in PRESETS:
-        raise DPFormerError(f"no preset is called {preset!r}; there are: {', '.join(PRESETS)}")
-    return _setting(f"preset {preset}", make_recipe(preset, epsilon=epsilon), seed, fits)
+    return _setting(f"preset {named(preset)}", make_recipe(preset, epsilon=epsilon), seed, fits)
 
 
 def of_run(folder: Path, seed: int = 1, fits: int | None = None) -> Setting:
