@@ -2,8 +2,8 @@
 
     python examples/transformer.py [steps]
 
-Compare `dpformer fit --preset dpformer`, which trains the same kind of model with all that the library has for it: micro-batches by
-length, averages, and a head that never holds all logits.
+Compare `dpformer fit --preset dpformer`, which trains the same kind of model with all that the library has for it: micro-batches
+by length, averages, and a head that never holds all logits.
 """
 
 import sys

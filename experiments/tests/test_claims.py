@@ -14,7 +14,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 def folder_of(tmp_path: Path, values: dict[str, float]) -> Path:
     rows = [
-        {"dataset": "ml-1m", "method": row_name(name, "common recipe"), "epsilon": 8.0, "ndcg@10": value}
+        {"dataset": "ml-1m", "method": row_name(name, "common recipe"), "epsilon": 8.0, "ndcg@10": value, "seeds": [1]}
         for name, value in values.items()
     ]
     (tmp_path / "results").mkdir(exist_ok=True)
@@ -29,7 +29,7 @@ def test_a_verdict_follows_from_the_figures(tmp_path):
     assert rows["Sharing the embedding is essential under DP-SGD"]["verdict"].startswith(claims.HOLDS)
     recurrent = rows["The Transformer outperforms GRU and LSTM"]
     assert recurrent["verdict"] == f"{claims.DOES_NOT} (0 of 1; 5 to come)"
-    assert recurrent["measured"] == "ml-1m at 8: Transformer 5.00, GRU 6.00, LSTM 4.00"
+    assert recurrent["measured"] == "ml-1m at 8 (1 seed): Transformer 5.00, GRU 6.00, LSTM 4.00"
     [gain] = [row for name, row in rows.items() if name.startswith("Re-Attention")]
     assert "+8.0 % (reported +9 %)" in gain["measured"]
     assert gain["verdict"].startswith(claims.HOLDS)

@@ -100,7 +100,7 @@ def test_runs_of_one_seed_share_their_noise_only_while_their_sums_are_equal(monk
     both = ("sum and place", "place alone")
     for noise in both:
         assert rows[noise, "again"] == rows[noise, "errors tracked, attention plain"] == 0
-        assert 1.3 < rows[noise, "another seed"]
+        assert rows[noise, "another seed"] > 1.3
     assert 1.3 < rows["sum and place", "Re-Attention"] < 1.5
     assert 0 < rows["place alone", "Re-Attention"] < 0.1
     assert 0 < rows["place alone", "first weights changed by 1e-7"] < 1e-3

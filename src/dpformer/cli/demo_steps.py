@@ -20,6 +20,7 @@ from dpformer.models import ReAttention, Transformer
 from dpformer.report.attention_plot import attention_shift
 
 PEOPLE = 256  # whose norms and attention are looked at
+PLAIN_SECONDS = 2.0  # for steps of plain PyTorch; one is made in any case
 
 
 class Watched:
@@ -70,18 +71,18 @@ def _shift(run: Run, tokens: torch.Tensor) -> float:
     return attention_shift(corrected.eval(), items[:, : network.spec.max_length])
 
 
-def _plain_steps(trainer: Trainer, rows: Sequences, users: np.ndarray, repeats: int = 3) -> Iterator[float]:
+def _plain_steps(trainer: Trainer, rows: Sequences, users: np.ndarray) -> Iterator[float]:
     """Seconds of steps without privacy, by torch alone: the same network, as many people, micro-batches of the same size."""
     network, how = copy.deepcopy(trainer.model).train(), trainer.how
     optimizer = torch.optim.Adam(network.parameters(), lr=1e-6)
     drawn = np.resize(users, trainer.plan.batch_size)
-    for _ in range(repeats):
-        began = time.perf_counter()
+    end = time.perf_counter() + PLAIN_SECONDS
+    while (began := time.perf_counter()) < end:
         optimizer.zero_grad()
         for batch in micro_batches(rows, drawn, max_length=how.max_length + 1, token_budget=how.token_budget):
             s, y = batch.tokens[:, :-1], batch.tokens[:, 1:]
             logits = F.linear(network.states(s), network.table, network.table_bias)
             losses = F.cross_entropy(logits.transpose(1, 2), y, ignore_index=0, reduction="none")
-            (losses.sum(1) / (y > 0).sum(1)).sum().div(len(drawn)).backward()  # type: ignore[no-untyped-call]
+            (losses.sum(1) / (y > 0).sum(1)).sum().div(len(drawn)).backward()
         optimizer.step()
         yield time.perf_counter() - began

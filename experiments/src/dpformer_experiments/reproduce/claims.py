@@ -31,7 +31,7 @@ class Figures:
         rows = [row for name in tables.SETS for row in (self.read(name) or {"rows": []})["rows"]]
         if not rows:
             raise DPFormerError(f"{folder}: contains no table; make one: dpformer reproduce table-1 -o {folder}")
-        self._rows = {(row["dataset"], row["method"], row["epsilon"]): row["ndcg@10"] for row in rows}
+        self._rows = {(row["dataset"], row["method"], row["epsilon"]): row for row in rows}
 
     def read(self, name: str) -> dict[str, Any] | None:
         """The figures of a result."""
@@ -41,7 +41,14 @@ class Figures:
 
     def ndcg(self, dataset: str, method: str, epsilon: float) -> float | None:
         """NDCG@10 of a cell of the tables."""
-        return self._rows.get((dataset, method, epsilon))
+        found: float | None = self._rows.get((dataset, method, epsilon), {"ndcg@10": None})["ndcg@10"]
+        return found
+
+    def at(self, dataset: str, epsilon: float, methods: Sequence[str]) -> str:
+        """The place of a comparison, and the fewest seeds of its methods: `ml-1m at 5 (1 seed)`."""
+        rows = [self._rows[dataset, method, epsilon] for method in methods if (dataset, method, epsilon) in self._rows]
+        seeds = min(len(row["seeds"]) for row in rows if row["ndcg@10"] is not None)
+        return f"{dataset} at {epsilon:g} ({seeds} seed{'s' * (seeds > 1)})"
 
 
 @dataclass(frozen=True)
@@ -68,7 +75,8 @@ def _versus(one: str, others: Sequence[str], family: str) -> Callable[[Figures],
                     continue
                 cells, wins = cells + 1, wins + (mine > max(known.values()))
                 shown = ", ".join(f"{_short(other)} {value:.2f}" for other, value in known.items())
-                texts.append(f"{dataset} at {epsilon:g}: {_short(one)} {mine:.2f}, {shown}")
+                at = figures.at(dataset, epsilon, [row_name(method, family) for method in (one, *others)])
+                texts.append(f"{at}: {_short(one)} {mine:.2f}, {shown}")
         return _joined(texts), _verdict(wins, cells, CELLS)
 
     return measure
@@ -80,9 +88,8 @@ def _gains(figures: Figures) -> Measured:
     for family in ("common recipe", "repaired"):
         for dataset in tables.SETS.values():
             for epsilon in paper.EPSILONS:
-                without, corrected = (
-                    figures.ndcg(dataset, row_name(name, family), epsilon) for name in (paper.VANILLA, paper.DPFORMER)
-                )
+                methods = [row_name(name, family) for name in (paper.VANILLA, paper.DPFORMER)]
+                without, corrected = (figures.ndcg(dataset, method, epsilon) for method in methods)
                 if without is None or corrected is None:
                     continue
                 said, of = (paper.reported(dataset, name, epsilon) for name in (paper.DPFORMER, paper.VANILLA))
@@ -90,11 +97,12 @@ def _gains(figures: Figures) -> Measured:
                 assert of is not None
                 reported, gain = 100 * (said[0] / of[0] - 1), 100 * (corrected / without - 1)
                 cells, wins = cells + 1, wins + (gain > reported / 2)
-                texts.append(f"{dataset} at {epsilon:g}, {family}: {gain:+.1f} % (reported {reported:+.0f} %)")
+                at = figures.at(dataset, epsilon, methods)
+                texts.append(f"{at}, {family}: {gain:+.1f} % (reported {reported:+.0f} %)")
     for row in (figures.read("reattention") or {"rows": []})["rows"]:
         if row["errors"] == regimes.NAMES[regimes.ACCUMULATED] and row["seeds"]:
             share = 100 * row["test gain"] / row["test off"]
-            texts.append(f"{row['regime']}, accumulated errors, {len(row['seeds'])} pairs: {share:+.1f} %")
+            texts.append(f"{row['regime']}, accumulated errors, {len(row['seeds'])} seeds: {share:+.1f} %")
     return _joined(texts), _verdict(wins, cells, 2 * CELLS)
 
 
@@ -109,7 +117,7 @@ def _level(figures: Figures) -> Measured:
                 "to the letter": figures.ndcg(dataset, paper.DPFORMER, epsilon),
                 "repaired": figures.ndcg(dataset, row_name(paper.DPFORMER, "repaired"), epsilon),
                 "common recipe": figures.ndcg(dataset, row_name(paper.DPFORMER, "common recipe"), epsilon),
-                "pure": figures.ndcg(dataset, "DPFormer, pure, all but the test item", epsilon),
+                "preset dpformer": figures.ndcg(dataset, "DPFormer, pure, all but the test item", epsilon),
             }
             known = {name: value for name, value in own.items() if value is not None}
             if not known:
@@ -118,7 +126,7 @@ def _level(figures: Figures) -> Measured:
                 f"{dataset} at {epsilon:g}: reported {said[0]:.2f}; "
                 + ", ".join(f"{n} {v:.2f}" for n, v in known.items())
             )
-            same = [value for name, value in known.items() if name != "pure"]
+            same = [value for name, value in known.items() if name != "preset dpformer"]
             cells, wins = cells + bool(same), wins + (bool(same) and max(same) >= said[0])
     return _joined(texts), _verdict(wins, cells, CELLS)
 
@@ -152,7 +160,8 @@ def _memory(figures: Figures) -> Measured:
             f"({max(sizes) / padded:.0f} times as many) at a peak of {max(peaks) / 1024:.2f} GB"
         )
         wins += max(sizes) >= 10 * padded and max(peaks) < report["room_mb"]
-    return _joined(texts), _verdict(wins, len(texts), len(texts))
+    # The memory of Ghost Clipping was not measured.
+    return _joined(texts), f"{IN_PART if wins else DOES_NOT} ({wins} of {len(texts)}, against per-sample gradients)"
 
 
 def _curves(figures: Figures) -> Measured:
