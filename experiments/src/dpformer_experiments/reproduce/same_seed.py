@@ -40,7 +40,7 @@ class ByPlace(Keys):
         return super().noise(array, b"")
 
 
-def run(epsilon: float = 8.0, seed: int = 1, seeds: int = 2) -> dict[str, Any]:
+def run(epsilon: float = 8.0, seed: int = 1, seeds: int = 3) -> dict[str, Any]:
     """Compare runs with the first one, plain attention, of the same seed; and that one with those of other seeds."""
     rows = []
     with tempfile.TemporaryDirectory(prefix="dpformer-same-seed-") as temporary:
