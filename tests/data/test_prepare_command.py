@@ -103,7 +103,7 @@ def test_demo(tmp_path: Path, dpformer: Callable, monkeypatch: pytest.MonkeyPatc
     assert done.code == 0, done
     assert "The Harbour" in done.out
     assert "differential privacy" in done.out
-    assert "before clipping*" in done.out
+    assert "clipping*" in done.out
     assert "* computed on people's data without noise, to look at: not private" in done.out
     assert "Not evaluated" not in Path("demo-output/report.html").read_text()
     assert len(load("demo-output/data").sequences) == 3000
