@@ -41,7 +41,7 @@ _STEPS = {**_SMALL, "epochs": 2.0, "batch_size": None}
 _PLAIN = {**_STEPS, "preset": "paper", "blocks": 1, "norm": "pre", "dropout": 0.0, "reattention": "off"}
 BUILT_IN: dict[str, dict[str, Any]] = {
     "the default preset": {**_SMALL, "distil.steps": 2},
-    "preset pure": {**_STEPS, "preset": "pure", "vocabulary": 40},
+    "preset dpformer": {**_STEPS, "preset": "dpformer", "vocabulary": 40},
     "preset whole": {**_STEPS, "preset": "whole", "vocabulary": 40},
     "transformer": _PLAIN,
     "transformer, Re-Attention": {**_PLAIN, "reattention": "logits", "blocks": 2},
