@@ -72,5 +72,13 @@ def test_long_lists_and_dates_are_conditions():
     assert rows_where("day >= date '2025-02-01'", frame).to_list() == [False, True]
     with pytest.raises(DataError, match="compare dates with dates, such as: day >= date '2025-02-01'"):
         rows_where("day >= '2025-02-01'", frame)
+    german = pl.DataFrame({"day": ["31.01.2025 10:00", "01.02.2025 10:00", "", None, "2025-02-01T09:00"]})
+    assert rows_where("day >= '2025-02-01'", german).to_list() == [False, True, False, False, True]
+    assert rows_where("day <> '' and day between '2025-01-31 11:00' and '2025-02-01 09:30'", german).to_list()[4]
+    for wrong in ("01.02.2025", "2025-2-1", "2025-02-01T10:00"):
+        with pytest.raises(DataError, match="write dates as '2025-02-01 10:00'"):
+            rows_where(f"day >= '{wrong}'", german)
+    with pytest.raises(DataError, match="'soon' in 'day', which is not a date"):
+        rows_where("day < '2025-02-01'", pl.DataFrame({"day": ["2025-01-01", "soon"]}))
     with pytest.raises(DataError, match="names no column"):
         rows_where("1 = 1", frame)

@@ -66,7 +66,8 @@ _NODES = {"Column", "Literal", "BinaryExpr", "Cast", "Ternary", "Function"}
 _FIELDS = {"BinaryExpr": ("left", "right"), "Cast": ("expr",), "Ternary": ("predicate", "truthy", "falsy")}
 _ARITHMETIC = {"Plus", "Minus", "Multiply", "Divide", "TrueDivide", "FloorDivide", "Modulus"}
 _ORDER = {"Lt", "LtEq", "Gt", "GtEq"}
-_TEXT, _NUMBER, _TRUTH = "text", "a number", "true or false"
+_TEXT, _NUMBER, _TRUTH, _DATE = "text", "a number", "true or false", "a date such as 2025-02-01 or 01.02.2025"
+_ISO = r"^\d{4}-\d\d-\d\d( \d\d:\d\d(:\d\d)?)?$"
 
 
 @dataclass(frozen=True)
@@ -101,11 +102,13 @@ def condition(text: str, schema: pl.Schema, option: str = "--where") -> Conditio
             raise DataError(f"{option} {text!r}: there is no column {name!r}; the columns are {', '.join(schema)}")
     kinds: dict[str, str] = {}
     _meant(tree, _TRUTH, kinds)
-    read = {
-        name: _read(name, kinds[name])
-        for name in names
-        if schema[name] == pl.String and kinds[name] in (_NUMBER, _TRUTH)
-    }
+    texts = [name for name in names if schema[name] == pl.String and kinds[name] not in (_TEXT, "")]
+    for name in texts:  # the kind is a date as it was typed, if its form cannot be compared
+        if kinds[name] not in (_NUMBER, _TRUTH, _DATE):
+            raise DataError(
+                f"{option} {text!r}: {name!r} is compared with {kinds[name]!r}; write dates as '2025-02-01 10:00'"
+            )
+    read = {name: _read(name, kinds[name]) for name in texts}
     trees = {name: json.loads(one.meta.serialize(format="json")) for name, one in read.items()}
     try:
         expression = pl.Expr.deserialize(json.dumps(_replaced(tree, trees)).encode(), format="json") if read else parsed
@@ -205,13 +208,17 @@ def _meant(node: Any, kind: str, kinds: dict[str, str]) -> None:
     name, content = _opened(node)
     parts = _parts(name, content)
     if name == "Column":
-        # Text that is compared with text anywhere stays text; `is null` says nothing.
-        kinds[content] = _TEXT if kinds.get(content) == _TEXT else kind or kinds.get(content, "")
+        # Text that is compared with text anywhere stays text, unless it is a date; `is null` says nothing.
+        known = kinds.get(content, "")
+        kinds[content] = known if not kind or known == _DATE or (known == _TEXT and kind != _DATE) else kind
         return
     if name == "BinaryExpr" and content["op"] not in ("And", "Or"):
         literal = next((made for made in map(_literal, parts) if made is not None), None)
         compared = _NUMBER if content["op"] in _ORDER | _ARITHMETIC else _TEXT
         kind = literal or compared
+        value = next((made for made in map(_date_text, parts) if made is not None), None)
+        if content["op"] in _ORDER and value is not None:
+            kind = _DATE if re.match(_ISO, value) else value
     elif name == "Cast":
         kind = _TRUTH if content["dtype"] == {"Literal": "Boolean"} else _TEXT
     elif name == "Function":
@@ -241,9 +248,19 @@ def _literal(node: Any) -> str | None:
     return _TRUTH if made == "Boolean" else _NUMBER if "Int" in made or "Float" in made else _TEXT
 
 
+def _date_text(node: Any) -> str | None:
+    """A literal that begins like a date of any form."""
+    kind, content = _opened(node)
+    value = content.get("Scalar", {}).get("String") if kind == "Literal" and isinstance(content, dict) else None
+    return value if value is not None and re.match(r"\d{4}-\d|\d{1,2}[./]\d{1,2}[./]\d", value) else None
+
+
 def _read(name: str, kind: str) -> pl.Expr:
-    """Read text as numbers or as true/false."""
+    """Read text as numbers, as true/false, or as dates that are sorted as text: 2025-02-01 10:00."""
     word = pl.col(name).str.strip_chars().str.to_lowercase()
+    if kind == _DATE:
+        iso = word.str.replace(r"^(\d\d)\.(\d\d)\.(\d{4})", "${3}-${2}-${1}").str.replace(r"(\d)t(\d)", "${1} ${2}")
+        return pl.when(iso.str.contains(r"^\d{4}-\d\d-\d\d")).then(iso)
     if kind == _NUMBER:
         return word.cast(pl.Float64, strict=False)
     return pl.when(word.is_in(["true", "yes", "1"])).then(True).when(word.is_in(["false", "no", "0"])).then(False)

@@ -68,6 +68,9 @@ def test_a_further_log_is_read_like_the_first(run, shop, tmp_path, dpformer):
     refused = dpformer("recommend", run, "--file", other)
     assert "no column 'purchased_at' for --time" in refused.err
     assert dpformer("recommend", run, "--file", other, "--time", "day", "--log-where", "qty > 1", "--json").code == 0
+    refused = dpformer("recommend", run, "--file", shop, "--where", "qty > 1")
+    assert "no column 'qty'" in refused.err
+    assert "a condition on events of the log is --log-where" in refused.err
     model = DPFormer.load(run)
     assert set(model.recommend(log=shop, k=1, seen=True)["item_id"]) == {expected}
     with pytest.raises(DPFormerError, match="--time"):

@@ -192,6 +192,8 @@ def show(figures: dict[str, Any], as_json: bool) -> None:
 
 
 def _facts(f: dict[str, Any]) -> dict[str, str]:
+    from dpformer.privacy.wording import round_up
+
     budget = f"epsilon {f['epsilon']:g}, delta {f['delta']:g}" if math.isfinite(f["epsilon"]) else "none: NOT PRIVATE"
     facts = {"users": f"{f['users']:,}" + (f", {f['items']:,} items" if f["items"] else ""), "budget": budget}
     for release in f["releases"]:
@@ -216,8 +218,8 @@ def _facts(f: dict[str, Any]) -> dict[str, str]:
     if a := f["account"]:
         cap = f"{a['cap']['epsilon']:g} at delta {a['cap']['delta']:g}{' per year' if a['cap']['per'] else ''}"
         fits = "fits" if a["fits"] else f"[bold]does not fit[/]: epsilon {a['largest_epsilon']:g} would"
-        total = f"with this one {a['with_this_run']:.4g}, which {fits}"
-        facts["account"] = f"cap {cap}; {a['runs']} runs spent {a['spent']:.4g}; {total}"
+        spent, total = (round_up(a[name], 4) for name in ("spent", "with_this_run"))
+        facts["account"] = f"cap {cap}; {a['runs']} runs spent {spent:.4g}; with this one {total:.4g}, which {fits}"
     return facts
 
 

@@ -14,7 +14,7 @@ from dpformer.cli.options import AsJson, RunFolder, reads_log
 from dpformer.cli.output import print_json, say, stdout, threads
 from dpformer.cli.prepare import how_read
 from dpformer.cli.progress import counting
-from dpformer.errors import DPFormerError
+from dpformer.errors import DataError, DPFormerError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -80,7 +80,11 @@ def recommend(
     if output is not None and output.suffix not in (".csv", ".parquet", ".jsonl"):
         raise DPFormerError(f"{output}: write to a .csv, .parquet or .jsonl file")
     model = load(run)
-    allowed, unknown = model.allowed(_names(model, only), _names(model, exclude) or (), where)
+    try:
+        allowed, unknown = model.allowed(_names(model, only), _names(model, exclude) or (), where)
+    except DataError as error:
+        hint = "" if file is None else " (--where is for items; a condition on events of the log is --log-where)"
+        raise DataError(f"{error}{hint}") from None
     _say_unknown("in --only or --exclude and not in the catalogue", unknown)
     if allowed is not None and not allowed.any():
         raise DPFormerError("no item of the catalogue passes --only, --exclude and --where; change them")
