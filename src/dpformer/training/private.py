@@ -62,7 +62,7 @@ class PrivateTraining:
         account: the folder of an account of people, charged with the whole plan before anything is asked.
         max_norm: of a person's gradient; by default each is scaled to about 1 (automatic clipping).
         micro_batch: people at a time; lower it when memory runs out.
-        collate_fn: as of torch's DataLoader, and so is `num_workers`.
+        collate_fn: as of torch's DataLoader, and so is `num_workers`. Pad to one length, not to the longest person at hand.
         person: what groups records into people: a column, a function of a record, or one id for each record.
         records_per_person: the greatest number that a person may bring; later ones are left out.
         combine: makes one sample of a person's records (`random.choice` takes one of them in each step); else a list.
