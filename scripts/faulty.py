@@ -295,7 +295,7 @@ def stop_after(steps: int) -> Fault:
 
         def counted(self: Trainer, asker: Any) -> Any:
             report = real(self, asker)
-            if report.step == steps:
+            if self.step == steps:
                 os.kill(os.getpid(), signal.SIGTERM)
             return report
 

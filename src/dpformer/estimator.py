@@ -21,11 +21,11 @@ from dpformer.data import Dataset, like, prepare
 from dpformer.data import save as save_data
 from dpformer.errors import DPFormerError
 from dpformer.evaluation import Evaluation, evaluate, held_out
-from dpformer.fit.events import Tracker
 from dpformer.fit.folder import read_recipe
 from dpformer.fit.presets import make_recipe
 from dpformer.fit.run import start
 from dpformer.fit.stage import Progress
+from dpformer.fit.trackers import Tracker
 from dpformer.models.top import Numbers
 from dpformer.privacy import PrivacyStatement
 from dpformer.privacy.account import PeopleAccount

@@ -288,7 +288,7 @@ def test_an_exception_while_training_leaves_the_last_checkpoint(tmp_path, data, 
     run = start(tmp_path / "run", data, small_recipe())
 
     def trouble(progress) -> None:
-        if progress.report and progress.report.step == 5:
+        if progress.report and progress.done == 5:
             raise RuntimeError("the display broke")
 
     with pytest.raises(RuntimeError, match="display"):
@@ -430,7 +430,7 @@ def test_a_resumed_run_that_makes_another_sum_is_refused(what, tmp_path, data, w
     run = start(folder, data, small_recipe())
 
     def trouble(progress) -> None:
-        if progress.report and progress.report.step == 5:
+        if progress.report and progress.done == 5:
             raise Killed
 
     run.begin_steps()

@@ -6,10 +6,9 @@ import sys
 import pytest
 
 from dpformer import DPFormer
-from dpformer.fit.events import Event
 from dpformer.fit.presets import make_recipe
 from dpformer.fit.run import resume, start
-from dpformer.fit.trackers import MLflow
+from dpformer.fit.trackers import Event, MLflow
 from tests.fit.conftest import small_log
 from tests.recipes import small_recipe
 

@@ -19,8 +19,8 @@ from dpformer.cli.progress import show_progress, stoppable
 from dpformer.errors import DPFormerError, RankError
 
 if TYPE_CHECKING:
-    from dpformer.fit.events import Tracker
     from dpformer.fit.run import Run
+    from dpformer.fit.trackers import Tracker
     from dpformer.privacy import PrivacyStatement
     from dpformer.training.ranks import Ranks
 
@@ -147,7 +147,7 @@ def _way_on(run: Path, processes: int) -> str:
 
 def _trackers(tensorboard: Path | None) -> list[Tracker]:
     """Made before anything is spent, so that a missing package is no loss."""
-    from dpformer.fit.events import TensorBoard
+    from dpformer.fit.trackers import TensorBoard
 
     if tensorboard is None:
         return []

@@ -97,8 +97,8 @@ def _line(progress: Progress, spent: dict[int, float]) -> str:
     report, plan = progress.report, progress.plan
     if report is None:
         return ""
-    epoch = report.step * plan.batch_size / plan.users
+    epoch = progress.done * plan.batch_size / plan.users
     budget = "not private"
     if plan.private:
-        budget = f"epsilon {spent[min(s for s in spent if s >= report.step)]:.2f} of {plan.epsilon:g}"
-    return f"  epoch {epoch:.1f}  {progress.speed:,.0f} users/s  {budget}  loss {report.loss:.3f} (not private)"
+        budget = f"epsilon {spent[min(s for s in spent if s >= progress.done)]:.2f} of {plan.epsilon:g}"
+    return f"  epoch {epoch:.1f}  {progress.speed:,.0f} users/s  {budget}  loss {report.mean_loss:.3f} (not private)"

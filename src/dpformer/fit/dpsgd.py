@@ -20,12 +20,13 @@ from dpformer.clipping import PhantomClipping
 from dpformer.fit.adam import Adam, momentum
 from dpformer.fit.gradient_sum import GradientSum
 from dpformer.fit.recipe import DPSGDSettings, Recipe
-from dpformer.fit.stage import Outputs, Setup, StepReport, new_network, part_of
+from dpformer.fit.stage import Outputs, Setup, new_network, part_of
 from dpformer.fit.workers import Team, Worker
 from dpformer.models.network import Network
 from dpformer.models.transformer import Transformer
 from dpformer.privacy import Answer, PrivacyPlan
 from dpformer.privacy.query import Asker
+from dpformer.training.clipped_sum import Report
 from dpformer.training.groups import Groups
 
 # Share of the steps over which the learning rate rises; it falls linearly after that.
@@ -105,17 +106,16 @@ class Trainer:
         self.model.to(device)
         self.optimizer.restore(self.optimizer.state())
 
-    def run(self, asker: Asker) -> Iterator[StepReport]:
+    def run(self, asker: Asker) -> Iterator[Report]:
         """Make the steps that are left."""
         while self.step < self.plan.steps:
             yield self.make_step(asker)
 
-    def make_step(self, asker: Asker) -> StepReport:
+    def make_step(self, asker: Asker) -> Report:
         """Make one step; with noise alone if nobody was drawn."""
         self.model.train()
         self.update(self.gradients(asker.ask(self.query)))
-        seen = self.query.report
-        return StepReport(self.step, seen.users, seen.loss / max(1, seen.users), seen.nonfinite, seen.stop)
+        return self.query.report
 
     def gradients(self, answer: Answer) -> list[Tensor]:
         """G of each parameter: the answer divided by the expected batch size."""

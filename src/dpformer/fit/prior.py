@@ -14,8 +14,8 @@ from dpformer.data import Dataset
 from dpformer.errors import DPFormerError
 from dpformer.files import read_small, write_file
 from dpformer.fit.folder import read_recipe
-from dpformer.fit.stage import Outputs, Setup
-from dpformer.fit.statistics_stages import HistogramStage, TransitionsStage
+from dpformer.fit.stage import Setup
+from dpformer.fit.statistics_stages import ask_histogram, ask_transitions
 from dpformer.privacy import read_ledger
 from dpformer.privacy.replay import Replay, read_answers
 from dpformer.statistics.item_selection import ITEMS
@@ -32,8 +32,8 @@ def prior_from(run: Path, dataset: Dataset) -> Prior | None:
     plan = read_ledger(run).plan
     replay = Replay([answer for answer in answers if answer.name != ITEMS])
     setup = Setup(recipe, plan, len(artifact.catalogue), int(about["seed"]), read_prior(run))
-    histogram = HistogramStage(setup).ask(replay)
-    measured = TransitionsStage(setup).measured(Outputs(histogram), replay)
+    histogram = ask_histogram(setup, replay)
+    measured = ask_transitions(setup, histogram, replay)
     old = artifact.catalogue["item_id"].cast(str).to_list()
     place = {name: n for n, name in enumerate(dataset.catalogue["item_id"].cast(str).to_list(), 1)}
     numbers = np.array([0, *(place.get(name, 0) for name in old)])

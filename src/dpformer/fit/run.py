@@ -22,13 +22,13 @@ from dpformer.artifact.layout import ANSWERS, EVENTS, PRIOR
 from dpformer.data import Dataset, Sequences, load
 from dpformer.errors import DPFormerError, PrivacyError
 from dpformer.fit.dpsgd import Optimisation, Trainer, network_for_steps
-from dpformer.fit.events import Tracker, Trackers, ended, staged, started, stepped
 from dpformer.fit.folder import (
     Begun,
     account_of,
     begin,
     data_of,
     drop_events,
+    enough_memory,
     explained,
     finish_written,
     hold,
@@ -39,12 +39,12 @@ from dpformer.fit.folder import (
     reopen,
 )
 from dpformer.fit.lead_and_follow import compare_data, explained_rank_error, lead
-from dpformer.fit.memory import enough_memory
 from dpformer.fit.prior import read_prior, write_prior
 from dpformer.fit.recipe import Recipe
-from dpformer.fit.stage import Outputs, Progress, Setup, run_stages
+from dpformer.fit.stage import Outputs, Progress, Setup
 from dpformer.fit.stated import circumstances
-from dpformer.fit.statistics_stages import choose_items, restrict, stages_before_steps
+from dpformer.fit.statistics_stages import choose_items, restrict, run_stages
+from dpformer.fit.trackers import Tracker, Trackers
 from dpformer.models import Network, build, parse_spec
 from dpformer.privacy import Curator, Keys, PrivacyPlan, PrivacyStatement
 from dpformer.privacy.account import PeopleAccount
@@ -103,11 +103,17 @@ class Run:
         """
         drop_events(self.folder, self.step, self.recipe.steps_on_data)
         listeners = Trackers(trackers)
-        listeners.on_event(started(self.step, self.plan.steps, self.recipe.settings()))
+        recipe = self.recipe.settings()
+        about = {
+            "steps": self.plan.steps,
+            "recipe": recipe,
+            "budget": {name: recipe[name] for name in ("epsilon", "delta")},
+        }
+        listeners.on_event({"event": "start", "step": self.step, **about})
         with enough_memory(self.folder), explained_rank_error(self.folder):
             done = self._train(on_progress, should_stop, checkpoint_seconds, listeners)
             self.ranks.broadcast({"released": done})
-        listeners.on_event(ended(self.step, released=done))
+        listeners.on_event({"event": "end", "step": self.step, "released": done})
         return done
 
     def _train(
@@ -117,7 +123,8 @@ class Run:
         for progress in itertools.chain(self._before_steps(), self._steps(listeners)):
             on_progress(progress)
             if progress.report is None:
-                listeners.on_event(staged(progress.stage, progress.done, progress.total))
+                part = {"stage": progress.stage, "done": progress.done, "total": progress.total}
+                listeners.on_event({"event": "stage", **part})
             stop = should_stop() or (progress.report is not None and progress.report.stop)
             # Before the first step there is nothing to save but what `start` saved.
             if progress.report is not None and (stop or time.monotonic() - saved > checkpoint_seconds):
@@ -144,7 +151,7 @@ class Run:
             )
         self._asked = True
         self.dataset = choose_items(self.curator, self.dataset)
-        self.outputs = yield from run_stages(stages_before_steps(self._setup()), self.curator)
+        self.outputs = yield from run_stages(self._setup(), self.curator)
         if self.recipe.steps_on_data:
             self._make_trainer(network_for_steps(self._setup(), self.outputs))
             self._lead()
@@ -168,13 +175,15 @@ class Run:
         began, users = time.monotonic(), 0
         how, total = self._trainer.how, self.plan.steps
         for report in self._trainer.run(self.curator):
-            event = stepped(report.step, how.rate_at(report.step, total), report.loss)
+            step = self._trainer.step
+            figures = {"learning_rate": how.rate_at(step, total), "loss": report.mean_loss}
+            event = {"event": "step", "step": step, **figures, "not_private": ["loss"]}
             with explained(self.folder), open(self.folder / EVENTS, "a", encoding="utf-8", opener=owner_only) as events:
                 events.write(json.dumps(event) + "\n")
             listeners.on_event(event)
             users += report.users
             speed = users / max(time.monotonic() - began, 1e-9)
-            yield Progress("dpsgd", report.step, total, self.plan, report, speed)
+            yield Progress("dpsgd", step, total, self.plan, report, speed)
 
     def save(self) -> None:
         """Save a checkpoint of everything that the next steps depend on."""

@@ -2,7 +2,7 @@
 
     histogram -> transitions -> distil -> dpsgd        each of them may be missing; see `recipe`
 
-The steps of `dpsgd` are checkpointed, so `Run` makes them with `dpsgd.Trainer`; the others are `Stage` objects.
+The steps of `dpsgd` are checkpointed, so `Run` makes them with `dpsgd.Trainer`; the others are in `statistics_stages`.
 
 A stage sees the outputs of the stages before it and an `Asker`, never people's data. So the outputs are functions of answers
 alone, and can be made again from recorded answers.
@@ -10,9 +10,8 @@ alone, and can be made again from recorded answers.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -21,9 +20,9 @@ from dpformer.fit.recipe import Recipe, TransitionsSettings
 from dpformer.fit.scorers import popularity_of
 from dpformer.models import Ensemble, Network, Recommender, TransitionScorer, build, parse_spec, restore
 from dpformer.privacy import Answer, PrivacyPlan
-from dpformer.privacy.query import Asker
 from dpformer.statistics.histogram import HISTOGRAM, frequencies
 from dpformer.statistics.prior import Prior
+from dpformer.training.clipped_sum import Report
 
 
 @dataclass(frozen=True)
@@ -93,17 +92,6 @@ def part_of(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 
 @dataclass(frozen=True)
-class StepReport:
-    """What a step of DP-SGD reports to its owner. Everything but `step` is computed on private data without noise."""
-
-    step: int
-    users: int
-    loss: float
-    nonfinite: int
-    stop: bool = False
-
-
-@dataclass(frozen=True)
 class Progress:
     """How far a stage is: `done` of `total` parts. report: of a step of DP-SGD; not private. speed: in users per second."""
 
@@ -111,28 +99,8 @@ class Progress:
     done: int
     total: int
     plan: PrivacyPlan
-    report: StepReport | None = None
+    report: Report | None = None
     speed: float = 0.0
-
-
-class Stage(Protocol):
-    """One part of a run; `run` yields after each piece of work and returns the outputs with its own added."""
-
-    name: str
-
-    @property
-    def setup(self) -> Setup: ...
-
-    def run(self, before: Outputs, asker: Asker) -> Generator[Progress, None, Outputs]: ...
-
-
-def run_stages(stages: Iterable[Stage], asker: Asker) -> Generator[Progress, None, Outputs]:
-    """Run stages one after the other: yields as each of them does, and returns what they made."""
-    outputs = Outputs()
-    for stage in stages:
-        yield Progress(stage.name, 0, 1, stage.setup.plan)
-        outputs = yield from stage.run(outputs, asker)
-    return outputs
 
 
 def new_network(setup: Setup, frequencies: Tensor | None = None) -> Network:

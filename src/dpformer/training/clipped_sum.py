@@ -57,6 +57,11 @@ class Report:
     nonfinite: int = 0
     stop: bool = False
 
+    @property
+    def mean_loss(self) -> float:
+        """The loss of a person, on average."""
+        return self.loss / max(1, self.users)
+
 
 class ClippedSum:
     """The sum of the clipped gradients of a module over the people drawn. See `privacy.query.Query`.

@@ -7,9 +7,7 @@ leaving changes no other's, and a step that is made again after a crash gets the
 from __future__ import annotations
 
 import hashlib
-import random
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -17,7 +15,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 from dpformer.errors import DataError, PrivacyError
-from dpformer.training.randomness import random_states, same_states
+from dpformer.training.randomness import random_states, same_states, seeded
 
 Place = tuple[int, int]
 ONE_ENTRY_EACH = (
@@ -42,7 +40,7 @@ class People(Dataset[Any]):
 
     def __getitem__(self, index: Place) -> Any:
         place, seed = index
-        with _seeded(seed):
+        with seeded(seed):
             if self.records is None:
                 return self.dataset[place]
             own = [self.dataset[k] for k in self.records[place]]
@@ -154,18 +152,3 @@ class Loader:
 
 def _seed(key: bytes, place: int) -> int:
     return int.from_bytes(hashlib.sha256(key + b"sample %d" % place).digest()[:8], "little") >> 1
-
-
-@contextmanager
-def _seeded(seed: int) -> Iterator[None]:
-    """Random numbers of python, numpy and torch from a seed, and as before afterwards."""
-    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    torch.default_generator.manual_seed(seed)
-    try:
-        yield
-    finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
-        torch.set_rng_state(states[2])

@@ -16,8 +16,8 @@ from dpformer.data import Sequences
 from dpformer.fit.dpsgd import Optimisation, Trainer, network_for_steps
 from dpformer.fit.folder import read_recipe
 from dpformer.fit.prior import read_prior
-from dpformer.fit.stage import Outputs, Progress, Setup, run_stages
-from dpformer.fit.statistics_stages import stages_before_steps
+from dpformer.fit.stage import Outputs, Progress, Setup
+from dpformer.fit.statistics_stages import run_stages
 from dpformer.models import Recommender
 from dpformer.privacy import Answer, PrivacyPlan, Query, Sample, Statistic, read_ledger
 from dpformer.privacy.query import Asker, grid_step
@@ -30,7 +30,7 @@ from dpformer.trust.verify.recorder import residual
 
 def make_model(setup: Setup, asker: Asker) -> Recommender:
     """The model that the stages of a recipe make of the answers of `asker`. The items are chosen already."""
-    outputs = _result(run_stages(stages_before_steps(setup), asker))
+    outputs = _result(run_stages(setup, asker))
     if setup.recipe.steps_on_data:
         trainer = Trainer(network_for_steps(setup, outputs), setup.plan, Optimisation.of(setup.recipe))
         for _ in trainer.run(asker):
