@@ -6,19 +6,22 @@ import re
 
 import polars as pl
 import pytest
+from safetensors.numpy import save
 from scipy.stats import norm
 
 from dpformer import load_model
 from dpformer.data import load
 from dpformer.errors import PrivacyError
 from dpformer.fit.folder import read_recipe
-from dpformer.fit.prior import prior_from
+from dpformer.fit.prior import prior_from, read_prior
 from dpformer.fit.run import start
 from dpformer.privacy import parse_statement, read_ledger
 from dpformer.privacy.account import PeopleAccount
 from dpformer.privacy.wording import round_up
+from dpformer.trust.verify.checks import NotChecked
+from dpformer.trust.verify.fields import fields
 from dpformer.trust.verify.ledger import account_against_run, gaussian_epsilon, ledger_against_statement, recount
-from dpformer.trust.verify.own import rebuilt
+from dpformer.trust.verify.own import prior_again, rebuilt
 from tests.fit.conftest import small_log
 from tests.fit.test_commands import assert_one_line
 
@@ -131,6 +134,26 @@ def test_a_changed_prior_is_noticed(weeks, dpformer):
     assert not rebuilt(new).good
     statement = parse_statement((new / "privacy.json").read_bytes())
     assert "prior of earlier runs" in ledger_against_statement(new, statement, read_recipe(new)).detail
+
+
+def test_verify_makes_the_prior_again_and_says_so_if_it_cannot(weeks, dpformer):
+    """Planted: a prior of other numbers than the earlier run released, and one whose file has more in it."""
+    old, new = weeks / "runs" / "a", weeks / "runs" / "b"
+    assert dpformer("refit", old, weeks / "week2.csv", "--run", new, "--quiet").code == 0
+    data, path = load(weeks / "runs" / "b-data"), new / "prior.safetensors"
+    assert prior_again(new, data, "").good
+    assert fields(new, load_model(new), read_recipe(new)).good
+    arrays = read_prior(new).arrays()
+    path.write_bytes(save(arrays, metadata={"alice": "was here"}))
+    assert "prior.safetensors has something" in fields(new, load_model(new), read_recipe(new)).detail
+    path.write_bytes(save(arrays | {"histogram": arrays["histogram"] + 1.0}))
+    assert "OTHER numbers" in prior_again(new, data, "").detail
+    path.write_bytes(save(arrays))
+    for missing in (lambda: prior_again(new, None, "no data"), lambda: prior_again(new, data, "")):
+        with pytest.raises(NotChecked):
+            missing()
+        if old.exists():
+            old.rename(weeks / "runs" / "elsewhere")
 
 
 def test_wrong_arguments_are_one_line(weeks, dpformer, tmp_path):

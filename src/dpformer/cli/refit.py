@@ -46,7 +46,7 @@ def refit(
     from dpformer.artifact.layout import LOCAL
     from dpformer.data import load, prepare, save
     from dpformer.data.store import MANIFEST
-    from dpformer.files import read_json
+    from dpformer.files import read_json, write_json
     from dpformer.fit.folder import read_recipe, refuse_used
     from dpformer.fit.prior import prior_from
     from dpformer.fit.run import start
@@ -76,7 +76,10 @@ def refit(
         receipt = read_ledger(run).receipt
         same = receipt is not None and receipt.account == people.read(receipt, str(run)).id
         earlier = prior_from(run, load(log)) if same else None
-    train(start(new, log, recipe, account=people, prior=earlier), [], quiet, as_json)
+    started = start(new, log, recipe, account=people, prior=earlier)
+    if earlier is not None:  # for `verify`, which makes the prior again
+        write_json(new / LOCAL, {**read_json(new / LOCAL), "earlier": str(run.resolve())}, mode=0o600)
+    train(started, [], quiet, as_json)
 
 
 def _options(artifact: Artifact, catalogue: str | None, date: str | None, reading: dict[str, Any]) -> dict[str, Any]:

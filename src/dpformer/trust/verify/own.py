@@ -9,13 +9,15 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+from safetensors.numpy import save
 
 from dpformer.artifact import load
-from dpformer.artifact.layout import ANSWERS
-from dpformer.data import Sequences
+from dpformer.artifact.layout import ANSWERS, LOCAL, PRIOR
+from dpformer.data import Dataset, Sequences
+from dpformer.files import read_json
 from dpformer.fit.dpsgd import Optimisation, Trainer, network_for_steps
 from dpformer.fit.folder import read_recipe
-from dpformer.fit.prior import read_prior
+from dpformer.fit.prior import prior_from, read_prior
 from dpformer.fit.stage import Outputs, Progress, Setup
 from dpformer.fit.statistics_stages import run_stages
 from dpformer.models import Recommender
@@ -96,6 +98,25 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Equal types, shapes and bytes: -0 is not 0."""
     same_kind = (a.dtype, a.shape) == (b.dtype, b.shape)
     return same_kind and bool(a.contiguous().numpy().tobytes() == b.contiguous().numpy().tobytes())
+
+
+def prior_again(folder: Path, dataset: Dataset | None, missing: str) -> Outcome:
+    """The prior of a refit against one made again from the answers of the earlier run, charged to the same account before."""
+    if dataset is None:
+        raise NotChecked(missing)
+    local = read_json(folder / LOCAL) if (folder / LOCAL).exists() else {}
+    earlier = Path(local.get("earlier", "nowhere"))
+    if not earlier.is_dir():
+        raise NotChecked(
+            "the run that the prior was made of is not where it was; its answers are needed to make it again"
+        )
+    made = prior_from(earlier, dataset)
+    same = made is not None and save(made.arrays()) == (folder / PRIOR).read_bytes()
+    before, own = read_ledger(earlier).receipt, read_ledger(folder).receipt
+    charged = before is not None and own is not None and before.account == own.account and before.entries < own.entries
+    detail = f"made again from {earlier}: {'the same bits' if same else 'OTHER numbers'}; "
+    detail += f"{'charged' if charged else 'NOT charged'} to the account of this run before it. Verify that run too"
+    return Outcome(same and charged, detail, {"same": same, "charged": charged})
 
 
 class Compared(Replay):

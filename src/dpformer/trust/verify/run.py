@@ -11,7 +11,7 @@ import polars as pl
 
 from dpformer.artifact import Artifact
 from dpformer.artifact import load as load_artifact
-from dpformer.artifact.layout import LOCAL
+from dpformer.artifact.layout import LOCAL, PRIOR
 from dpformer.data import Dataset, demo_frame, load, prepare, save
 from dpformer.errors import DPFormerError
 from dpformer.files import read_json
@@ -27,7 +27,7 @@ from dpformer.trust.verify.fields import fields, no_pickle
 from dpformer.trust.verify.ledger import account_against_run, ledger_against_statement, recount
 from dpformer.trust.verify.network import check_network
 from dpformer.trust.verify.noise import items_chosen
-from dpformer.trust.verify.own import check_own
+from dpformer.trust.verify.own import check_own, prior_again
 from dpformer.trust.verify.people import a_few, small, without_data, write_data
 from dpformer.trust.verify.recorder import MakeCurator
 
@@ -91,6 +91,8 @@ def verify_run(
     dataset, missing = _find(folder, artifact, data)
     verification = Verification(subject or f"{folder} ({artifact.model.spec.name})")
     check_own(verification, folder, None if dataset is None else dataset.train(recipe.hold_out), missing)
+    if (folder / PRIOR).exists():
+        verification.check("prior of earlier runs", prior_again, folder, dataset, missing)
     longest = recipe.network.max_length + 1 if recipe.network is not None else LONGEST
     few = a_few(dataset, longest) if dataset is not None else without_data(len(artifact.catalogue), longest)
     with tempfile.TemporaryDirectory(prefix="dpformer-verify-") as name:
