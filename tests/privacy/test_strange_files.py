@@ -164,6 +164,24 @@ def test_honest_answers_are_read(answers):
     assert Replay([answer]).ask(Histogram(2)) is answer
 
 
+def test_a_recording_answers_its_own_queries_only(answers):
+    """Another name, another size, or more queries than there are answers."""
+    _, recorded = read_answers(answers)
+    for query in (Histogram(2, name="other"), Histogram(3), Histogram(1)):
+        with pytest.raises(PrivacyError, match="was asked, and answer 0 of the recording is"):
+            Replay(recorded).ask(query)
+    replay = Replay(recorded)
+    replay.ask(Histogram(2))
+    with pytest.raises(PrivacyError, match="the recording has 1 answers only"):
+        replay.ask(Histogram(2))
+
+
+def test_an_answer_that_is_missing_between_others_is_noticed(answers):
+    (answers / FIRST).rename(answers / "000001.safetensors")
+    with pytest.raises(DPFormerError, match="is missing between others"):
+        read_answers(answers)
+
+
 @pytest.mark.parametrize("make", [pipe, device, sparse, deep])
 def test_an_answer_that_is_no_such_file_is_refused(answers, make):
     make(answers / FIRST)
