@@ -8,17 +8,14 @@ noise_multiplier * C. Of the two, an accountant needs the noise multiplier alone
 * rate q < 1: each sum is over a batch into which every user is drawn independently with probability q (Poisson sampling). This
   holds only if the sampler does exactly that: a shuffled epoch is *not* such a batch.
 
-Gaussian mechanisms compose exactly, adaptively too: all of them are one with mu^2 = sum of mu_i^2. So charges with shares s_i
-of a total multiplier sigma, each with noise sigma / sqrt(s_i), are exactly one Gaussian mechanism of multiplier sigma when the
-shares sum to 1.
+Gaussian mechanisms compose exactly, adaptively too: all of them are one with mu^2 = sum of mu_i^2. So charges with noise
+sigma / sqrt(s_i) are one Gaussian mechanism of multiplier sigma when their shares s_i sum to 1.
 
 The privacy loss distribution (PLD) is the accountant: it is numerically tight. Renyi differential privacy (RDP) is the
-cross-check: a closed bound that is a few percent looser. Both are upper bounds on epsilon. So RDP below PLD means that PLD has
-failed numerically; then RDP is used, and the result says so.
-
-PLD rounds losses up to a grid: a coarse grid only overstates epsilon, by the square of its interval. The grid is refined until
-epsilon moves by less than 2 parts in 10,000, which leaves about 1 in 75,000. At very small rates with very many steps (1e-5 and
-a million) the finest grid does not suffice, and epsilon is overstated, which is the safe side.
+cross-check, a few percent looser. Both are upper bounds on epsilon, so RDP below PLD means that PLD has failed numerically; then
+RDP is used, and the result says so. PLD rounds losses up to a grid: a coarse one only overstates epsilon, by the square of its
+interval. It is refined until epsilon moves by less than 2 parts in 10,000, which leaves about 1 in 75,000; at very small rates
+with very many steps (1e-5 and a million) the finest grid still overstates epsilon.
 """
 
 import functools

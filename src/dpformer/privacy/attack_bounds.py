@@ -6,12 +6,9 @@ delta)-DP for one pair bounds every test by
 
     beta <= delta + e^epsilon alpha    and    1 - alpha <= delta + e^epsilon (1 - beta),
 
-and a mechanism has a whole curve delta(epsilon), so the best test is at most the smallest of these bounds over epsilon. The
-advantage beta - alpha is at most delta(0), the total variation distance. For one Gaussian mechanism of multiplier sigma the
-curve is beta = Phi(Phi^-1(alpha) + 1 / sigma).
-
-Every number here is an upper bound on the attacker. The curve is that of the privacy loss distribution, or, where that is not
-reliable, the one point (epsilon, delta).
+and a mechanism has a whole curve delta(epsilon), so the best test is at most the smallest of these bounds over epsilon. For one
+Gaussian mechanism of multiplier sigma the curve is beta = Phi(Phi^-1(alpha) + 1 / sigma). The curve here is that of the privacy
+loss distribution, or, where that is not reliable, the one point (epsilon, delta).
 """
 
 import math

@@ -4,9 +4,8 @@ An answer leaves in this order: the sum is complete; the ledger is charged and s
 ratcheted. So after any crash the ledger has at least what was released, the same query at the same place gets the same answer
 again (a replay, charged once), and another query at that place is refused.
 
-Guarantee. The sum Q is whole and moves by at most D grid steps between neighbours. The noise is K = floor(s Z + 1/2) with
-s >= multiplier D (see `noise`), so Q + K is post-processing of the ideal Gaussian mechanism with that multiplier. What leaves
-is grid (Q + K), exact in float64, and nothing else.
+The sum Q is whole and moves by at most D grid steps between neighbours; the noise K has standard deviation s >= multiplier D
+(see `noise`). What leaves is grid (Q + K), exact in float64, and nothing else.
 """
 
 import functools

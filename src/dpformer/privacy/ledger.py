@@ -1,12 +1,9 @@
 """The ledger of a run: each answer is charged before it exists.
 
-The ledger is a hash chain (see `chain`): a header with the plan, then one line for each answer, synced *before* its noisy sum
-exists. So after any crash the ledger has at least what was released.
-
-A line holds the name of the query and a tag: a keyed hash of the sum before noise (see `keys`). Asking again at the same place
-is a replay: with the same tag it is the same answer and is not charged again, with another tag it is refused.
-
-The header of a run that was charged to an account of people holds the receipt (see `account`).
+The ledger is a hash chain (see `chain`): a header with the plan (and the receipt of an account of people), then one line for
+each answer, synced *before* its noisy sum exists. So after any crash the ledger has at least what was released. A line holds the
+name of the query and a tag: a keyed hash of the sum before noise (see `keys`). Asking again at the same place is a replay: with
+the same tag it is the same answer and is not charged again, with another tag it is refused.
 """
 
 import functools
@@ -78,8 +75,7 @@ class Ledger(Uncopied):
     def charge(self, place: int, name: str, tag: str) -> bool:
         """Charge the answer number `place` (0 is the first) before its noise exists. False for a replay, which is free.
 
-        Raises `PrivacyError`, and then nothing may be released, if the plan has another answer here, the place was charged for
-        another sum, or the line cannot be synced.
+        A `PrivacyError` means that nothing may be released.
         """
         if self.plan.planned(place).name != name:
             raise PrivacyError(f"answer {place} of the plan is {self.plan.planned(place).name!r}, not {name!r}")

@@ -4,14 +4,11 @@ K = floor(s Z + 1/2), Z ~ N(0, 1), with exactly this law (given ideal bits of Ch
 
     Q + K = floor(Q + s Z + 1/2),
 
-so Q + K is a function of Q + s Z alone: post-processing of the ideal Gaussian mechanism. All guarantees of that mechanism
-(closed form, PLD, Poisson sampling, adaptive composition) hold for Q + K. Floating-point noise has no such property: its low
-bits reveal which sums are possible (Mironov 2012).
-
-The law is exact by interval refining (Haney et al. 2022): two 64-bit words go through Box-Muller in float64, with a bound on
-all that rounding and the bits not drawn can change. Where a rounding boundary lies within the bound (some values in a million)
-the value is computed again from 256 further bits in 400-bit arithmetic. So the integers do not depend on the processor or on
-the version of a library.
+so Q + K is post-processing of the ideal Gaussian mechanism. Floating-point noise has no such property: its low bits reveal which
+sums are possible (Mironov 2012). The law is exact by interval refining (Haney et al. 2022): two 64-bit words go through
+Box-Muller in float64, with a bound on all that rounding and the bits not drawn can change. Where a rounding boundary lies within
+the bound (some values in a million) the value is computed again from 256 further bits in 400-bit arithmetic. So the integers do
+not depend on the processor or on the version of a library. Proof: docs/proofs/noise.md.
 """
 
 import functools

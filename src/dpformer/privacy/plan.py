@@ -1,8 +1,4 @@
-"""The plan of a run: sampling rate, noise, steps and cost in one object, so that they cannot disagree.
-
-A run reads from its `PrivacyPlan` how likely a user is drawn, how much noise a sum gets, by what a sum is divided, how many
-steps there are, and what has been spent after each.
-"""
+"""The plan of a run: sampling rate, noise, divisor, steps and cost in one object, so that they cannot disagree."""
 
 import functools
 import math

@@ -1,8 +1,7 @@
 """Recorded answers: kept in a run folder, and given again with no data at hand.
 
-Answers have their noise and were charged, so keeping them costs no privacy: the guarantee of a run is that of all its answers.
-What is made of them can be made again from the recording alone, and must be the same (see `trust.verify`). A run without noise
-keeps none.
+Answers have their noise and were charged, so keeping them costs no privacy. What is made of them can be made again from the
+recording alone, and must be the same (see `trust.verify`). A run without noise keeps none.
 
     answers/run.json              seed of the initial weights (never of the noise), number of threads
     answers/000000.safetensors    whole steps of the grid, int64, by name; name, noise, grid and labels in the header

@@ -1,11 +1,8 @@
 """The price of trying several settings and keeping the best (Papernot and Steinke 2022).
 
 Choosing the best of many runs on private data leaks too. It can be paid for: draw the number of trials K at random, keep K
-secret, give each trial settings drawn at random from a list fixed beforehand, publish only the best. dp_accounting counts that
-(`RepeatAndSelectDpEvent`) by RDP; its PLD accountant does not support it.
-
-The choice is covered only if the *score* is: each trial also has a noisy answer for its score, a sum over users of values in
-[0, 1] with Gaussian noise.
+secret, give each trial settings drawn at random from a list fixed beforehand, publish only the best. The *score* is paid for too:
+each trial has a noisy answer for it, a sum over users of values in [0, 1]. Counted by RDP: PLD does not support it.
 """
 
 import math
