@@ -95,6 +95,7 @@ REFUSED = {
     "a huge value": [piece((0, 0, 1e300))],
     "squares that wrap 64 bits": [piece((0, 0, 2.0**6), (0, 1, 2.0**6), (0, 2, 2.0**6), (0, 3, 2.0**6))],
     "a pair twice": [piece((0, 1, 0.9), (0, 1, 0.9))],
+    "a pair twice, moving its cell by 1.4, with squares of 0.98": [piece((0, 1, 0.7), (0, 1, 0.7))],
     "cells not sorted": [piece((0, 2, 0.5), (0, 1, 0.5))],
     "people not sorted": [piece((1, 0, 0.5), (0, 0, 0.5))],
     "a person in two pieces": [piece((0, 0, 0.9), (1, 0, 0.9)), piece((1, 1, 0.9))],
