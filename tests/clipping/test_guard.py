@@ -8,7 +8,8 @@ from torch.nn import functional as F
 from dpformer import PhantomClipping
 from dpformer.clipping import Dense, register_rule
 from dpformer.clipping import algebra as forms
-from dpformer.clipping.recorder import RULES, Recorder
+from dpformer.clipping.recorder import Recorder
+from dpformer.clipping.registry import RULES
 from dpformer.errors import ClippingError
 from tests.clipping.models import Tied
 from tests.clipping.oracle import assert_exact, loop

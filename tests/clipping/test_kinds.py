@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from dpformer.clipping.kinds import KINDS, Rows, back, kind_of, place, regular
+from dpformer.clipping.axis import MIXED, Axis, place
+from dpformer.clipping.kinds import KINDS, kind_of
 
 B = 4
 X = (4, 5, 4, 8)  # several dimensions could hold the samples
@@ -193,23 +194,24 @@ def test_what_is_trusted_is_true(name):
 
 def trace(y, inner, x):
     """The sample that each element of the leaf x belongs to along every way through the graph, by the list; None: not known."""
-    ways, found = [(y.grad_fn, y.output_nr, inner)], []
+    samples = torch.arange(B)
+    ways, found = [(y.grad_fn, y.output_nr, Axis(inner, samples))], []
     while ways:
-        node, output, inner = ways.pop()
+        node, output, axis = ways.pop()
         if hasattr(node, "variable"):
             assert node.variable is x
-            places = torch.arange(x.numel()) // (inner.inner if isinstance(inner, Rows) else inner)
-            found.append(inner.owners[places % len(inner.owners)] if isinstance(inner, Rows) else places % B)
+            found.append(axis.owners[torch.arange(x.numel()) // axis.inner % len(axis.owners)])
             continue
-        assert kind_of(node) is not None, f"{node.name()} is not in the list"
+        kind = kind_of(node)
+        assert kind is not None, f"{node.name()} is not in the list"
         shapes = [None if n is None else tuple(n._input_metadata[k].shape) for n, k in node.next_functions]
-        inners = back(node, tuple(node._input_metadata[output].shape), inner, shapes, B)
-        for (following, k), part in zip(node.next_functions, inners, strict=True):
+        axes = kind(node, tuple(node._input_metadata[output].shape), axis, shapes)
+        for (following, k), part in zip(node.next_functions, axes, strict=True):
             if following is not None:
-                if part:
-                    ways.append((following, k, regular(part, B)))
-                else:
+                if part is None or part is MIXED:
                     found.append(None)
+                else:
+                    ways.append((following, k, part.regular(samples)))
     return found
 
 

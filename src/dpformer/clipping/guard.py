@@ -1,14 +1,18 @@
 """Check that samples do not mix, and that no gradient passes by the recorder.
 
 Per-sample gradients are read off the gradient at the output of a use: which part of it belongs to which sample?
-`locate` proves it on the graph of the losses (`walk.py`). Where a function is not known to keep samples apart, `check_apart`
-checks the batch on the gradients themselves, by a second backward pass. The first batch is checked in any case.
+`locate` proves it on the autograd graph of the losses, from what is known of each function on the way (`kinds.py`). Where a
+function is not known, `check_apart` checks the batch on the gradients themselves, by a second backward pass. The first batch is
+checked in any case. What carries no gradient (masks, ids, the data) is not in the graph, and costs nothing.
 """
 
 from __future__ import annotations
 
+import functools
+import math
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +21,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import CheckpointFunction
 
-from dpformer.clipping.kinds import Rows, place_of
-from dpformer.clipping.walk import Doubt, Layout, walk
+from dpformer.clipping.axis import MIXED, Axis, Layout
+from dpformer.clipping.kinds import Inner, kind_of
 from dpformer.errors import ClippingError
 
 if TYPE_CHECKING:
@@ -125,6 +129,14 @@ def _passed_by(recorder: Recorder, leaf: Tensor, node: Any) -> ClippingError:
     return ClippingError(f"parameter {view.name!r} reaches the loss through {user}, {why}")
 
 
+@dataclass(frozen=True)
+class Doubt:
+    """Why samples are not sure to be apart: `function` is not known, or is sure to mix them."""
+
+    function: str
+    mixes: bool
+
+
 def locate(recorder: Recorder, losses: Tensor, users: dict[Any, int]) -> Doubt | None:
     """Find where the samples lie in the output of every use; the doubt, if samples are not sure to be apart.
 
@@ -135,33 +147,77 @@ def locate(recorder: Recorder, losses: Tensor, users: dict[Any, int]) -> Doubt |
         for use in recorder.uses:
             use.layout = Layout(1)
         return None
-    for node, (inner, doubt) in walk(losses, users).items():
+    for node, (axis, doubt) in _walk(losses, users).items():
         use = node.use
         if doubt is not None and doubt.mixes:
             raise _mixture(use, f" through {doubt.function}")
-        use.layout = None if not inner else _layout(use.shape, inner, batch)
-        if inner and use.layout is None:
-            doubt = doubt or Doubt(use.called, mixes=False)
-        found = found or doubt
-        if use.layout is not None:
-            continue
-        if use.shape and use.shape[0] % batch == 0:
+        dim = axis.place(use.shape) if axis else None
+        if axis and dim is not None:
+            regular = len(axis.owners) == batch and bool((axis.owners == torch.arange(batch)).all())
+            before = use.shape[dim:].numel() // (batch * axis.inner) if regular else 1
+            use.layout = Layout(batch, dim, before, None if regular else axis.owners_along(use.shape, dim))
+        elif use.shape and use.shape[0] % batch == 0:
             use.layout = Layout(batch)
+            doubt = doubt or Doubt(use.called, mixes=False)  # a guess, if samples lie across two dimensions
         else:
             raise ClippingError(
                 f"{use.called} uses {use.names} in a result of shape {tuple(use.shape)} that does not "
                 f"hold the {batch} samples: keep samples first, and padded rather than packed by a mask"
             )
+        found = found or doubt
     return found
 
 
-def _layout(shape: torch.Size, inner: int | Rows, batch: int) -> Layout | None:
-    """The layout of samples, if they are one dimension or a part of one."""
-    if (dim := place_of(shape, inner, batch)) is None:
-        return None
-    if isinstance(inner, Rows):
-        return Layout(batch, dim, owners=inner.owners) if shape[dim] == len(inner.owners) else None
-    return Layout(batch, dim, shape[dim:].numel() // (batch * inner))
+def _walk(losses: Tensor, users: dict[Any, int]) -> dict[Any, tuple[Inner, Doubt | None]]:
+    """The axis of samples of every recorded use, and the doubt about it, if there is one: back from the losses.
+
+    users: the nodes of the graph and how many edges lead to each. After a function that is not known samples are taken to be
+    first. What has no elements has no part in it.
+    """
+    samples, ends, waiting = torch.arange(len(losses)), {}, dict(users)
+    assert losses.grad_fn is not None
+    arrived: dict[Any, dict[int, tuple[Inner, Doubt | None]]] = {node: {} for node in users}  # by node and output
+    arrived[losses.grad_fn][losses.output_nr] = Axis(1, samples), None
+    ready: list[Any] = [losses.grad_fn]
+    while ready:
+        node = ready.pop()
+        shapes = [None if n is None else tuple(n._input_metadata[k].shape) for n, k in node.next_functions]
+        results: list[tuple[list[Inner], Doubt | None]] = []
+        for output, (axis, doubt) in arrived.pop(node).items():
+            axis, kind = axis.regular(samples) if axis else None, kind_of(node)
+            if hasattr(node, "use"):
+                ends[node] = axis, doubt
+                results.append(([axis, None, None], doubt))
+            elif kind is None or axis is None:
+                results.append(([None] * len(shapes), doubt))
+            else:
+                results.append((kind(node, tuple(node._input_metadata[output].shape), axis, shapes), doubt))
+        for k, (following, output) in enumerate(node.next_functions):
+            shape = shapes[k]
+            if following is None or (hasattr(node, "use") and k):
+                continue
+            if results and shape is not None and 0 not in shape:
+                axis = functools.reduce(_join, (axes[k] for axes, _ in results))
+                doubt = next((doubt for _, doubt in results if doubt is not None), None)
+                if not axis or axis is MIXED:
+                    doubt = doubt or Doubt(node.name(), mixes=axis is MIXED)
+                    known = shape and shape[0] % len(samples) == 0
+                    axis = Axis(math.prod(shape) // len(samples), samples) if known else None
+                if output in arrived[following]:
+                    before, earlier = arrived[following][output]
+                    joined = _join(before, axis)
+                    if joined is None and (before or axis):
+                        doubt = doubt or Doubt(node.name(), mixes=False)
+                    axis, doubt = joined or before, earlier or doubt
+                arrived[following][output] = axis, doubt
+            waiting[following] -= 1
+            if not waiting[following]:
+                ready.append(following)
+    return ends
+
+
+def _join(a: Inner, b: Inner) -> Inner:
+    return a if a is b else a.join(b) if a and b else None
 
 
 def _mixture(use: Use, how: str) -> ClippingError:
@@ -197,11 +253,11 @@ def check_apart(recorder: Recorder, losses: Tensor) -> None:
 
 def _compare(use: Use, weights: Tensor, compared: list[Use], mixed: Tensor) -> None:
     """Raise if the samples of a use are not apart."""
-    assert use.gradient is not None
-    assert use.layout is not None
     compared.append(use)
     if not mixed.numel():
         return
+    assert use.gradient is not None
+    assert use.layout is not None
     plain, mixed = (use.layout.first(g).reshape(len(weights), -1) for g in (use.gradient, mixed))
     w = weights[:, None].to(plain)
     off = torch.nan_to_num(mixed - plain * w, 0.0, 0.0, 0.0).abs().amax(1)

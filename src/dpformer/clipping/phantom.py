@@ -174,6 +174,7 @@ class PhantomClipping:
         if suspect:
             check_apart(recorder, losses)
             self._checked = True
+        recorder.forget()
 
     def _sum(self, recorder: Recorder, losses: Tensor, weigh: Weigh | None) -> Tensor:
         batch = len(losses)

@@ -13,11 +13,8 @@ Parameters are always detached, so autograd never reaches one through a torch fu
 autograd.Function) is in the graph: `guard.check_graph` finds it there.
 """
 
-import functools
-import types
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
-from functools import partial
 from typing import Any
 
 import torch
@@ -26,12 +23,13 @@ from torch.autograd.graph import _engine_run_backward, saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
+from dpformer.clipping.axis import Layout
 from dpformer.clipping.gradient import Route
 from dpformer.clipping.guard import Shared
+from dpformer.clipping.registry import LAZY, MAKES_VIEWS, RULES, entered, name_of, writes
 from dpformer.clipping.sums import sizes
-from dpformer.clipping.use import Derive, Forms, Record, Use, name_of
+from dpformer.clipping.use import Derive, Forms, Record, Use
 from dpformer.clipping.views import Derived, View
-from dpformer.clipping.walk import Layout
 from dpformer.errors import ClippingError
 
 
@@ -138,23 +136,14 @@ class Recorder(TorchFunctionMode):
         used, saved = tuple(view for view in views if view is not None), tuple(saved)
         use = Use(function, used, derive, output.shape, saved, raw)
         if self.replaying:
-            for k, tensor in enumerate(saved):
-                self._replayed.add((tensor.data_ptr(), function, k))
+            self._replayed.update(use.keys(saved))
         else:
             self.uses.append(use)
             if _hooked():
                 self.checkpoints = True
-                use.check = partial(self._check_replayed, use)
+                use.replayed = self._replayed
         # In place, so that it stays the same tensor for a function that wrote in place; that cannot be done to a view.
         return Record.apply(output.clone() if output._is_view() else output, self.anchor, use)
-
-    def _check_replayed(self, use: Use, saved: tuple[Tensor, ...]) -> None:
-        """Raise if tensors that were saved inside a checkpoint were not computed again by the same rule."""
-        if any((t.data_ptr(), use.function, k) not in self._replayed for k, t in enumerate(saved) if t.numel()):
-            raise ClippingError(
-                f"{use.called} with {use.names} runs inside hooks on saved tensors that are not those of torch.utils.checkpoint, "
-                "or is not run again in the same way: remove the hooks, or switch checkpointing off and use smaller micro-batches"
-            )
 
     def backward(self, total: Tensor, retain_graph: bool) -> None:
         """Fill in the gradients of the uses. What checkpoints compute again in it goes through the same rules, unrecorded."""
@@ -194,6 +183,10 @@ class Recorder(TorchFunctionMode):
     def note_broadcast(self, output: Tensor, make: Callable[[], Tensor]) -> None:
         """Remember that the look-up just recorded may be meant to be broadcast over samples: then `make` gives its view."""
         self._broadcasts[id(output)] = output, make
+
+    def forget(self) -> None:
+        """Drop what refers back to the recorder: a circle would keep the memory of a pass until the collector comes."""
+        self._broadcasts.clear()
 
     def refuse(self, function: Any, view: View, why: str = "has no clipping rule") -> ClippingError:
         """The error for a parameter in a place where its per-sample gradient cannot be computed."""
@@ -239,8 +232,8 @@ class Recorder(TorchFunctionMode):
             return func(*args, **kwargs)
         if rule is not None:
             return rule(self, func, *args, **kwargs)
-        if (entered := _entered(func)) is not None:
-            return self.call(entered, *args, **kwargs)
+        if (python := entered(func)) is not None:
+            return self.call(python, *args, **kwargs)
         # A size or a comparison has no gradient to lose. Values are leaves, so everything else shows itself.
         out = func(*args, **kwargs)
         results: list[Tensor] = []
@@ -270,34 +263,6 @@ PLAIN: set[Any] = {
 # Functions whose results carry no gradient, or are for looking at: they run as they are.
 KEPT = {"detach", "__repr__", "__format__", "__bool__", "__float__", "__int__", "item", "tolist", "__hash__"}
 
-Rule = Callable[..., Any]
-RULES: dict[Any, Rule] = {}
-# Rules that can take a view whose first dimension may be the samples, and so leave it a view.
-LAZY: set[Rule | None] = set()
-# Rules that make a view of a parameter where the batch is not there yet.
-MAKES_VIEWS: set[Rule | None] = set()
-
-
-def register_rule(*functions: Any, lazy: bool = False, views: bool = False) -> Callable[[Rule], Rule]:
-    """Decorator: `rule(recorder, function, *args, **kwargs)` takes the place of `functions` while a recorder is active.
-
-    The rule computes the output from `recorder.value(...)` of its arguments, never from a parameter itself. It returns
-    `recorder.record(function, output, views, derive, saved=[input])`. `derive(gradient, samples, input)` turns the gradient at
-    the output, and the tensors saved, into one form (`Outer`, `Sparse` or `Dense`) for each view. Samples are first in all of
-    them, and `samples.batch` is how many they are.
-    """
-
-    def add(rule: Rule) -> Rule:
-        for function in functions:
-            RULES[function] = rule
-        if lazy:
-            LAZY.add(rule)
-        if views:
-            MAKES_VIEWS.add(rule)
-        return rule
-
-    return add
-
 
 def _hooked() -> bool:
     """Whether there are hooks on saved tensors, as in a checkpoint."""
@@ -325,22 +290,3 @@ def _swap(values: Any, swapped: dict[int, Tensor]) -> Any:
     if isinstance(values, dict):
         return {key: _swap(v, swapped) for key, v in values.items()}
     return swapped.get(id(values), values)
-
-
-def writes(name: str) -> bool:
-    """Is it the name of a function that writes into its first argument?"""
-    return name == "__setitem__" or name.startswith("__i") or (name.endswith("_") and not name.endswith("__"))
-
-
-@functools.lru_cache(maxsize=256)
-def _entered(function: Any) -> Any:
-    """A function of torch that is written in Python, without its own look for overrides: what it calls comes to the recorder."""
-    if not isinstance(function, types.FunctionType) or not function.__module__.startswith("torch."):
-        return None
-    checks = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
-    names = {**function.__globals__, **{check: lambda *_: False for check in checks}}
-    entered = types.FunctionType(
-        function.__code__, names, function.__name__, function.__defaults__, function.__closure__
-    )
-    entered.__kwdefaults__ = function.__kwdefaults__
-    return entered

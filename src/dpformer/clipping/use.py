@@ -1,6 +1,5 @@
 """One use of parameters: the gradient at the output of a recorded function, and how it becomes the parameters' gradients."""
 
-import functools
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -8,12 +7,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import resolve_name
 
 from dpformer.clipping.algebra import Dense, Form
+from dpformer.clipping.axis import Layout
 from dpformer.clipping.gradient import Route, shorten
+from dpformer.clipping.registry import name_of
 from dpformer.clipping.views import View
-from dpformer.clipping.walk import Layout
 from dpformer.errors import ClippingError
 
 # What a use adds: one or more forms for each view used (`Any`: a `tied.Head` too).
@@ -29,7 +28,7 @@ class Use:
     saved: the tensors that `derive` reads, with their versions. Until the backward pass autograd keeps them (`given`): so it
     finds changes in place, and checkpointing can compute them again. layout: where the samples lie in `shape` (`guard.locate`);
     take: while set, it receives the gradient, which is then not kept; derived: the forms, once `settle` has derived them.
-    check: raises if the tensors that come back are not those given.
+    replayed: in a checkpoint, the keys of all tensors that rules saved when it was computed again.
     """
 
     function: Any
@@ -38,7 +37,7 @@ class Use:
     shape: torch.Size
     given: tuple[Tensor, ...]
     raw: bool = False
-    check: Callable[[tuple[Tensor, ...]], None] | None = None
+    replayed: set[tuple[int, Any, int]] | None = None
     saved: tuple[tuple[Tensor, int], ...] = ()
     layout: Layout | None = None
     gradient: Tensor | None = field(default=None, repr=False)
@@ -83,6 +82,10 @@ class Use:
                 )
             yield self.layout.first(tensor)
 
+    def keys(self, saved: Iterable[Tensor]) -> set[tuple[int, Any, int]]:
+        """What tensors saved by this function are known by: their memory and their place."""
+        return {(t.data_ptr(), self.function, k) for k, t in enumerate(saved) if t.numel()}
+
     def changed(self) -> ClippingError:
         """The error for an input that is not what it was."""
         return ClippingError(
@@ -122,8 +125,11 @@ class Record(torch.autograd.Function):
             saved = ctx.saved_tensors  # in a checkpoint, this computes them again
         except RuntimeError as error:
             raise (use.changed() if "modified by an inplace operation" in str(error) else error) from None
-        if use.check is not None:
-            use.check(saved)
+        if use.replayed is not None and not use.replayed.issuperset(use.keys(saved)):
+            raise ClippingError(
+                f"{use.called} with {use.names} runs inside hooks on saved tensors that are not those of torch.utils.checkpoint, "
+                "or is not run again in the same way: remove the hooks, or switch checkpointing off and use smaller micro-batches"
+            )
         with torch._C.DisableTorchFunction():  # a recorder may be active, for checkpoints
             use.saved = tuple((tensor, tensor._version) for tensor in saved)
             gradient = gradient.contiguous()  # once, where each look at it as a matrix would make a copy
@@ -132,11 +138,3 @@ class Record(torch.autograd.Function):
             else:
                 use.gradient = gradient
         return (gradient if ctx.needs_input_grad[0] else None), None, None
-
-
-@functools.lru_cache(maxsize=1024)
-def name_of(function: Any) -> str:
-    """The name of a torch function, for messages."""
-    if isinstance(function, str):
-        return function
-    return resolve_name(function) or getattr(function, "__name__", str(function))

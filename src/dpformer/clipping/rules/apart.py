@@ -18,23 +18,18 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from dpformer.clipping.algebra import Lazy
+from dpformer.clipping.axis import Layout
 from dpformer.clipping.gradient import matrix_shape
-from dpformer.clipping.recorder import Recorder, register_rule
+from dpformer.clipping.recorder import Recorder
+from dpformer.clipping.registry import named, register_rule
 from dpformer.clipping.use import Forms
 from dpformer.clipping.views import View
-from dpformer.clipping.walk import Layout
 from dpformer.errors import ClippingError
 
 Shape = Sequence[int]
 # From an equation (einsum), the shapes of the tensors, the output's shape and the samples' dimension in it to their dimension in
 # each of the tensors: None where it has none, -1 where that is not known.
 Align = Callable[[Any, list[Shape], Shape, int], list[int | None]]
-
-
-def named(names: str) -> list[Any]:
-    """Functions of torch and methods of tensors by their names."""
-    found = [getattr(owner, name, None) for owner in (torch, torch.Tensor, torch.functional) for name in names.split()]
-    return [function for function in found if callable(function)]
 
 
 def lazily(view: View, compute: Callable[[slice], Tensor], size: int = 0) -> Lazy:

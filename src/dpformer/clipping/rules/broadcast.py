@@ -17,11 +17,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dpformer.clipping.algebra import Form
-from dpformer.clipping.recorder import Recorder, register_rule, writes
+from dpformer.clipping.axis import Layout
+from dpformer.clipping.recorder import Recorder
+from dpformer.clipping.registry import register_rule, writes
 from dpformer.clipping.sums import sizes
 from dpformer.clipping.use import Forms
 from dpformer.clipping.views import View
-from dpformer.clipping.walk import Layout
 
 T = torch.Tensor
 

@@ -6,12 +6,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dpformer.clipping.recorder import Recorder, register_rule
+from dpformer.clipping.axis import Layout
+from dpformer.clipping.recorder import Recorder
+from dpformer.clipping.registry import register_rule
 from dpformer.clipping.rules.broadcast import channels
 from dpformer.clipping.tied import Head
 from dpformer.clipping.tied_head import HeadPass, Plain, tied_cross_entropy
 from dpformer.clipping.use import Forms
-from dpformer.clipping.walk import Layout
 
 
 @register_rule(torch.prelu)

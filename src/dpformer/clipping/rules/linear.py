@@ -18,13 +18,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dpformer.clipping.recorder import Recorder, register_rule
+from dpformer.clipping.axis import Layout
+from dpformer.clipping.recorder import Recorder
+from dpformer.clipping.registry import register_rule
 from dpformer.clipping.rules.apart import apart, lazily, product
 from dpformer.clipping.rules.broadcast import from_broadcast
 from dpformer.clipping.sums import sizes
 from dpformer.clipping.use import Forms
 from dpformer.clipping.views import View
-from dpformer.clipping.walk import Layout
 
 T = torch.Tensor
 

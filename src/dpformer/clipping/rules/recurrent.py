@@ -12,10 +12,11 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from dpformer.clipping.recorder import Recorder, register_rule
+from dpformer.clipping.axis import Layout
+from dpformer.clipping.recorder import Recorder
+from dpformer.clipping.registry import register_rule
 from dpformer.clipping.rules.linear import linear_forms
 from dpformer.clipping.use import Forms
-from dpformer.clipping.walk import Layout
 
 State = tuple[Tensor, ...]
 

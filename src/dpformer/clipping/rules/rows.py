@@ -18,11 +18,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dpformer.clipping.algebra import Sparse
-from dpformer.clipping.recorder import Recorder, register_rule
-from dpformer.clipping.rules.apart import lazily, named
+from dpformer.clipping.axis import Layout
+from dpformer.clipping.recorder import Recorder
+from dpformer.clipping.registry import named, register_rule
+from dpformer.clipping.rules.apart import lazily
 from dpformer.clipping.use import Forms
 from dpformer.clipping.views import View
-from dpformer.clipping.walk import Layout
 
 T = torch.Tensor
 _MOVES = """
