@@ -16,6 +16,7 @@ uses (an embedding that is also the output layer, say) the norm is too small, an
 import functools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,12 +32,8 @@ class Form:
         """The sum of the norms of all terms, `[B]`, or slightly more: see `Clip`."""
         raise NotImplementedError
 
-    def form_into(self, out: Tensor, samples: slice) -> None:
-        """Add G_i of `samples` to `out` `[b, R, C]`."""
-        raise NotImplementedError
-
-    def form_transposed_into(self, out: Tensor, samples: Tensor | slice) -> None:
-        """The same for `out` `[b, C, R]`."""
+    def form_into(self, out: Tensor, samples: Any, transposed: bool = False) -> None:
+        """Add G_i of `samples` to `out` `[b, R, C]`, or to `[b, C, R]`."""
         raise NotImplementedError
 
     def add_weighted(self, weights: Tensor, out: Tensor) -> None:
@@ -66,11 +63,9 @@ class Outer(Form):
         r, c, least = lengths(self.rows), lengths(self.cols), tiny(self.rows)
         return torch.where((r.square() < least) | (c.square() < least), r * c, 0.0).sum(1)
 
-    def form_into(self, out: Tensor, samples: slice) -> None:
-        out.baddbmm_(self.rows[samples].transpose(1, 2), self.cols[samples])
-
-    def form_transposed_into(self, out: Tensor, samples: Tensor | slice) -> None:
-        out.baddbmm_(self.cols[samples].transpose(1, 2), self.rows[samples])
+    def form_into(self, out: Tensor, samples: Any, transposed: bool = False) -> None:
+        rows, cols = (self.cols, self.rows) if transposed else (self.rows, self.cols)
+        out.baddbmm_(rows[samples].transpose(1, 2), cols[samples])
 
     def add_weighted(self, weights: Tensor, out: Tensor) -> None:
         # Scale the narrower factor: it is the cheaper one to copy.
@@ -122,15 +117,15 @@ class Sparse(Form):
         squares = torch.linalg.vector_norm(sums, dim=-1).double().square()
         return squares.new_zeros(B).index_add_(0, sample, squares)
 
-    def form_into(self, out: Tensor, samples: slice) -> None:
+    def form_into(self, out: Tensor, samples: Any, transposed: bool = False) -> None:
         index, values = self.index[samples], self.values[samples]
+        if transposed:
+            values = values.transpose(1, 2)
+            out.scatter_add_(2, index[:, None].expand_as(values), values)
+            return
         b, R, C = out.shape
         offsets = torch.arange(b, device=index.device)[:, None] * R
         out.view(b * R, C).index_add_(0, (index + offsets).flatten(), values.flatten(0, 1))
-
-    def form_transposed_into(self, out: Tensor, samples: Tensor | slice) -> None:
-        index, values = self.index[samples], self.values[samples].transpose(1, 2)
-        out.scatter_add_(2, index[:, None].expand_as(values), values)
 
     def add_weighted(self, weights: Tensor, out: Tensor) -> None:
         if self.summed is None:
@@ -171,11 +166,9 @@ class Dense(Form):
         norms = norms_of_pieces(self.gradient) if self.norms is None else self.norms
         return norms.double().square().sum(1)
 
-    def form_into(self, out: Tensor, samples: slice) -> None:
-        out.add_(self.gradient[samples])
-
-    def form_transposed_into(self, out: Tensor, samples: Tensor | slice) -> None:
-        out.add_(self.gradient[samples].transpose(1, 2))
+    def form_into(self, out: Tensor, samples: Any, transposed: bool = False) -> None:
+        own = self.gradient[samples]
+        out.add_(own.transpose(1, 2) if transposed else own)
 
     def add_weighted(self, weights: Tensor, out: Tensor) -> None:
         add_weighted_rows(out.view(-1), self.gradient.flatten(1), weights)
@@ -195,7 +188,7 @@ class Lazy(Form):
     size: int
     dropped: Tensor | None = None
 
-    def form_into(self, out: Tensor, samples: slice) -> None:
+    def form_into(self, out: Tensor, samples: Any, transposed: bool = False) -> None:
         gradient = self.compute(samples).reshape(out.shape)
         if self.dropped is not None:
             gradient = gradient.masked_fill(self.dropped[samples, None, None], 0)
@@ -242,14 +235,13 @@ def merge(forms: list[Form]) -> list[Form]:
     outers = [f for f in forms if isinstance(f, Outer)]
     sparses = [f for f in forms if isinstance(f, Sparse)]
     denses = [f for f in forms if isinstance(f, Dense)]
-    lazies = [f for f in forms if isinstance(f, Lazy)]
     if len(outers) > 1:
         outers = [Outer(_cat(f.rows for f in outers), _cat(f.cols for f in outers))]
     if len(sparses) > 1:
         sparses = [Sparse(_cat(f.index for f in sparses), _cat(f.values for f in sparses))]
     if len(denses) > 1:
         denses = [functools.reduce(lambda a, b: Dense(a.gradient + b.gradient, a.bound_ + b.bound_), denses)]
-    return [*outers, *sparses, *denses, *lazies]
+    return [*outers, *sparses, *denses, *(f for f in forms if isinstance(f, Lazy))]
 
 
 def _cat(tensors: Iterable[Tensor]) -> Tensor:

@@ -3,9 +3,8 @@
     Pairs    inner products of all pairs of terms: sum_{t,u} <rows_t, rows_u> <cols_t, cols_u> + ...;   work 2 B T^2 (R + C)
     Formed   G_i itself, for a few samples at a time, and its norm;                                    work 2 B T R C
 
-By work alone, pairs are cheaper for short sequences, up to about T = R C / (R + C). But products of T x T are slow to start:
-for layers of a few thousand weights the second way is faster for short sequences too. `TiedGradient` (tied.py) is the
-gradient of a table that is also the output layer; it uses both ways.
+By work alone, pairs are cheaper up to about T = R C / (R + C). But products of T x T are slow to start: for layers of a few
+thousand weights the second way is faster for short sequences too. `TiedGradient` (tied.py) uses both ways.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ START, SLOWER = 200_000, 4
 
 
 class Gradient(Protocol):
-    """Per-sample gradients `G_i`, i = 1 .. B, of one parameter, or of several as one."""
+    """Per-sample gradients `G_i`, i = 1 .. B, of one parameter or of several."""
 
     def measure(self) -> tuple[Tensor, Tensor]:
         """`|G_i|^2`, and the square of the bound `K_i`, the sum of the norms of all terms (see `Clip`); `[B]` float64 each."""

@@ -30,22 +30,10 @@ class PhantomClipping:
 
     Guarantee: with `rule` either "flat" or "automatic", adding or removing one sample changes the sum that `backward`
     adds by at most `max_norm` (up to a relative 1e-6) in L2 norm over all trainable parameters of `module`, if the loss of a
-    sample is a function of that sample and the parameters alone. What happens where it could break:
-
-    =============================================  =================================================================
-    a parameter in a function without a rule       ClippingError that names both
-    a trainable parameter that a batch does        its gradient is 0; ClippingError after 100 batches without any use, and by
-    not use                                        `check_used`
-    gradients that flow between samples            ClippingError: excluded on the graph of every batch; a batch with a
-    (in-batch negatives)                           function that is not known to keep samples apart, and the first
-                                                   one, is checked by a second backward pass
-    batch norm in training mode, DDP, second       ClippingError
-    derivatives, gradient hooks
-    torch.compile                                  the model runs uncompiled in `backward`
-    a sample with a NaN or infinite gradient       adds nothing; its norm is returned as it is; see `nonfinite`
-    an empty batch                                 adds nothing; `.grad` is there
-    parameters in float16 or bfloat16              ClippingError: their sums round by more than a sample may add
-    =============================================  =================================================================
+    sample is a function of that sample and the parameters alone. What could break it raises a `ClippingError` with the
+    parameter and the cure (docs/clipping.md has the table). A sample with a NaN or infinite gradient adds nothing, and is
+    counted in `nonfinite`. An empty batch adds nothing. A parameter that a batch does not use has gradient 0; it is an error
+    after 100 batches, and by `check_used`.
 
     What cannot be seen here is a dependence on other samples that carries no gradient: a division by the number of tokens in
     the batch, or inputs normalised by statistics of the batch. Divide by constants, or by a sample's own length.
@@ -107,16 +95,13 @@ class PhantomClipping:
         Weights that are not computed by a clipping rule carry no guarantee.
         """
 
-        def weigh(samples: Tensor, squared: Tensor, bound: Tensor) -> Tensor:
-            return torch.where(squared.isfinite(), weights.to(squared)[samples], 0.0)
-
         def checked() -> Tensor:
             losses = compute_losses()
             if weights.shape != losses.shape:
                 raise ClippingError(f"weights have shape {tuple(weights.shape)}, losses {tuple(losses.shape)}")
             return losses
 
-        return self._run(checked, weigh)
+        return self._run(checked, lambda i, squared, _: torch.where(squared.isfinite(), weights.to(squared)[i], 0.0))
 
     def _run(self, compute_losses: Losses, weigh: Weigh | None) -> Tensor:
         recorder = Recorder(self.module, self.route)
@@ -135,10 +120,9 @@ class PhantomClipping:
             if p.grad is not grad or (grad is not None and grad._version != version):
                 p.grad = None
                 raise ClippingError(f"a gradient reached parameter {name!r} past the recorder, and was thrown away")
-        if weigh is not None:
-            for _, p in trainable:
-                # Contiguous whatever the parameter is, because forms are added to it as to a matrix.
-                p.grad = torch.zeros(p.shape, dtype=p.dtype, device=p.device) if p.grad is None else p.grad.contiguous()
+        for _, p in trainable if weigh is not None else ():
+            # Contiguous whatever the parameter is, because forms are added to it as to a matrix.
+            p.grad = torch.zeros(p.shape, dtype=p.dtype, device=p.device) if p.grad is None else p.grad.contiguous()
         if batch == 0:
             return torch.zeros(0, dtype=torch.float64)
         with torch.no_grad(), _precise(losses):

@@ -1,10 +1,9 @@
 """Phantom Clipping proper: the gradient of a table that is input and output layer at once.
 
 `tied_squared_norms` is the paper's claim, with misprints corrected, for reading and tests. `TiedGradient` computes the same over
-tiles of tokens: nothing of size M x M or B x M x d is built. Where a sample has about as many tokens as the table has columns,
-or more, D D' costs more than the gradient `G = D'H + onehot(s)'x` itself, which is then formed for a few samples at a time in
-reused memory, and added to the sum straight away. Gradients are formed and summed transposed, `[d, M]`: H'D runs over D in the
-order it lies in memory, and is up to twice as fast as D'H.
+tiles of tokens: nothing of size M x M or B x M x d is built. Where a sample has about as many tokens as the table has columns, or
+more, D D' costs more than the gradient `G = D'H + onehot(s)'x` itself, which is then formed for a few samples at a time in reused
+memory. Gradients are formed and summed transposed, `[d, M]`: H'D is up to twice as fast as D'H.
 """
 
 import math
@@ -59,9 +58,7 @@ class Head:
 class TiedGradient:
     """Per-sample gradients of a table with one use as output layer and any other uses. See `Gradient`."""
 
-    def __init__(
-        self, parameter: nn.Parameter, head: Head, others: list[Form], batch: int, route: Route | None = None
-    ) -> None:
+    def __init__(self, parameter: nn.Parameter, head: Head, others: list[Form], batch: int, route: Route | None = None):
         self.parameter, self.route = parameter, route
         self.head, self.upstream = head.head, head.upstream.to(parameter.dtype)
         self.others = gradient_of(parameter, others, batch, route, self.head.workspace)
@@ -131,9 +128,7 @@ class _Pass:
     squared: squared norms, first of the other uses, then of all uses; rest: of all other gradients; bound: squared bounds.
     """
 
-    def __init__(
-        self, gradient: TiedGradient, weigh: Weigh | None, squared: Tensor, rest: Tensor, bound: Tensor
-    ) -> None:
+    def __init__(self, gradient: TiedGradient, weigh: Weigh | None, squared: Tensor, rest: Tensor, bound: Tensor):
         self.head, self.upstream, self.shape = gradient.head, gradient.upstream, gradient.parameter.shape
         self.weigh, self.order = weigh, self.head.tiling.order
         self.squared, self.rest, self.bound = squared, rest, bound
@@ -152,11 +147,11 @@ class _Pass:
         """Add `total` to the sum of all blocks, and begin another; returns that sum, `[d, M]`, float64."""
         assert self.total is not None
         if self._whole is None:
-            M, d = self.shape
             double = torch.empty(0, dtype=torch.float64, device=self.total.device)
-            self._whole = self.head.workspace.take("sum of blocks", d, M, double).copy_(self.total)
-        else:
-            self._whole.add_(self.total)
+            self._whole = self.head.workspace.take(
+                "sum of blocks", len(self.total), self.total.shape[1], double
+            ).zero_()
+        self._whole.add_(self.total)
         self.total.zero_()
         self._added = 0
         return self._whole
@@ -218,11 +213,8 @@ class _Pass:
 
     def _finish(self, part: slice, buffer: Tensor) -> None:
         """Add the other uses to gradients `[b, d, M]` at the head; note their norms, and add them to the sum."""
-        if self.sparse is not None:
-            self.sparse.form_transposed_into(buffer, part)
-        else:
-            for form in self.forms:
-                form.form_transposed_into(buffer, self.order[part])
+        for form in [self.sparse] if self.sparse is not None else self.forms:
+            form.form_into(buffer, part if form is self.sparse else self.order[part], transposed=True)
         squared = squared_norms(buffer)
         weights, finite = self._settle(part, squared)
         if weights is not None and self.total is not None:

@@ -1,10 +1,8 @@
 """How the tokens of a batch are cut into tiles for the head, and what is kept of the tiles between its two passes.
 
-D `[tokens, M]` is needed twice: for the gradient at H, and later, when that gradient has gone through the network, for the norm
-and the sum of the gradient at the table E. In between D is kept if the batch is small enough (`HOLD_ELEMENTS`), else it is
-computed again; no more than that is held, whatever batch and length. Of a long sample the gradient at E itself, `[d, M]`, is
-smaller than its D, `[T, M]`: under clipping, where its norm is needed, the gradient is formed while D is in the processor's
-cache, and kept in place of D.
+D `[tokens, M]` is needed twice: for the gradient at H, and later for the norm and the sum of the gradient at the table E. In
+between D is kept if the batch is small enough (`HOLD_ELEMENTS`), else it is computed again. Of a long sample the gradient at E
+itself, `[d, M]`, is smaller than its D, `[T, M]`: under clipping it is formed while D is in the processor's cache, and kept.
 """
 
 from dataclasses import dataclass

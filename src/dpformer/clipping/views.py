@@ -1,10 +1,9 @@
 """Functions of parameters alone, before the batch comes in: parts of a parameter, and parameters of their own.
 
-A use is where a parameter meets the batch, because only there the gradients of the samples are still apart: the gradient at
-`P[:L]` in `x + P[:L]` is already summed over samples, the gradient at the sum is not. A transpose, rows and another shape are
-*views* of a parameter, whose gradients need no more than factors. The result of any other function (`1 + w`, `softmax(p)`, weight
-norm) is *derived*: a parameter of its own, at which each sample's gradient G_i is formed. A vector-Jacobian product carries G_i
-to the parameters that it was computed from, for a few samples at a time.
+A use is where a parameter meets the batch, because only there the gradients of the samples are still apart. A transpose, rows and
+another shape are *views* of a parameter, whose gradients need no more than factors. The result of any other function (`1 + w`,
+weight norm) is *derived*: a parameter of its own, at which each sample's gradient G_i is formed. A vector-Jacobian product
+carries G_i to the parameters that it was computed from, for a few samples at a time.
 """
 
 from __future__ import annotations
@@ -185,9 +184,8 @@ def _leaf(value: Tensor) -> Tensor:
 
 def _is_transpose(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether a function turns a matrix: decided on a matrix of two different sides."""
-    if _name(function) not in ("__get__", "t", "transpose", "swapaxes", "permute"):
-        return False
-    return bool(function(torch.empty(2, 3, device="meta"), *args, **kwargs).shape == (3, 2))
+    known = _name(function) in ("__get__", "t", "transpose", "swapaxes", "permute")
+    return known and function(torch.empty(2, 3, device="meta"), *args, **kwargs).shape == (3, 2)
 
 
 def _keeps_rows(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], value: Tensor) -> bool:

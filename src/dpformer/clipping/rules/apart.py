@@ -2,15 +2,10 @@
 
 All that has to be known of a function is where the samples lie in its inputs, given where they lie in its output: `_ALIGN`. The
 products of some samples are one call (`torch.func.vmap`).
-
->>> import torch
->>> from dpformer.clipping import PhantomClipping
->>> module, x, g = torch.nn.ParameterDict({"p": torch.ones(1)}), torch.tensor([[[1.0], [2.0]]]), torch.tensor([[[3.0], [4.0]]])
->>> PhantomClipping(module).norms(lambda: (x / module["p"] * g).sum((1, 2)))  # d/dp = -sum_t g_t x_t / p^2
-tensor([11.], dtype=torch.float64)
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -120,11 +115,9 @@ def apart(recorder: Recorder, function: Any, align: Align, args: tuple[Any, ...]
 
     def derive(gradient: Tensor, samples: Layout, *given: Tensor) -> Forms:
         batch = samples.batch
-        dims = (
-            align(equation, [tensor.shape for tensor in given], shape, samples.dim)
-            if batch > 1
-            else [None] * len(given)
-        )
+        dims: list[int | None] = [None] * len(given)
+        if batch > 1:
+            dims = align(equation, [tensor.shape for tensor in given], shape, samples.dim)
         for dim, tensor in zip(dims, given, strict=True):
             if samples.owners is not None or dim == -1 or (dim is not None and tensor.shape[dim] != shape[samples.dim]):
                 name = next(iter(views.values())).name
@@ -136,23 +129,18 @@ def apart(recorder: Recorder, function: Any, align: Align, args: tuple[Any, ...]
         parts = [tensor if dim is None else samples.apart(tensor, dim) for dim, tensor in zip(dims, given, strict=True)]
         size = sum(t.numel() // batch for dim, t in zip(dims, given, strict=True) if dim is not None)
         in_dims = (0, *(None if dim is None else 0 for dim in dims))
+
+        def one(mine: int, g: Tensor, *own: Tensor) -> Tensor:
+            at = lambda value: compute([*own[:mine], value, *own[mine + 1 :]])  # noqa: E731
+            return torch.func.vjp(at, own[mine])[1](g)[0]
+
+        def several(mine: int, part: slice) -> Tensor:
+            inputs = [t if dim is None else t[part] for dim, t in zip(dims, parts, strict=True)]
+            found, own = torch.func.vmap(partial(one, mine), in_dims)(g[part], *inputs), dims[mine]
+            return found if own is None else samples.scattered(found, part, given[mine], own)
+
         for k, view in views.items():
-            mine = places.index(k)
-
-            def one(g: Tensor, *own: Tensor, mine: int = mine) -> Tensor:
-                def at(value: Tensor) -> Tensor:
-                    return compute([*own[:mine], value, *own[mine + 1 :]])
-
-                return torch.func.vjp(at, own[mine])[1](g)[0]
-
-            def several(
-                part: slice, one: Any = one, own: int | None = dims[mine], value: Tensor = given[mine]
-            ) -> Tensor:
-                inputs = [t if dim is None else t[part] for dim, t in zip(dims, parts, strict=True)]
-                found = torch.func.vmap(one, in_dims)(g[part], *inputs)
-                return found if own is None else samples.scattered(found, part, value, own)
-
-            yield view, lazily(view, several, size + view.value.numel())
+            yield view, lazily(view, partial(several, places.index(k)), size + view.value.numel())
 
     return recorder.record(function, output, list(views.values()), derive, [t.detach() for t in given], raw=True)
 
