@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-import transformers
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
@@ -75,6 +74,7 @@ def test_dropout_is_the_same_when_it_is_computed_again():
 
 @pytest.mark.parametrize("experts", [False, True])
 def test_hugging_face(experts):
+    transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
     sizes = {"vocab_size": 31, "max_position_embeddings": 16, "pad_token_id": 0}
     if experts:

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations, rnn
@@ -260,6 +261,22 @@ def test_compiled_models_run_as_they_were_written(backend):
     torch.testing.assert_close(PhantomClipping(module).norms(lambda: sums(compiled(x))), expected)
 
 
-def test_wrappers_that_add_up_gradients_are_refused():
+def test_wrappers_that_add_up_gradients_are_refused(tmp_path):
     with pytest.raises(ClippingError, match=r"DataParallel.*before noise is added, once"):
         PhantomClipping(nn.DataParallel(nn.Linear(4, 3)))
+    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    try:
+        with pytest.raises(ClippingError, match=r"DistributedDataParallel.*before noise is added, once"):
+            PhantomClipping(nn.parallel.DistributedDataParallel(nn.Linear(4, 3)))
+    finally:
+        dist.destroy_process_group()
+
+
+def test_dropout_on_a_table():
+    """One mask for all samples, drawn by the model: the same in the loop."""
+
+    def dropped(m, x):
+        torch.manual_seed(5)
+        return x @ F.dropout(m.w, 0.5).T + F.embedding((x[..., 0] > 0).long(), F.dropout(m.w, 0.5))[..., :3]
+
+    assert_exact(Module(dropped, **W), lambda m, b: sums(m(b[0])), torch.randn(3, 5, 4))
