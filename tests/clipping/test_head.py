@@ -179,6 +179,8 @@ def test_refusals():
         model.head(torch.zeros(4, 5, 4), model.table.weight, y, w, torch.zeros(9, requires_grad=True))
     with pytest.raises(ClippingError, match="whole table"):
         PhantomClipping(model).norms(lambda: model.head(model.mix(model.table(s)), model.table.weight[1:], y - 1, w))
+    with pytest.raises(ClippingError, match="whole table"):
+        PhantomClipping(model).norms(lambda: model.head(model.mix(model.table(s)), 2 * model.table.weight, y, w))
 
 
 @pytest.mark.parametrize("which", ["hidden", "weights"])

@@ -90,8 +90,8 @@ def tied(recorder: Recorder, function: Any, hidden: Tensor, table: Tensor, *rest
     view = recorder.view(table)
     recorder.data(function, hidden)
     assert view is not None
-    if view.value is not view.parameter:
-        raise recorder.refuse(function, view, "needs the whole table; use a bias of -inf to leave items out")
+    if view.value is not view.parameter or id(view.parameter) in recorder.derived:
+        raise recorder.refuse(function, view, "needs the whole table as it is; use a bias of -inf to leave items out")
     targets, weights, bias, workspace = rest
     head = HeadPass(hidden.detach(), view.parameter.detach(), targets, weights, bias, workspace, recorder.route)
 
