@@ -82,6 +82,19 @@ def test_a_ceiling_is_without_privacy_and_gives_records(demo, tmp_path):
     figures = ceiling.measure([CellResult(cell, tmp_path) for cell in ceiling.cells()])
     assert figures["records"] == []
     assert [row[2] for row in ceiling.page(figures).rows] == ["queued", "queued"]
+    outcomes = []
+    for cell, validation in zip(ceiling.cells(), (0.16, 0.05, 0.17, 0.04), strict=True):
+        both = {"masked": {metric: {"value": validation} for metric in ("ndcg@10", "hit@10")}}
+        record = {"test": both, "validation": both, "settings": cell.settings(), "core_seconds": 1.0, "dpformer": "0"}
+        outcomes.append(CellResult(cell, tmp_path, record))
+    figures = ceiling.measure(outcomes)
+    assert [(record["dataset"], record["ndcg@10"]) for record in figures["records"]] == [
+        ("ml-1m", 17),
+        ("amazon-games", 5),
+    ]
+    long, short = (row[-1] for row in ceiling.page(figures).rows)
+    assert "epochs" not in long  # 100 are the preset's
+    assert "epochs=20.0" in short
 
 
 def test_runs_that_finished_before_the_preset_was_renamed_are_found():

@@ -51,7 +51,7 @@ def test_errors_are_one_line(dpformer, tmp_path):
     for option, value, complaint in (
         ("--epsilon", "inf", "finite"),
         ("--epsilon", -1, "above 0"),
-        ("--seeds", 0, "--seeds 1"),
+        ("--seeds", 0, "Invalid value for '--seeds'"),
         ("--item", "train", "test, validation"),
     ):
         done = dpformer("reproduce", "transitions", option, value, "--data", f"ml-1m={tmp_path / 'no'}")

@@ -202,7 +202,7 @@ def test_every_result_can_be_asked_for(dpformer):
     for arguments, complaint in (
         (("table-1", "--method", "nothing"), "no method is called 'nothing'"),
         (("table-1", "--data", "x=y"), "is not NAME=PATH"),
-        (("table-1", "--seeds", 0), "--seeds 1"),
+        (("table-1", "--seeds", 0), "Invalid value for '--seeds'"),
         (("error-table", "--budget-minutes", 1), "no option --budget-minutes"),
         (("nothing",), "table-1, table-2"),
     ):

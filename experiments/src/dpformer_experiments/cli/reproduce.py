@@ -22,7 +22,7 @@ def reproduce(
         float | None,
         typer.Option(help="Stop after this many minutes; cheap and informative cells run first. No limit by default."),
     ] = None,
-    seeds: Annotated[int | None, typer.Option(help="Number of seeds, for a result that is a mean.")] = None,
+    seeds: Annotated[int | None, typer.Option(help="Number of seeds, for a result that is a mean.", min=1)] = None,
     data: Annotated[
         list[str] | None,
         typer.Option(help="NAME=PATH of a data set (ml-1m, amazon-games): its file or folder, or a prepared one."),

@@ -14,7 +14,7 @@ from dpformer_experiments.reproduce import paper
 from dpformer_experiments.reproduce.cells import Cell
 from dpformer_experiments.reproduce.page import Page
 from dpformer_experiments.reproduce.runner import CellResult, Running, run_cells
-from dpformer_experiments.reproduce.summary import ending
+from dpformer_experiments.reproduce.summary import ending, mean_of, values_of
 
 SETS = ("ml-1m", "amazon-games")
 # As many as in the paper's grid, which goes from 0.001 to 0.009.
@@ -77,8 +77,7 @@ def measure(outcomes: list[CellResult]) -> dict[str, Any]:
                 rate = outcome.cell.options["learning_rate"]
                 mine = f"{architecture}, common recipe, rate {rate:g}"
                 if (outcome.cell.dataset, outcome.cell.method) == (dataset, mine) and outcome.record is not None:
-                    value = outcome.record["validation"]["masked"]["ndcg@10"]["value"]
-                    figures[rate] = round(100 * value, 4)
+                    figures[rate] = mean_of(values_of([outcome.record], item="validation"))
             finished = {rate: value for rate, value in figures.items() if value is not None}
             best = max(finished, key=lambda rate: finished[rate]) if finished else None
             by_rate = {f"{rate:g}": value for rate, value in figures.items()}

@@ -14,7 +14,7 @@ from dpformer_experiments.reproduce.cells import Cell
 from dpformer_experiments.reproduce.methods import REPAIR, SMALL
 from dpformer_experiments.reproduce.page import Page, new_figure
 from dpformer_experiments.reproduce.runner import CellResult, Running, run_cells
-from dpformer_experiments.reproduce.summary import METRICS, check_seeds, ending, mean_and_spread, with_spread
+from dpformer_experiments.reproduce.summary import METRICS, ending, mean_and_spread, with_spread
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -54,7 +54,6 @@ def declare(
 
 def run(*, how: Running, seeds: int = paper.SEEDS_OF_CONVERGENCE) -> dict[str, Any]:
     """Run all cells that are not finished."""
-    check_seeds(seeds)
     return measure(run_cells(declare(SETS, seeds), how.prepared(SETS), how))
 
 

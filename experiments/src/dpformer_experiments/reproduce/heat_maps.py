@@ -17,11 +17,11 @@ from dpformer_experiments.reproduce.page import Page, new_figure
 from dpformer_experiments.reproduce.runner import CellResult, Running, run_cells
 from dpformer_experiments.reproduce.summary import (
     METRICS,
-    check_seeds,
     ending,
     mean_and_spread,
     mean_of,
     protocols,
+    values_of,
     with_spread,
 )
 
@@ -86,7 +86,6 @@ MAPS = {
 
 def run(name: str, *, how: Running, seeds: int = 1) -> dict[str, Any]:
     """Run all cells of the maps that are not finished."""
-    check_seeds(seeds)
     maps = MAPS[name]
     return measure(name, maps, run_cells(maps.cells(seeds), how.prepared([maps.dataset]), how))
 
@@ -102,11 +101,8 @@ def measure(name: str, maps: Maps, outcomes: Sequence[CellResult]) -> dict[str, 
                 records = [outcome.record for outcome in mine if outcome.record is not None]
                 row: dict[str, Any] = {"setting": setting, "batch_size": batch, "learning_rate": rate}
                 for metric in METRICS:
-                    values = [100 * record["test"]["masked"][metric]["value"] for record in records]
-                    row |= mean_and_spread(metric, values)
-                row["validation ndcg@10"] = mean_of(
-                    [100 * r["validation"]["masked"]["ndcg@10"]["value"] for r in records]
-                )
+                    row |= mean_and_spread(metric, values_of(records, metric))
+                row["validation ndcg@10"] = mean_of(values_of(records, item="validation"))
                 row["seeds"] = [outcome.cell.seed for outcome in mine if outcome.record is not None]
                 row["missing"] = next((outcome.why for outcome in mine if outcome.record is None), "")
                 row["command"] = mine[0].cell.command(name)

@@ -16,7 +16,7 @@ from dpformer_experiments.reproduce import common
 from dpformer_experiments.reproduce.cells import Cell
 from dpformer_experiments.reproduce.page import Page, new_figure
 from dpformer_experiments.reproduce.runner import CellResult, Running, run_cells
-from dpformer_experiments.reproduce.summary import check_seeds, ending, mean_of
+from dpformer_experiments.reproduce.summary import ending, mean_of, values_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -66,7 +66,6 @@ def cells(seeds: int = SEEDS) -> list[Cell]:
 
 def run(*, how: Running, seeds: int = SEEDS, method: Sequence[str] = ()) -> dict[str, Any]:
     """Run all cells that are not finished. method: of these regimes alone."""
-    check_seeds(seeds)
     if unknown := set(method) - set(REGIMES):
         raise DPFormerError(f"no regime is called {min(unknown)!r}; there are: {', '.join(REGIMES)}")
 
@@ -88,8 +87,10 @@ def measure(outcomes: Sequence[CellResult]) -> dict[str, Any]:
             row: dict[str, Any] = {"regime": name, "dataset": dataset, "epsilon": epsilon, "errors": NAMES[correction]}
             row["seeds"] = sorted(own)
             for item in ("test", "validation"):
-                off = [_ndcg(records[f"{name}: {NAMES[OFF]}", seed], item) for seed in row["seeds"]]
-                on = [_ndcg(records[with_it, seed], item) for seed in row["seeds"]]
+                off, on = (
+                    values_of([records[method, seed] for seed in row["seeds"]], item=item)
+                    for method in (f"{name}: {NAMES[OFF]}", with_it)
+                )
                 gains = [round(b - a, 4) for a, b in zip(off, on, strict=True)]
                 row[f"{item} off"], row[f"{item} gain"] = mean_of(off), mean_of(gains)
                 row[f"{item} gains"] = gains
@@ -99,10 +100,6 @@ def measure(outcomes: Sequence[CellResult]) -> dict[str, Any]:
             if of_items and of_items[0]:
                 errors.setdefault(name, {})[NAMES[correction]] = of_items[0]
     return {"unit": "%", "delta": 1e-5, "rows": rows, "item variances": errors, **ending(outcomes)}
-
-
-def _ndcg(record: dict[str, Any], item: str) -> float:
-    return 100 * float(record[item]["masked"]["ndcg@10"]["value"])
 
 
 def page(figures: dict[str, Any]) -> Page:

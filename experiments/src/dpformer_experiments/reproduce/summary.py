@@ -6,16 +6,16 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from dpformer.errors import DPFormerError
 from dpformer_experiments.reproduce.runner import CellResult
 
 METRICS = ("ndcg@10", "hit@10")
 
 
-def check_seeds(seeds: int) -> None:
-    """Refuse fewer than one seed."""
-    if seeds < 1:
-        raise DPFormerError(f"{seeds} seeds are too few; give --seeds 1 or more")
+def values_of(
+    records: Sequence[dict[str, Any]], metric: str = "ndcg@10", item: str = "test", kind: str = "masked"
+) -> list[float]:
+    """A metric in % of each record that has the held-out item."""
+    return [100 * float(record[item][kind][metric]["value"]) for record in records if item in record]
 
 
 def mean_of(values: Sequence[float], digits: int = 4) -> float | None:
@@ -46,7 +46,7 @@ def tried(outcome: CellResult) -> dict[str, Any]:
     cell, record = outcome.cell, outcome.record
     assert record is not None
     figures: dict[str, Any] = {
-        item: {metric: round(100 * record[item]["masked"][metric]["value"], 4) for metric in METRICS}
+        item: {metric: round(values_of([record], metric, item)[0], 4) for metric in METRICS}
         for item in ("validation", "test")
         if item in record
     }

@@ -14,11 +14,11 @@ from dpformer_experiments.reproduce.page import Page, Part, new_figure
 from dpformer_experiments.reproduce.runner import CellResult, Running, run_cells
 from dpformer_experiments.reproduce.summary import (
     METRICS,
-    check_seeds,
     ending,
     mean_and_spread,
     mean_of,
     protocols,
+    values_of,
     with_spread,
 )
 
@@ -42,7 +42,6 @@ def run(
     budgets = sorted({cell.epsilon for one in METHODS for cell in one.cells(dataset, 1)})
     if absent := set(epsilon) - set(budgets):
         raise DPFormerError(f"no row has epsilon {min(absent):g}; there are: {', '.join(f'{e:g}' for e in budgets)}")
-    check_seeds(seeds)
 
     def wanted(cell: Cell) -> bool:
         return (not method or cell.method in method) and (not epsilon or cell.epsilon in epsilon)
@@ -85,15 +84,12 @@ def _row(name: str, method: Method, dataset: str, epsilon: float, outcomes: list
     }
     said = paper.reported(dataset, method.compare or method.name, epsilon)
     for place, metric in enumerate(METRICS):
-        values = [100 * record["test"]["masked"][metric]["value"] for record in records]
-        row |= mean_and_spread(metric, values)
+        row |= mean_and_spread(metric, values_of(records, metric))
         row[f"reported {metric}"] = None if said is None else said[2 * place]
-        row[f"difference {metric}"] = None if said is None or not values else round(row[metric] - said[2 * place], 4)
-    for where, kind in (("test", "unmasked"), ("validation", "masked")):
+        row[f"difference {metric}"] = None if said is None or not records else round(row[metric] - said[2 * place], 4)
+    for label, item, kind in (("unmasked", "test", "unmasked"), ("validation", "validation", "masked")):
         for metric in METRICS:
-            label = "unmasked" if where == "test" else "validation"
-            values = [100 * record[where][kind][metric]["value"] for record in records if where in record]
-            row |= mean_and_spread(f"{label} {metric}", values)
+            row |= mean_and_spread(f"{label} {metric}", values_of(records, metric, item, kind))
     privacy = records[0]["privacy"] if records else None
     row["epsilon at delta 1/N"] = None if privacy is None else privacy["epsilon_at_delta_1_over_users"]
     row["seeds"] = list(by_seed or earlier)

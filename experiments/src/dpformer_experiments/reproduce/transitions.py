@@ -57,8 +57,6 @@ def run(
     say: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
     """Fit and evaluate all models on both data sets, once for each epsilon and noise seed (1, 2, ...)."""
-    if seeds < 1:
-        raise PrivacyError(f"{seeds} noise seeds are too few; give --seeds 1 or more")
     if item not in ("test", "validation"):
         raise DataError(f"no item {item!r} is held out; there are: test, validation")
     if any(math.isinf(eps) for eps in epsilon):
