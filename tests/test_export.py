@@ -9,6 +9,7 @@ import zipfile
 from pathlib import Path
 
 import numpy as np
+import polars as pl
 import pytest
 import torch
 from safetensors.numpy import load_file
@@ -34,6 +35,7 @@ KINDS = {
     "untied": {"tied": False, "norm": "post", "vocabulary": 9, "reattention": "logits", **STEPS},
     "vocabulary": {"preset": "pure", "model": "gru", "recency": None, **STEPS, "vocabulary": 9},
 }
+KINDS |= {f"{name} and features": {"preset": name} for name in ("transitions", "default")}
 SLOW = {"whole", "lstm", "blocks", "literal", "untied", "vocabulary"}
 ALL = [pytest.param(kind, marks=[pytest.mark.slow] * (kind in SLOW)) for kind in KINDS]
 
@@ -43,13 +45,15 @@ def runs(tmp_path_factory):
     """Runs of all kinds, made when asked for."""
     folder = tmp_path_factory.mktemp("export")
     save(prepare(small_log()), folder / "data")
+    items = pl.DataFrame({"item_id": [f"i{n:02d}" for n in range(ITEMS)], "genre": [f"g{n % 3}" for n in range(ITEMS)]})
+    save(prepare(small_log(), catalogue=items, features=["genre"]), folder / "declared")
 
     def make(kind: str) -> Path:
         run = folder / kind
         if not run.exists():
             options = KINDS[kind]
             recipe = small_recipe(**options) if "preset" in options else plain_recipe(**BUDGET, **options)
-            opened = start(run, folder / "data", recipe)
+            opened = start(run, folder / ("declared" if "features" in kind else "data"), recipe)
             assert opened.train()
             opened.close()
         return run

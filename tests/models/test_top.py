@@ -45,6 +45,15 @@ def transitions(size=30):
     return TransitionScorer.of(tensors)
 
 
+def featured():
+    plain = transitions().state_dict()
+    tail = torch.where(plain["tail"] < 0, torch.randn(ITEMS + 1), 0.0)
+    tail[0] = -torch.inf
+    sides = {name: torch.randn(ITEMS + 1, 5) for name in ("sources", "targets")}
+    sides["sources"][0] = 0
+    return TransitionScorer.of({**plain, "tail": tail, **sides})
+
+
 MODELS = {
     "whole": lambda: network(None),
     "vocabulary": lambda: network(40),
@@ -53,6 +62,8 @@ MODELS = {
     "transitions": transitions,
     "ensemble": lambda: Ensemble.of(network(40), transitions(), 0.05),
     "ensemble, heavy": lambda: Ensemble.of(network(20, True), transitions(), 2.0),
+    "features": featured,
+    "ensemble with features": lambda: Ensemble.of(network(40), featured(), 2.0),
     "popularity": lambda: Popularity.of(torch.rand(ITEMS + 1)),
 }
 

@@ -5,7 +5,7 @@ import pytest
 
 from dpformer.statistics.combine import Measured
 from dpformer.statistics.free_tuning import discounted_gain, split
-from dpformer.statistics.score_matrix import CONDITIONAL_WEIGHTS, _conditional_weight, score_matrix
+from dpformer.statistics.score_matrix import CONDITIONAL_WEIGHTS, Judge, score_matrix
 from dpformer.statistics.settings import TransitionSettings
 
 P = 60
@@ -80,7 +80,7 @@ def test_without_noise_the_order_is_that_of_conditional_probabilities():
 
 def test_less_noise_never_means_a_smaller_weight_and_the_choice_is_made_again_alike():
     settings = TransitionSettings(folds=2)
-    chosen = [_conditional_weight(measured(truth(), noise), settings) for noise in (30.0, 3.0, 0.01)]
+    chosen = [Judge.of(measured(truth(), noise), settings).conditional_weight() for noise in (30.0, 3.0, 0.01)]
     assert chosen == sorted(chosen)
     assert chosen[0] < chosen[-1]
-    assert chosen[1] == _conditional_weight(measured(truth(), 3.0), settings)
+    assert chosen[1] == Judge.of(measured(truth(), 3.0), settings).conditional_weight()

@@ -47,6 +47,10 @@ _PREPARING: dict[str, tuple[type, str]] = {
         str,
         "Column of item titles, which are published with a model. Titles of a log are outside of the guarantee.",
     ),
+    "features": (
+        str,
+        "Columns of a catalogue FILE by which rare and new items are scored, as category,price:10 (numbers in 10 bins).",
+    ),
     "min_events": (int, "Smallest number of events per user and item. Outside the guarantee."),
     "filter": (str, "Count once (single-pass, default) or repeatedly (iterative)."),
     "min_user_events": (int, "Smallest number of events per user; other users stay, without events."),

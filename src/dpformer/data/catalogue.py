@@ -51,9 +51,15 @@ def open_catalogue(options: Options) -> Catalogue:
             "did; give the titles in a public file with --catalogue FILE"
         )
     if isinstance(given, str) and given in (LOG, PRIVATE):
+        if options.features:
+            raise DataError(
+                f"--features {options.features} needs a public list of items, --catalogue FILE: columns of a log come from "
+                "people's events"
+            )
         return Catalogue(given)
     log = read_items(given, item=options.item, title=title)
     items = _public_items(log)
+    feature_columns(options.features or "", items)
     if not log.files:
         return Catalogue(PUBLIC, items, "frame")
     columns = ", ".join(f"{role.removesuffix('_id')} = {name}" for role, name in log.columns.items())
@@ -85,6 +91,22 @@ def _public_items(log: Log) -> pl.DataFrame:
         ordered = ordered.with_columns(numbers.alias(ITEM))
     first = [name for name in (ITEM, TITLE) if name in ordered.columns]
     return _numbered(ordered.select(*first, pl.exclude(*first)))
+
+
+def feature_columns(features: str, items: pl.DataFrame) -> dict[str, list[Any]]:
+    """The values of all items in the columns that `features` names, such as "category,price:10"."""
+    there = [name for name in items.columns if name not in ("item", ITEM)]
+    columns = {}
+    for feature in filter(None, (name.strip() for name in features.split(","))):
+        name, colon, bins = feature.partition(":")
+        if name not in there:
+            raise DataError(
+                f"--features {name}: is no column of the catalogue, which has: {', '.join(there) or 'none'}"
+            )
+        if colon and not (bins.isdecimal() and 2 <= int(bins) <= 100):
+            raise DataError(f"--features {feature}: the number of bins must be from 2 to 100, such as {name}:10")
+        columns[feature] = items[name].to_list()
+    return columns
 
 
 def title_votes(item: pl.Expr, user: pl.Expr, frame: pl.LazyFrame) -> pl.LazyFrame:

@@ -138,6 +138,7 @@ class Record:
                 **{name: getattr(options, name) for name in ("min_events", "min_user_events", "dedupe")},
                 "filter": options.filter if options.min_events > 1 else None,
                 **({"split": options.split, "date": options.date} if options.date else {}),
+                **({"features": options.features} if options.features else {}),
             },
             "reading": options.reading(log.columns),
             "outside_guarantee": self.outside_guarantee(),

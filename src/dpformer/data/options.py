@@ -18,7 +18,7 @@ READING = {
     **{"null_values": list, "drop_missing": bool, "fold_users": bool, "where": str, "dedupe": bool},
 }
 # The others that a further log is prepared with.
-PREPARING = {"min_events": int, "filter": str, "min_user_events": int, "title": str}
+PREPARING = {"min_events": int, "filter": str, "min_user_events": int, "title": str, "features": str}
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,8 @@ class Options:
         where: a condition on events in SQL, such as "qty > 0 and shop = 'north'"; it looks at each row alone.
         title: the column of titles, in the catalogue if it is a file, else in the log. In a log the title that most of an
             item's users have is used, which is outside the guarantee. Titles are published with a model.
+        features: columns of a public catalogue by which rare and new items are scored, as "category,price:10": numbers of
+            `price` in 10 bins.
         min_events: smallest number of events per user and per item. This filter counts over users, so it is outside the
             guarantee, and the manifest says so.
         filter: "single-pass" counts once, on the unfiltered log (Kang & McAuley, 2018), so some users and items end with
@@ -66,6 +68,7 @@ class Options:
     fold_users: bool = False
     where: str | None = None
     title: str | None = None
+    features: str | None = None
     min_events: int = 0
     filter: str = SINGLE_PASS
     min_user_events: int = 0
@@ -78,6 +81,8 @@ class Options:
     def __post_init__(self) -> None:
         if self.no_time and self.time is not None:
             raise DataError(f"--time {self.time} and --no-time contradict each other; give one of them")
+        if self.features is not None and not isinstance(self.features, str):
+            object.__setattr__(self, "features", ",".join(self.features))
         if isinstance(self.null_values, str):
             raise DataError("null_values must be a list of texts, such as ['NULL', '-1']")
         for option, value in (("--min-events", self.min_events), ("--min-user-events", self.min_user_events)):

@@ -162,6 +162,12 @@ class Dataset:
         return {**reading, "preparing": preparing, **date, "command": prepare_command(self.manifest)}
 
     @property
+    def features(self) -> str:
+        """The columns of the catalogue by which rare and new items are scored; see `Options.features`."""
+        given = str(self.manifest.get("options", {}).get("features", ""))
+        return given if self.catalogue_mode == "public" else ""
+
+    @property
     def outside_guarantee(self) -> list[str]:
         """Filters and titles that the guarantee does not cover, in sentences."""
         return list(self.manifest.get("outside_guarantee", []))

@@ -35,7 +35,7 @@ def distil(network: Network, transitions: TransitionScorer, steps: int) -> Itera
     """
     teacher = choose_by(network, transitions)
     with torch.no_grad():
-        teacher.matrix *= min(1.0, SHARPEST / max(float(teacher.matrix[:-1].amax(1).mean()), 1e-6))
+        teacher.matrix *= scale_of(teacher)
     in_head = teacher.tail > -torch.inf
     generator = torch.Generator().manual_seed(0)
     length = min(network.spec.max_length, 30, int(in_head.sum()))
@@ -63,6 +63,11 @@ def distil(network: Network, transitions: TransitionScorer, steps: int) -> Itera
         yield step + 1
     network.zero_grad(set_to_none=True)
     _set_bias(network, transitions, bias.detach(), in_head)
+
+
+def scale_of(transitions: TransitionScorer) -> float:
+    """What the scores of a teacher are multiplied by."""
+    return min(1.0, SHARPEST / max(float(transitions.within_head().amax(1).mean()), 1e-6))
 
 
 def choose_by(network: Network, transitions: TransitionScorer) -> TransitionScorer:
@@ -107,9 +112,14 @@ def _leading(matrix: Tensor, d: int) -> Tensor:
 
 @torch.no_grad()
 def _set_bias(network: Network, transitions: TransitionScorer, bias: Tensor, in_head: Tensor) -> None:
-    """The learned bias for the head; all other items below it, in the order of the noisy histogram."""
+    """The learned bias for the head; all other items below it, in the order of the noisy histogram, or by their popularity.
+
+    With features the transitions score those as items of the head; the network says nothing about them but their popularity.
+    """
     tail = transitions.tail
     below = float(bias[in_head].min()) - BELOW + tail / len(tail)
+    if transitions.targets is not None:
+        below = tail + (float(bias[in_head].mean()) - float(transitions.prior.mean()))
     network.output_bias[1:] = below[1:]
     items = network.chosen if network.chosen is not None else torch.arange(len(in_head))
     network.output_bias[items[in_head]] = bias[in_head]

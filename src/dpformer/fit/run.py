@@ -41,7 +41,7 @@ from dpformer.fit.folder import (
 from dpformer.fit.lead_and_follow import compare_data, explained_rank_error, lead
 from dpformer.fit.prior import read_prior, write_prior
 from dpformer.fit.recipe import Recipe
-from dpformer.fit.stage import Outputs, Progress, Setup
+from dpformer.fit.stage import Outputs, Progress, Setup, item_features
 from dpformer.fit.stated import circumstances
 from dpformer.fit.statistics_stages import choose_items, restrict, run_stages
 from dpformer.fit.trackers import Tracker, Trackers
@@ -157,8 +157,9 @@ class Run:
             self._lead()
 
     def _setup(self) -> Setup:
-        items, prior = len(self.dataset.catalogue), read_prior(self.folder)
-        return Setup(self.recipe, self.plan, items, self._begun.seed, prior)
+        catalogue, prior = self.dataset.catalogue, read_prior(self.folder)
+        features = item_features(self.dataset.features, catalogue)
+        return Setup(self.recipe, self.plan, len(catalogue), self._begun.seed, prior, features)
 
     def _make_trainer(self, network: Network) -> Trainer:
         self._trainer = Trainer(network, self.plan, Optimisation.of(self.recipe))
@@ -251,6 +252,7 @@ def start(
         if prior is not None and account is None:
             raise PrivacyError("a prior of earlier runs needs the account of people that they were charged to; give it")
         dataset = load(data)
+        item_features(dataset.features, dataset.catalogue)  # an error here costs nothing
         ranks = ranks if recipe.steps_on_data else ranks.release_others()
         compare_data(ranks, dataset, data)
         plan = recipe.plan(len(dataset.sequences), dataset.catalogue_mode == "private")

@@ -23,9 +23,9 @@ def fit_transitions(
     return to_scorer(measure(asker, histogram, settings, sigma), settings)
 
 
-def to_scorer(measured: Measured, settings: TransitionSettings) -> TransitionScorer:
-    """The scorer of what was measured: post-processing."""
-    tensors = {name: torch.from_numpy(array) for name, array in scorer_arrays(measured, settings).items()}
+def to_scorer(measured: Measured, settings: TransitionSettings, features: np.ndarray | None = None) -> TransitionScorer:
+    """The scorer of what was measured: post-processing. features: public ones of all items."""
+    tensors = {name: torch.from_numpy(array) for name, array in scorer_arrays(measured, settings, features).items()}
     return TransitionScorer.of(tensors, settings.window, settings.popularity)
 
 

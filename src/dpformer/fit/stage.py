@@ -13,13 +13,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, cast
 
+import numpy as np
+import polars as pl
 import torch
 from torch import Tensor
 
+from dpformer.data.catalogue import feature_columns
 from dpformer.fit.recipe import Recipe, TransitionsSettings
 from dpformer.fit.scorers import popularity_of
 from dpformer.models import Ensemble, Network, Recommender, TransitionScorer, build, parse_spec, restore
 from dpformer.privacy import Answer, PrivacyPlan
+from dpformer.statistics.features import encode
 from dpformer.statistics.histogram import HISTOGRAM, frequencies
 from dpformer.statistics.prior import Prior
 from dpformer.training.clipped_sum import Report
@@ -27,13 +31,22 @@ from dpformer.training.clipped_sum import Report
 
 @dataclass(frozen=True)
 class Setup:
-    """What a stage may know beside answers; all of it is public. seed: of initial weights. prior: released by earlier runs."""
+    """What a stage may know beside answers; all of it is public. seed: of initial weights. prior: released by earlier runs.
+
+    features: of all items, from the declared catalogue; see `item_features`.
+    """
 
     recipe: Recipe
     plan: PrivacyPlan
     items: int
     seed: int
     prior: Prior | None = None
+    features: np.ndarray | None = None
+
+
+def item_features(names: str, catalogue: pl.DataFrame) -> np.ndarray | None:
+    """The features that are named, such as "category,price:10", of all items; None without a name."""
+    return encode(feature_columns(names, catalogue)) if names else None
 
 
 @dataclass(frozen=True)

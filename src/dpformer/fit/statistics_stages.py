@@ -8,7 +8,7 @@ from typing import Any
 
 from dpformer.data import Dataset, Sequences
 from dpformer.errors import DPFormerError
-from dpformer.fit.distil import distil
+from dpformer.fit.distil import distil, scale_of
 from dpformer.fit.recipe import DistilSettings, HistogramSettings, TransitionsSettings
 from dpformer.fit.scorers import to_scorer
 from dpformer.fit.stage import Outputs, Progress, Setup, new_network
@@ -48,7 +48,7 @@ def ask_histogram(setup: Setup, asker: Asker) -> Answer:
 
 def _transitions(setup: Setup, before: Outputs, asker: Asker) -> Running:
     assert before.histogram is not None
-    scorer = to_scorer(ask_transitions(setup, before.histogram, asker), TransitionSettings())
+    scorer = to_scorer(ask_transitions(setup, before.histogram, asker), TransitionSettings(), setup.features)
     yield Progress("transitions", 1, 1, setup.plan)
     return replace(before, transitions=scorer)
 
@@ -75,7 +75,11 @@ def _distil(setup: Setup, before: Outputs, asker: Asker) -> Running:
     network = new_network(setup, None if statistics.weight else before.frequencies(setup.plan.users))
     for step in distil(network, before.transitions, settings.steps):
         yield Progress("distil", step, settings.steps, setup.plan)
-    return replace(before, network=network)
+    transitions = before.transitions
+    if transitions.targets is not None and statistics.weight:
+        # Beside them the network repeats their scores, scaled, for the head alone.
+        transitions = transitions.with_others(1 + scale_of(transitions) / statistics.weight)
+    return replace(before, network=network, transitions=transitions)
 
 
 _STAGES: dict[str, Callable[[Setup, Outputs, Asker], Running]] = {

@@ -69,8 +69,11 @@ class Ensemble(Recommender):
         """What the network or the transitions score by the history, and the first of the other items.
 
         Those have the score bias + weight max(least of the head + tail, FLOOR): a maximum of two terms, each of which
-        orders them in the same way for all histories. The best of the maximum are among the best of both.
+        orders them in the same way for all histories. The best of the maximum are among the best of both. With features every
+        item may be among the best.
         """
+        if self.transitions.targets is not None:
+            return super().candidates(best, allowed)
         tail, bias = self.transitions.tail, self.network.output_bias
         inside = self.network.vocabulary() | (tail == 0)
         orders = (tail, bias, bias + self.spec.weight * tail)

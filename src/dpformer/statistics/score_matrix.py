@@ -1,8 +1,11 @@
 """From released counts to one score matrix. Post-processing: it costs no privacy."""
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from dpformer.statistics.combine import Measured, off_diagonal, popularity_product, z_scores
+from dpformer.statistics.features import Predicted
 from dpformer.statistics.free_tuning import discounted_gain, split
 from dpformer.statistics.low_rank import held_out_low_rank
 from dpformer.statistics.posterior import posterior_means
@@ -10,36 +13,74 @@ from dpformer.statistics.settings import TransitionSettings
 
 # What the free tuning chooses from. At the least, the lifts decide; at the most, the conditional probabilities do.
 CONDITIONAL_WEIGHTS = (30.0, 100.0, 300.0, 1000.0, 3000.0)
+FEATURE_WEIGHTS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0)
 # A gain that is nearly the best one differs from it by 1 % at most.
 NEAR = 0.01
+
+
+@dataclass(frozen=True)
+class Judge:
+    """Score matrices made with more noise, and independent counts to judge them by; see `free_tuning`."""
+
+    lifts: np.ndarray
+    conditional: np.ndarray
+    prior: np.ndarray
+    counts: np.ndarray
+
+    @classmethod
+    def of(cls, measured: Measured, settings: TransitionSettings) -> "Judge":
+        """From what was measured."""
+        first, counts = split(measured)
+        return cls(*_terms(first, settings, folds=2), popularity_prior(measured, settings), counts)
+
+    def gain(self, scores: np.ndarray) -> float:
+        """How well score matrices rank."""
+        return discounted_gain(scores + self.prior, self.counts)
+
+    def conditional_weight(self) -> float:
+        """The least weight of Q that ranks nearly as well as the best.
+
+        The least, since lifts of several items of a history support each other, which a judgement by one item does not see.
+        """
+        gains = [self.gain(self.lifts + w * self.conditional) for w in CONDITIONAL_WEIGHTS]
+        enough = max(gains) - NEAR * abs(max(gains))
+        return next(w for w, gain in zip(CONDITIONAL_WEIGHTS, gains, strict=True) if gain >= enough)
+
+    def feature_weight(self, encoded: np.ndarray, head: np.ndarray, conditional: float) -> float:
+        """The weight of the scores that features predict that ranks best."""
+        M = _centred(self.lifts + conditional * self.conditional)
+        predicted = Predicted(encoded, head, M).scores
+        return max(FEATURE_WEIGHTS, key=lambda w: self.gain(M + w * predicted))
 
 
 def score_matrix(measured: Measured, settings: TransitionSettings) -> np.ndarray:
     """M [P, P]: how much item i in the history speaks for item j. The diagonal is 0.
 
     M = T + w Q, with the lifts T and the conditional probabilities Q of `_terms`, and w by `settings.conditional` or, if that is
-    None, by `_conditional_weight`. The less noise, the larger w: with many people the order of the scores is that of a mixture of
-    conditional probabilities. With few, T is the better one, since lifts of several items add up and noise averages out.
+    None, by `Judge`. The less noise, the larger w: with many people the order of the scores is that of a mixture of conditional
+    probabilities. With few, T is the better one, since lifts of several items add up and noise averages out.
     """
+    return _score_matrix(measured, settings, None)[0]
+
+
+def _score_matrix(
+    measured: Measured, settings: TransitionSettings, features: np.ndarray | None
+) -> tuple[np.ndarray, float]:
+    """M, and the weight of what the features predict beside it."""
     if not off_diagonal(len(measured.h)).any():
-        return np.zeros_like(measured.counts)
-    w = settings.conditional if settings.conditional is not None else _conditional_weight(measured, settings)
+        return np.zeros_like(measured.counts), 0.0
+    w, beside = settings.conditional, 0.0
+    if w is None or features is not None:
+        judge = Judge.of(measured, settings)
+        w = judge.conditional_weight() if w is None else w
+        beside = 0.0 if features is None else judge.feature_weight(features, measured.head, w)
     lifts, conditional = _terms(measured, settings, settings.folds)
-    return lifts + w * conditional
+    return lifts + w * conditional, beside
 
 
-def _conditional_weight(measured: Measured, settings: TransitionSettings) -> float:
-    """The least weight of Q that ranks nearly as well as the best in independent counts; see `free_tuning`.
-
-    The least, since lifts of several items of a history support each other, which a judgement by one item does not see.
-    """
-    first, counts = split(measured)
-    lifts, conditional = _terms(first, settings, folds=2)
-    prior = popularity_prior(measured, settings)
-    gains = [discounted_gain(lifts + w * conditional + prior, counts) for w in CONDITIONAL_WEIGHTS]
-    return next(
-        w for w, gain in zip(CONDITIONAL_WEIGHTS, gains, strict=True) if gain >= max(gains) - NEAR * abs(max(gains))
-    )
+def _centred(M: np.ndarray) -> np.ndarray:
+    """M without the means of its rows; its diagonal is 0, before and after."""
+    return (M - M.sum(1, keepdims=True) / max(len(M) - 1, 1)) * off_diagonal(len(M))
 
 
 def _terms(measured: Measured, settings: TransitionSettings, folds: int) -> tuple[np.ndarray, np.ndarray]:
@@ -99,20 +140,33 @@ def _excess(C: np.ndarray, V: np.ndarray, P: np.ndarray, k: float, bend: float) 
     return bend * np.arcsinh(shrunk / bend)
 
 
-def scorer_arrays(measured: Measured, settings: TransitionSettings) -> dict[str, np.ndarray]:
-    """The four arrays of `models.TransitionScorer`: head, matrix, prior and tail."""
-    size, items = len(measured.head), len(measured.histogram)
-    matrix = np.zeros((size + 1, size))
-    matrix[:size] = score_matrix(measured, settings)
-    others = np.ones(items, dtype=bool)
-    others[0] = others[measured.head] = False
-    order = np.flatnonzero(others)
-    order = order[np.argsort(-measured.histogram[order], kind="stable")]
-    tail = np.zeros(items)
-    tail[order] = -1 - np.arange(len(order))
+def scorer_arrays(
+    measured: Measured, settings: TransitionSettings, features: np.ndarray | None = None
+) -> dict[str, np.ndarray]:
+    """The arrays of `models.TransitionScorer`. features: of all items, by `features.encode`; see there for the scores."""
+    head, size, items = measured.head, len(measured.head), len(measured.histogram)
+    M, beside = _score_matrix(measured, settings, features)
+    outside = np.ones(items, dtype=bool)
+    outside[0] = outside[head] = False
+    order = np.flatnonzero(outside)
+    tail, more = np.zeros(items), {}
+    if features is None:
+        order = order[np.argsort(-measured.histogram[order], kind="stable")]
+        tail[order] = -1 - np.arange(len(order))
+    else:
+        M = _centred(M)
+        predicted = Predicted(features, head, M)
+        M = (
+            M - predicted.scores
+        )  # within the head the features add 1 + w times their prediction, so that w times is left
+        more = {"sources": (1 + beside) * predicted.sources, "targets": predicted.targets}
+        # A count that is hardly above 0, or below, says no more than that the item is rarer than the head.
+        least = measured.h.min() / 10
+        tail[order] = settings.popularity * np.log(np.maximum(measured.histogram[order], least) / measured.h.mean())
     tail[0] = -np.inf
-    floats = {"matrix": matrix, "prior": popularity_prior(measured, settings), "tail": tail}
-    return {"head": measured.head, **{name: value.astype(np.float32) for name, value in floats.items()}}
+    matrix = np.concatenate([M, np.zeros((1, size))])
+    floats = {"matrix": matrix, "prior": popularity_prior(measured, settings), "tail": tail, **more}
+    return {"head": head, **{name: value.astype(np.float32) for name, value in floats.items()}}
 
 
 def popularity_prior(measured: Measured, settings: TransitionSettings) -> np.ndarray:

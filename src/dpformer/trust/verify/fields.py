@@ -53,7 +53,7 @@ PICKLE_NAMES = (".pkl", ".pickle", ".pt", ".pth", ".ckpt", ".joblib", ".dill")
 
 def fields(folder: Path, artifact: Artifact, recipe: Recipe) -> Outcome:
     """Every file and field of the folder is on the list, and says what it must."""
-    problems = [*_unknown_files(folder), *_unknown_fields(folder), *_other_content(folder, artifact, recipe)]
+    problems = [*_unknown_files(folder), *_unknown_fields(folder, artifact), *_other_content(folder, artifact, recipe)]
     count = sum(len(names) for names in ALLOWED.values())
     detail = f"all files and {count} kinds of fields are public, charged or labelled"
     return Outcome(not problems, "; ".join(problems) or detail, {"problems": problems})
@@ -71,11 +71,13 @@ def _unknown_files(folder: Path) -> Iterator[str]:
             yield f"{path.name} is not empty"
 
 
-def _unknown_fields(folder: Path) -> Iterator[str]:
+def _unknown_fields(folder: Path, artifact: Artifact) -> Iterator[str]:
     for name in (files.CONFIG, files.FILES, files.LEDGER_HEAD):
         if (folder / name).exists():
             yield from _outside(name, read_json(folder / name))
-    for line in (folder / files.ITEMS).read_bytes().splitlines():
+    # Columns of a declared catalogue are public; those of a log would come from people's events.
+    declared = artifact.statement.data.catalogue == "public"
+    for line in () if declared else (folder / files.ITEMS).read_bytes().splitlines():
         yield from _outside(files.ITEMS, json.loads(line))
     if (folder / files.LEDGER).exists():
         for number, line in enumerate((folder / files.LEDGER).read_bytes().splitlines()):

@@ -18,7 +18,7 @@ from dpformer.files import read_json
 from dpformer.fit.dpsgd import Optimisation, Trainer, network_for_steps
 from dpformer.fit.folder import read_recipe
 from dpformer.fit.prior import prior_from, read_prior
-from dpformer.fit.stage import Outputs, Progress, Setup
+from dpformer.fit.stage import Outputs, Progress, Setup, item_features
 from dpformer.fit.statistics_stages import run_stages
 from dpformer.models import Recommender
 from dpformer.privacy import Answer, PrivacyPlan, Query, Sample, Statistic, read_ledger
@@ -51,7 +51,9 @@ def _result(stages: Generator[Progress, None, Outputs]) -> Outputs:
 
 def setup_of(folder: Path, seed: int) -> Setup:
     """What the stages of a finished run knew beside answers."""
-    return Setup(read_recipe(folder), read_ledger(folder).plan, len(load(folder).catalogue), seed, read_prior(folder))
+    artifact, plan, prior = load(folder), read_ledger(folder).plan, read_prior(folder)
+    features = item_features(artifact.log.get("preparing", {}).get("features", ""), artifact.catalogue)
+    return Setup(read_recipe(folder), plan, len(artifact.catalogue), seed, prior, features)
 
 
 def rebuilt(folder: Path, replay: Callable[[Replay, PrivacyPlan, int], Replay] | None = None) -> Outcome:
