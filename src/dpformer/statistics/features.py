@@ -78,7 +78,7 @@ class Predicted:
         own = encoded[head].astype(float)
         mean = own.mean(0)
         # An item without any value is an average one.
-        known = encoded.any(1, keepdims=True)
+        known = encoded.max(1, keepdims=True) > 0
         x = np.where(known[head], own - mean, 0.0)
         y = np.concatenate([np.ones((len(x), 1)), x], 1)
         W = _ridge(x, _ridge(y, M, free=1).T).T
