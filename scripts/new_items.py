@@ -4,7 +4,7 @@
 
 People have two of 40 categories and buy popular products of them, and at times anything. The new products are in the catalogue
 and in nobody's history; the next purchase of every person is one of them, of a category of the person. Prints, for the preset
-`transitions` at epsilon 8: HIT@10 and the median rank among all products, and HIT@10 of an old product as the next one.
+`transitions` at epsilon 8, median rank and HIT@10 among all products and among the new ones; and of an old product instead.
 """
 
 import tempfile
@@ -49,11 +49,16 @@ def main() -> None:
             model = load_model(place / "run")
             numbers = {name: n for n, name in enumerate(model.catalogue["item_id"].to_list(), 1)}
             best, _ = model.rank([model.encode(history)[0] for history in histories], PRODUCTS)
+            is_new = np.isin(best, [numbers[f"p{n}"] for n in new])
             for kind, wanted in targets.items():
-                place_of = best == np.array([numbers[f"p{n}"] for n in wanted])[:, None]
-                ranks = np.where(place_of.any(1), place_of.argmax(1), PRODUCTS)
-                hit, middle = 100 * (ranks < 10).mean(), np.median(ranks)
-                print(f"features {features}: {kind} products, HIT@10 {hit:.2f} %, median rank {middle:.0f}")
+                target = best == np.array([numbers[f"p{n}"] for n in wanted])[:, None]
+                among = {"all": np.ones_like(is_new), "new": is_new} if kind == "new" else {"all": np.ones_like(is_new)}
+                for name, kept in among.items():
+                    ranks = np.where(target.any(1), ((np.cumsum(kept, 1) - 1) * target).sum(1), PRODUCTS)
+                    hit, middle = 100 * (ranks < 10).mean(), np.median(ranks)
+                    print(
+                        f"features {features}: {kind} product among {name}: HIT@10 {hit:.2f} %, median rank {middle:.0f}"
+                    )
 
 
 if __name__ == "__main__":
