@@ -1,9 +1,8 @@
 """Full ranking, metrics, slices by popularity, and the protocol that stands beside every figure. See docs/training.md."""
 
 from dpformer.data import HeldOut, held_out
-from dpformer.evaluation.evaluate import Evaluation, Slice, evaluate
+from dpformer.evaluation.evaluate import Evaluation, Protocol, Slice, evaluate
 from dpformer.evaluation.metrics import HEADLINE, Figure, difference, metrics
-from dpformer.evaluation.protocol import Protocol
 from dpformer.evaluation.ranking import Ranks, rank
 from dpformer.models.top import Scorer
 

@@ -10,12 +10,38 @@ import numpy as np
 from dpformer import notebook
 from dpformer.data import HeldOut
 from dpformer.evaluation.metrics import CUTOFFS, HEADLINE, Figure, metrics
-from dpformer.evaluation.protocol import Protocol
 from dpformer.evaluation.ranking import Ranks, rank
 from dpformer.models.top import Scorer
 
 SLICES = {"head": 0.5, "torso": 0.8, "tail": 1.0}
 """Items by popularity: the most frequent that make up half of the events, those up to 80 %, and the others."""
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """item, asked, without: of `HeldOut`; users and items: how many were evaluated and ranked; left_out: users who cannot be.
+
+    drawn_from: the users that the evaluated ones were drawn from.
+    """
+
+    item: str
+    users: int
+    items: int
+    left_out: int
+    asked: str
+    without: str
+    drawn_from: int
+
+    def line(self) -> str:
+        """One line, for a table's foot or a model card."""
+        short = f" ({self.left_out:,} users {self.without} left out)" if self.left_out else ""
+        who = f"all {self.users:,} users{short}, no sampling"
+        if self.users < self.drawn_from:
+            who = f"{self.users:,} users, drawn uniformly from {self.drawn_from:,}{short}"
+        return (
+            f"{self.item} item: {self.asked}; all {self.items:,} items ranked for {who}; items of the history masked unless said "
+            "otherwise, ties count against the model; 95 % intervals by bootstrap over users"
+        )
 
 
 @dataclass(frozen=True)
@@ -56,7 +82,6 @@ class Evaluation:
         return f"<Evaluation: {shown}; {self.protocol.item} item of {self.protocol.users:,} users; not private>"
 
     def _repr_html_(self) -> str:
-        """For notebooks."""
         kinds = {"items of the history masked": self.masked, "unmasked": self.unmasked}
         kinds |= {f"{name} targets ({part.users:,} users)": part.metrics for name, part in self.slices.items()}
         rows = [(kind, *(found[name].text() for name in HEADLINE)) for kind, found in kinds.items()]

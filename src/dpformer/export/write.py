@@ -91,7 +91,6 @@ class LastState(nn.Module):
         self.network = network
 
     def forward(self, history: Tensor, lengths: Tensor) -> Tensor:
-        """The state that scores are made from."""
         return self.network.last_state(history, lengths)
 
 

@@ -2,12 +2,11 @@
 
 from dpformer.models.ensemble import Ensemble
 from dpformer.models.network import Network
-from dpformer.models.popularity import Popularity
 from dpformer.models.reattention import ReAttention
 from dpformer.models.recommender import Recommender, Spec, build, parse_spec, restore
 from dpformer.models.recurrent import GRU, LSTM, RecurrentSpec
 from dpformer.models.transformer import Transformer, TransformerSpec
-from dpformer.models.transitions import TransitionScorer
+from dpformer.models.transitions import Popularity, TransitionScorer
 
 __all__ = [
     "GRU",

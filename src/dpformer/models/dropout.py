@@ -24,7 +24,6 @@ class Dropout(nn.Module):
         self.masks: Masks | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        """x times the mask in training; else x itself."""
         if self.rate == 0 or not self.training:
             return x
         if self.masks is None:

@@ -32,7 +32,6 @@ class EnsembleSpec(Spec):
 
     @property
     def name(self) -> str:
-        """Both names."""
         return f"{self.network.name} and {self.transitions.name}"
 
 
@@ -60,7 +59,6 @@ class Ensemble(Recommender):
         return cls(spec, network, transitions)
 
     def forward(self, history: Tensor, lengths: Tensor) -> Tensor:
-        """The weighted sum."""
         transitions = self.transitions(history, lengths)
         both = self.network(history, lengths) + self.spec.weight * transitions.clamp_min(FLOOR)
         return torch.where((lengths == 0)[:, None], transitions, both)
@@ -81,7 +79,6 @@ class Ensemble(Recommender):
         return torch.cat([(allowed & inside).nonzero()[:, 0], *rest]).unique()
 
     def scorer(self, items: Tensor) -> Scores:
-        """The weighted sum for some columns."""
         parts = self.network.scorer(items), self.transitions.scorer(items)
 
         def scores(history: Tensor, lengths: Tensor) -> Tensor:
@@ -94,20 +91,16 @@ class Ensemble(Recommender):
         return scores
 
     def similar(self, item: int) -> Tensor | None:
-        """By the network; by the transitions for items that it does not have."""
         found = self.network.similar(item)
         return self.transitions.similar(item) if found is None else found
 
     def popularity(self) -> Tensor | None:
-        """The network's frequencies if they were released, else those of the transitions."""
         own = self.network.popularity()
         return self.transitions.popularity() if own is None else own
 
     def trained_network(self) -> Network:
-        """The network of the sum."""
         return self.network
 
     def check(self) -> None:
-        """Both are checked."""
         self.network.check()
         self.transitions.check()

@@ -31,7 +31,6 @@ class NetworkSpec(Spec):
 
     @property
     def rows(self) -> int:
-        """Rows of the tables, without the padding."""
         return self.items if self.vocabulary is None else min(self.vocabulary, self.items)
 
 
@@ -167,7 +166,6 @@ class Network(Recommender):
 
     @torch.no_grad()
     def similar(self, item: int) -> Tensor | None:
-        """The cosine of rows of the output table."""
         rows = self.places()
         if not rows[item]:
             return None
@@ -175,11 +173,9 @@ class Network(Recommender):
         return (unit @ unit[rows[item]])[rows].masked_fill(rows == 0, -torch.inf)
 
     def popularity(self) -> Tensor | None:
-        """The released frequencies."""
         return None if self.frequencies is None else _set_first(self.frequencies, 0.0)
 
     def trained_network(self) -> Network:
-        """Itself."""
         return self
 
     def attention_maps(self, history: Tensor) -> tuple[Tensor, dict[str, list[Tensor]]] | None:
@@ -196,7 +192,6 @@ class Network(Recommender):
             raise ValueError(f"the vocabulary holds items outside 1..{self.spec.items}, or one of them twice")
 
     def _without_history(self) -> Tensor:
-        """Scores for an empty history, `[items + 1]`."""
         if self.frequencies is not None:
             return _set_first(self.frequencies.log(), -torch.inf)
         order = -torch.arange(self.spec.items + 1, dtype=self.output_bias.dtype, device=self.output_bias.device)

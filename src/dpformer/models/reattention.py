@@ -19,15 +19,14 @@ corrected attention is ordinary attention of one more coordinate, for any kernel
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
+from pydantic import Field
+from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from dpformer.models import attention, error
-
-CORRECTIONS, ERRORS = ("logits", "literal", "none"), ("paper", "accumulated")
 
 
 @dataclass(frozen=True)
@@ -41,17 +40,9 @@ class ReAttention:
     """
 
     correction: Literal["logits", "literal", "none"] = "logits"
-    cap: float | None = 5.0
-    scale: float = 1.0
+    cap: float | None = Field(default=5.0, gt=0)
+    scale: float = Field(default=1.0, ge=0)
     error: Literal["paper", "accumulated"] = "paper"
-
-    def __post_init__(self) -> None:
-        if self.correction not in CORRECTIONS:
-            raise ValueError(f"correction = {self.correction!r} is not one of {', '.join(CORRECTIONS)}")
-        if self.error not in ERRORS:
-            raise ValueError(f"error = {self.error!r} is not one of {', '.join(ERRORS)}")
-        if (self.cap is not None and not self.cap > 0) or not self.scale >= 0:
-            raise ValueError(f"cap = {self.cap} must be above 0 (or None) and scale = {self.scale} not below")
 
 
 def penalty(query: Tensor, var_key: Tensor, cap: float | None) -> tuple[Tensor, Tensor]:

@@ -31,7 +31,6 @@ class Spec(BaseModel):
 
     @property
     def name(self) -> str:
-        """What people call such a model."""
         return self.kind
 
 
@@ -44,7 +43,6 @@ class Recommender(nn.Module):
 
     @property
     def item_count(self) -> int:
-        """The number of items of the catalogue."""
         return self.spec.items
 
     def forward(self, history: Tensor, lengths: Tensor) -> Tensor:

@@ -18,6 +18,8 @@ from dpformer.models.recommender import register
 
 
 class _Recurrent(nn.Module):
+    """x `[B, T, input]` to the states `[B, T, hidden]` after each step; the first starts from zeros."""
+
     gates: int
 
     def __init__(self, input_size: int, hidden_size: int) -> None:
@@ -31,9 +33,21 @@ class _Recurrent(nn.Module):
         for parameter in self.parameters():
             nn.init.uniform_(parameter, -(hidden_size**-0.5), hidden_size**-0.5)
 
+    def forward(self, x: Tensor) -> Tensor:
+        h = c = x.new_zeros(x.shape[0], self.hidden_size)
+        states = []
+        for given in F.linear(x, self.weight_ih, self.bias_ih).unbind(1):
+            h, c = self.step(given, F.linear(h, self.weight_hh, self.bias_hh), h, c)
+            states.append(h)
+        return torch.stack(states, 1) if states else x.new_zeros(*x.shape[:2], self.hidden_size)
+
+    def step(self, given: Tensor, before: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+        """The next h and c, from what the input and the last h say about all gates."""
+        raise NotImplementedError
+
 
 class GRULayer(_Recurrent):
-    """Gated recurrent unit (Cho et al. 2014): x `[B, T, input]` to states `[B, T, hidden]`.
+    """Gated recurrent unit (Cho et al. 2014).
 
     r = sigmoid(W_ir x + b_ir + W_hr h + b_hr)      z = sigmoid(W_iz x + b_iz + W_hz h + b_hz)
     n = tanh(W_in x + b_in + r (W_hn h + b_hn))     h' = (1 - z) n + z h
@@ -41,21 +55,14 @@ class GRULayer(_Recurrent):
 
     gates = 3
 
-    def forward(self, x: Tensor) -> Tensor:
-        """States after each step; the first starts from zeros."""
-        h = x.new_zeros(x.shape[0], self.hidden_size)
-        states = []
-        for given in F.linear(x, self.weight_ih, self.bias_ih).unbind(1):
-            r, z, n = given.chunk(3, 1)
-            hr, hz, hn = F.linear(h, self.weight_hh, self.bias_hh).chunk(3, 1)
-            n = torch.tanh(n + torch.sigmoid(r + hr) * hn)
-            h = torch.lerp(n, h, torch.sigmoid(z + hz))
-            states.append(h)
-        return torch.stack(states, 1) if states else x.new_zeros(*x.shape[:2], self.hidden_size)
+    def step(self, given: Tensor, before: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+        (r, z, n), (hr, hz, hn) = given.chunk(3, 1), before.chunk(3, 1)
+        n = torch.tanh(n + torch.sigmoid(r + hr) * hn)
+        return torch.lerp(n, h, torch.sigmoid(z + hz)), c
 
 
 class LSTMLayer(_Recurrent):
-    """Long short-term memory (Hochreiter & Schmidhuber 1997): x `[B, T, input]` to states `[B, T, hidden]`.
+    """Long short-term memory (Hochreiter & Schmidhuber 1997).
 
     i, f, o = sigmoid(W x + b + U h + b'), each its own      g = tanh(W_g x + b_g + U_g h + b'_g)
     c' = f c + i g                                           h' = o tanh(c')
@@ -63,16 +70,10 @@ class LSTMLayer(_Recurrent):
 
     gates = 4
 
-    def forward(self, x: Tensor) -> Tensor:
-        """States after each step; the first starts from zeros."""
-        h = c = x.new_zeros(x.shape[0], self.hidden_size)
-        states = []
-        for given in F.linear(x, self.weight_ih, self.bias_ih).unbind(1):
-            i, f, g, o = (given + F.linear(h, self.weight_hh, self.bias_hh)).chunk(4, 1)
-            c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
-            h = torch.sigmoid(o) * torch.tanh(c)
-            states.append(h)
-        return torch.stack(states, 1) if states else x.new_zeros(*x.shape[:2], self.hidden_size)
+    def step(self, given: Tensor, before: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+        i, f, g, o = (given + before).chunk(4, 1)
+        c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+        return torch.sigmoid(o) * torch.tanh(c), c
 
 
 class RecurrentSpec(NetworkSpec):

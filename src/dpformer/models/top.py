@@ -24,17 +24,14 @@ _WIDE, _GROUP = 8192, 16
 
 
 class Scorer(Protocol):
-    """Anything that scores items 1..item_count after histories: a `Recommender`, an `Artifact`."""
+    """Anything that scores items 1..item_count after histories, as a `Recommender` does; also an `Artifact`."""
 
     @property
-    def item_count(self) -> int:
-        """The number of items."""
+    def item_count(self) -> int: ...
 
-    def candidates(self, best: int, allowed: Tensor) -> Tensor:
-        """As in `Recommender`."""
+    def candidates(self, best: int, allowed: Tensor) -> Tensor: ...
 
-    def scorer(self, items: Tensor) -> Scores:
-        """As in `Recommender`."""
+    def scorer(self, items: Tensor) -> Scores: ...
 
 
 @dataclass(frozen=True)

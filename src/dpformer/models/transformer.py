@@ -114,11 +114,9 @@ class Transformer(Network):
         return self.reattention is not None and (torch.compiler.is_compiling() or bool(self.var_blocks > 0))
 
     def states(self, rows: Tensor) -> Tensor:
-        """Hidden states `[B, L, d]` of rows `[B, L]`, L at most `max_length`."""
         return self.trace(rows)[-1].x
 
     def attention(self, rows: Tensor) -> list[Tensor]:
-        """The attention matrix of each block, `[B, heads, L, L]`."""
         states, bias = self.trace(rows), self._bias(rows)
         blocks = [block for block in self.blocks if isinstance(block, Block)]
         return [

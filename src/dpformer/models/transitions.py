@@ -1,6 +1,6 @@
-"""Score items by released transitions from the last items of a history.
+"""Models made of released statistics: popularity, and transitions from the last items of a history.
 
-This one implementation ranks, teaches a network (`fit.distil`), and is the graph that is exported.
+This one implementation of the transitions ranks, teaches a network (`fit.distil`), and is the graph that is exported.
 """
 
 from __future__ import annotations
@@ -79,7 +79,6 @@ class TransitionScorer(Recommender):
         return model
 
     def forward(self, history: Tensor, lengths: Tensor) -> Tensor:
-        """The formula above; `prior` and `tail` alone for an empty history."""
         return self._columns(history, lengths, self._places(), slice(None))
 
     def _places(self) -> Tensor:
@@ -88,7 +87,6 @@ class TransitionScorer(Recommender):
         return torch.full_like(self.tail, self.spec.head, dtype=torch.int64).scatter(0, self.head, numbers)
 
     def _columns(self, history: Tensor, lengths: Tensor, place: Tensor, items: Tensor | slice) -> Tensor:
-        """Scores of these items."""
         size, recent = self.spec.head, self.spec.recent
         keep = torch.arange(history.shape[1], device=history.device) < lengths[:, None]
         if self.sources is None:
@@ -113,7 +111,6 @@ class TransitionScorer(Recommender):
         return torch.cat([(allowed & head).nonzero()[:, 0], first_of(self.tail, allowed & ~head, best)])
 
     def scorer(self, items: Tensor) -> Scores:
-        """`forward` for some columns."""
         place = self._places()
         return lambda history, lengths: self._columns(history, lengths, place, items)
 
@@ -168,6 +165,46 @@ class TransitionScorer(Recommender):
         return TransitionScorer.of(tensors, self.spec.recent, self.spec.popularity)
 
     def check(self) -> None:
-        """The head must be items of the catalogue."""
         if not 1 <= int(self.head.min()) <= int(self.head.max()) <= self.spec.items:
             raise ValueError(f"the head holds items outside 1..{self.spec.items}")
+
+
+class PopularitySpec(Spec):
+    """floor: counts below it cannot be distinguished from 0; the standard deviation of the noise, or 0 for exact counts."""
+
+    kind: Literal["popularity"] = "popularity"
+    floor: float = Field(default=0.0, ge=0)
+
+
+@register("popularity", PopularitySpec)
+class Popularity(Recommender):
+    """Items by their counts `[items + 1]`, entry 0 is -inf. It is private if the counts are."""
+
+    spec: PopularitySpec
+
+    def __init__(self, spec: PopularitySpec) -> None:
+        super().__init__(spec)
+        self.counts: Tensor
+        self.register_buffer("counts", torch.zeros(spec.items + 1))
+
+    @classmethod
+    def of(cls, counts: Tensor, floor: float = 0.0) -> Popularity:
+        """Make the model from counts `[items + 1]`; entry 0 is not read."""
+        floats = counts.to(torch.float32, copy=True)
+        floats[0] = -torch.inf
+        model = restore(PopularitySpec(items=len(floats) - 1, floor=floor), {"counts": floats})
+        assert isinstance(model, Popularity)
+        return model
+
+    def forward(self, history: Tensor, lengths: Tensor) -> Tensor:
+        return self.counts.expand(history.shape[0], -1).clone()
+
+    def candidates(self, best: int, allowed: Tensor) -> Tensor:
+        return first_of(self.counts, allowed, best)
+
+    def scorer(self, items: Tensor) -> Scores:
+        counts = self.counts[items]
+        return lambda history, lengths: counts.repeat(history.shape[0], 1)
+
+    def popularity(self) -> Tensor:
+        return torch.cat([self.counts.new_zeros(1), self.counts[1:].clamp_min(self.spec.floor)])

@@ -19,12 +19,12 @@ from dpformer.artifact.card import commands, evaluated
 from dpformer.artifact.layout import EVENTS, ITEMS, METRICS
 from dpformer.errors import DPFormerError
 from dpformer.evaluation import HEADLINE
-from dpformer.evaluation.evaluate import SLICES
+from dpformer.evaluation.evaluate import popularity_classes
 from dpformer.files import read_json
 from dpformer.privacy import epsilon, read_ledger
 from dpformer.privacy.attack_bounds import delta_curve, power
 from dpformer.privacy.plan import spending
-from dpformer.report.attention_plot import attention_lift, popularity_groups
+from dpformer.report.attention_plot import attention_lift
 
 # Model-written histories for the attention plot, and their length.
 HISTORIES, LENGTH = 256, 20
@@ -64,7 +64,6 @@ class Facts:
 
     @property
     def items(self) -> int:
-        """The size of the catalogue."""
         return len(self.artifact.catalogue)
 
     @property
@@ -148,14 +147,11 @@ def _lift(artifact: Artifact, weights: Tensor | None) -> dict[str, list[float]] 
     if maps is None:
         return None
     items, matrices = maps  # items outside of a vocabulary get no attention
-    groups = popularity_groups(weights / weights.sum())
-    return {name: _mean_lift(matrices[name], items, groups) for name in sorted(matrices)}
-
-
-def _mean_lift(attention: list[Tensor], s: Tensor, groups: Tensor) -> list[float]:
-    """Head, torso and tail, in the mean over the blocks; a class that no history holds is not a number."""
-    mean = torch.stack([attention_lift(scores, s, groups) for scores in attention]).mean(0).tolist()
-    return mean + [math.nan] * (len(SLICES) - len(mean))
+    groups = torch.from_numpy(popularity_classes(weights.numpy()))
+    lifts = {
+        name: [attention_lift(of_block, items, groups) for of_block in matrices[name]] for name in sorted(matrices)
+    }
+    return {name: torch.stack(of_blocks).mean(0).tolist() for name, of_blocks in lifts.items()}
 
 
 def _metrics(folder: Path) -> dict[str, Any] | None:

@@ -46,7 +46,6 @@ class Batcher(Generic[Q, A]):
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def stop(self) -> None:
-        """Answer what was asked, and end."""
         if self._task is not None:
             self._queue.put_nowait(None)
             await self._task

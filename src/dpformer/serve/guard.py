@@ -46,7 +46,6 @@ class JsonLines(logging.Formatter):
     """One JSON object a line; fields come as `extra={"fields": {...}}`. Arguments and tracebacks of others are left out."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line."""
         when = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
         event = record.msg if record.name == log.name else record.getMessage()
         line = {"time": when, "level": record.levelname.lower(), "event": event}

@@ -66,14 +66,8 @@ def request_within(limits: Limits, columns: list[str]) -> type[RecommendRequest]
             Field(min_length=1, max_length=limits.histories, description="Items of each person, oldest first."),
         ),
         "k": (int, Field(10, ge=1, le=limits.k, description="How many items for each.")),
-        "only": (
-            list[Item] | None,
-            Field(None, max_length=limits.listed, description="Recommend these items alone."),
-        ),
-        "exclude": (
-            list[Item],
-            Field([], max_length=limits.listed, description="Items that are not to be recommended."),
-        ),
+        "only": (list[Item] | None, Field(None, max_length=limits.listed, description="Recommend these items alone.")),
+        "exclude": (list[Item], Field([], max_length=limits.listed, description="Items not to be recommended.")),
         "where": (str | None, Field(None, max_length=WHERE, description=where_text(columns))),
         "seen": (bool, Field(False, strict=True, description="Recommend items of the history too.")),
     }

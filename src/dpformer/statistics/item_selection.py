@@ -19,6 +19,5 @@ class ItemCounts(Selection):
         self._histogram = Histogram(len(ids), last)
 
     def vectors(self, people: People) -> Vectors:
-        """As the histogram's, without its entry for padding."""
         for person, item, value in self._histogram.vectors(people):
             yield person, item - 1, value

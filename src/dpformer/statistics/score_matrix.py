@@ -29,12 +29,10 @@ class Judge:
 
     @classmethod
     def of(cls, measured: Measured, settings: TransitionSettings) -> "Judge":
-        """From what was measured."""
         first, counts = split(measured)
         return cls(*_terms(first, settings, folds=2), popularity_prior(measured, settings), counts)
 
     def gain(self, scores: np.ndarray) -> float:
-        """How well score matrices rank."""
         return discounted_gain(scores + self.prior, self.counts)
 
     def conditional_weight(self) -> float:

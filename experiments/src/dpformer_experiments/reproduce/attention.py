@@ -17,8 +17,9 @@ from torch import Tensor
 
 from dpformer.clipping import TiedCrossEntropy
 from dpformer.data import Sequences, collate, demo_frame, prepare
+from dpformer.evaluation.evaluate import popularity_classes
 from dpformer.models import ReAttention, Transformer, TransformerSpec
-from dpformer.report.attention_plot import attention_lift, popularity_groups
+from dpformer.report.attention_plot import attention_lift
 from dpformer_experiments.reproduce.distraction import Distraction, distraction
 from dpformer_experiments.reproduce.page import Page, new_figure
 
@@ -68,7 +69,7 @@ def _transformer(norm: Literal["pre", "post"], seed: int, draws: int, steps: int
     model = Transformer(TransformerSpec(items=items, max_length=MAX_LENGTH, d=32, norm=norm, reattention=ReAttention()))
     batches = _train(model, sequences, steps, np.random.default_rng(seed))
     s = collate(sequences, batches[0][:200], MAX_LENGTH).tokens
-    groups = popularity_groups(frequencies)
+    groups = torch.from_numpy(popularity_classes(frequencies.numpy()))
     lifts: dict[str, list[Tensor]] = {
         "clean": [attention_lift(model.attention(s)[0], s, groups)],
         "noisy": [],
