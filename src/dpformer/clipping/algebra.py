@@ -98,8 +98,7 @@ class Sparse(Form):
     def squared_norms(self, R: int) -> Tensor:
         """`|G_i|^2` `[B]`: equal rows of a sample are added first, in `T log T`, where comparing all pairs would take `T^2`.
 
-        `add_weighted` then uses the same added rows, so that norm and sum round alike: with one item thousands of times in a
-        sequence, float32 sums in two orders differ. Two events of one item with gradients 1 and 2 give 9, and not 1 + 4:
+        `add_weighted` uses the same added rows, so that norm and sum round alike. Gradients 1 and 2 at one item give 9, not 5:
 
         >>> Sparse(torch.tensor([[7, 7, 3]]), torch.tensor([[[1.0], [2.0], [5.0]]])).squared_norms(R=10)
         tensor([34.], dtype=torch.float64)

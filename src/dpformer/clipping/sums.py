@@ -8,7 +8,7 @@ from torch import Tensor
 
 # Numbers whose squares are added up in their own type, at most.
 SQUARES = 1024
-# Samples, or tiles of them, whose gradients are added up in their own type, at most; longer sums are made of blocks, in float64.
+# Samples whose gradients are added up in their own type, at most; longer sums are made of blocks, in float64.
 BLOCK = 64
 
 
@@ -29,9 +29,7 @@ def _piece(count: int) -> int:
 
 
 def add_to_rows(out: Tensor, rows: Tensor, values: Tensor) -> None:
-    """`out[rows[k]] += values[k]`, added up in float64 first: a row that many samples share is a long sum, and rounding in it
-    would grow with its length when samples agree.
-    """
+    """`out[rows[k]] += values[k]`, in float64 first: a row that many samples share is a long sum, whose rounding would grow."""
     if len(out) <= len(rows):
         out += out.new_zeros(out.shape, dtype=torch.float64).index_add_(0, rows, values.double())
         return

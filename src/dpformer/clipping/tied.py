@@ -24,8 +24,7 @@ Weigh = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 # Elements of gradients that are formed at once: 8 MB of float32, or one sample's.
 FORMED_ELEMENTS = 2**21
-# Tokens at a time in products of D with itself. Products of a few rows, thousands of numbers long, run several times as fast
-# as those of 16 or more.
+# Tokens at a time in products of D with itself: products of a few long rows run several times as fast as those of 16 or more.
 PIECE = 8
 
 
@@ -157,10 +156,7 @@ class _Pass:
         return self._whole
 
     def _make_room(self, samples: int) -> None:
-        """Before so many samples are added: close the block if it would have too many.
-
-        What a large sum is added to in float32 decides how it is rounded: so it begins a block of its own.
-        """
+        """Before so many samples are added: close the block if it would have too many."""
         if self._added and self._added + samples > BLOCK:
             self.close_block()
         self._added += samples

@@ -70,7 +70,7 @@ def tied_cross_entropy(
 class HeadPass:
     """One evaluation of the head: its losses, the gradient at H, and D again for its second use.
 
-    Of a token's logits, `U = exp(z - shift)` is computed; a factor of all its items is multiplied into its row of H instead:
+    Of a token's logits `U = exp(z - shift)` is computed; what all its items have in common goes into its row of H:
 
         D = r (U - total onehot y)      total = sum U      r = w / total
 
@@ -144,8 +144,7 @@ class HeadPass:
                 G.addmm_((H * (w / total)).T, z, beta=0.0 if first else 1.0)
         self.at_target = -self.total
         loss = self.total.log() - hits + (0 if self.shift is None else self.shift[:, 0])
-        # Sum of the norms of the terms of each sample's gradient at E: see `Clip`. |D_t| <= sqrt(2) w (1 - p_y): the other
-        # probabilities are at most 1 - p_y in sum.
+        # The norms of the terms of each sample's gradient at E, summed (see `Clip`): |D_t| <= sqrt(2) w (1 - p_y).
         size = (2**0.5) * self.w * (1 - torch.exp(-loss)) * torch.linalg.vector_norm(self.H, dim=1)
         losses, bound = self.tiling.per_sample(self.w * loss, size)
         return losses, bound, gradient

@@ -14,13 +14,12 @@ from torch import Tensor
 from dpformer.clipping.gradient import Route
 from dpformer.clipping.workspace import Workspace
 
-# Tokens in a tile of logits. So many keep a tile of a few thousand items in a processor's own cache, and are enough for the
-# matrix products to run at full speed.
+# Tokens in a tile of logits: few enough for a processor's own cache, enough for matrix products to run at full speed.
 TILE_TOKENS = 64
 # Elements of D that are clipped at a time, in whole samples.
 GROUP_ELEMENTS = 2**22
-# Rows of D begin at multiples of so many numbers. Kernels round another way where memory is not aligned: else a sample that
-# leaves would move the rows of the others, and change their rounding.
+# Rows of D begin at multiples of so many numbers: kernels round another way where memory is not aligned, so a sample that
+# leaves would change the rounding of the others.
 ALIGNED = 16
 # The most that is kept of D from the forward to the clipping pass: 200 MB of float32.
 HOLD_ELEMENTS = 3 * 2**24
@@ -28,10 +27,9 @@ HOLD_ELEMENTS = 3 * 2**24
 
 @dataclass(frozen=True)
 class Tile:
-    """Some samples' tokens: H `[b, T, d]` and D `[b, T, M]`, of which `D'H` is the gradient at E.
+    """Some samples' tokens: H `[b, T, d]`, with all factors of a token, and D `[b, T, M]`; `D'H` is the gradient at E.
 
-    A factor that belongs to a token, such as its weight, is in its row of H and not of D. A sample too long for one tile comes
-    in several: `first` to `last`. `at` is the place of the first of its samples in `Tiling.order`, where the others follow it.
+    A sample too long for one tile comes in several: `first` to `last`. `at`: the place of its first sample in `Tiling.order`.
     """
 
     H: Tensor
@@ -58,16 +56,13 @@ class Group:
 def by_pairs(T: int, d: int, route: Route | None) -> bool:
     """Whether samples of T tokens are measured by pairs of tokens, if they can be, or else by their gradients at E.
 
-    Both ways need D'H. Pairs also need D D', T products per element of D; formed gradients, a few passes over d / T elements for
-    it. Measured, these passes cost about as much as 18 such products.
+    Pairs need D D', T products per element of D; gradients, passes over d / T elements for it, which cost about 18 products.
     """
     return 18 * d > T**2 if route is None else route == "gram"
 
 
 def row_budget(items: int, token_budget: int) -> int:
-    """How many rows `[items]`, of D or of gradients at E, micro-batches of so many tokens may keep: what is held at the most,
-    and no more than three rows for eight tokens. More are slightly faster where users are long, in more memory.
-    """
+    """How many rows `[items]`, of D or of gradients at E, micro-batches of so many tokens may keep."""
     return min(3 * token_budget // 8, max(TILE_TOKENS, HOLD_ELEMENTS // max(1, items)))
 
 
@@ -143,8 +138,7 @@ def padded(T: int) -> int:
 def _groups(lengths: list[int], most: int, d: int, route: Route | None) -> list[Group]:
     """Cut samples, by descending length, into groups of one padded length and of at most so many tokens.
 
-    The shape that a sample is computed in depends on its own length alone, so that a sample that leaves the batch does not change
-    how the others are rounded.
+    A sample's shape depends on its own length alone, so that one that leaves does not change how the others are rounded.
     """
     groups: list[Group] = []
     kept = [d <= T and not by_pairs(T, d, route) for T in lengths]
@@ -162,10 +156,7 @@ def _groups(lengths: list[int], most: int, d: int, route: Route | None) -> list[
 
 
 class Kept:
-    """The memory of one pass: gradients at E of kept samples, which are the first, then D of all other tokens.
-
-    It belongs to the workspace, and is valid until another pass takes it or `release`.
-    """
+    """The memory of one pass, until another takes it: gradients at E of kept samples, the first, then D of all other tokens."""
 
     def __init__(self, tiling: Tiling, table: Tensor, tokens: int, workspace: Workspace) -> None:
         self.tiling, self.workspace = tiling, workspace
@@ -197,9 +188,7 @@ class Kept:
         self.workspace.held_by = None
 
     def cut(self, tokens: int) -> list[tuple[slice, Tensor | None, bool]]:
-        """The tokens of tiles, in order; for a kept sample, whose tokens have tiles of their own, the memory of its gradient at
-        E, and whether they are its first ones.
-        """
+        """The tokens of tiles, in order; for a kept sample, the memory of its gradient at E, and whether they are its first."""
         tiles: list[tuple[slice, Tensor | None, bool]] = []
         most = self.tiling.most
         for group in self.tiling.groups:

@@ -25,13 +25,11 @@ _REPEATS = {"expand", "expand_as", "broadcast_to", "repeat", "tile", "repeat_int
 
 @dataclass(frozen=True)
 class View:
-    """`value` has the elements of `parameter` in their order; or, with `index` `[*value.shape[:-1]]`, the rows at `index`
-    of the parameter as an `R x C` matrix.
+    """`value` has the elements of `parameter` in their order; or, with `index` `[*value.shape[:-1]]`, its rows at `index`.
 
-    `transposed` (two dimensions) means that `value` is the transpose of that. `value` is a leaf that requires a gradient, so that
-    whatever is computed from it outside a rule is noticed. The row `padding` gets no gradient. `has_batch`: picked by ids or
-    repeated to a size, so that its first dimension may be the samples; `repeated`: it is sure to be. `attach` makes the value
-    again, with its autograd graph down to the parameters.
+    `transposed` (two dimensions): `value` is the transpose of that. `value` is a leaf that requires a gradient, so that whatever
+    is computed from it outside a rule is noticed. The row `padding` gets no gradient. `has_batch`: picked by ids or repeated, so
+    that its first dimension may be the samples; `repeated`: it is sure to be. `attach` makes the value with its autograd graph.
     """
 
     parameter: nn.Parameter
