@@ -102,7 +102,9 @@ def _gains(figures: Figures) -> Measured:
     for row in (figures.read("reattention") or {"rows": []})["rows"]:
         if row["errors"] == regimes.NAMES[regimes.ACCUMULATED] and row["seeds"]:
             share = 100 * row["test gain"] / row["test off"]
-            texts.append(f"{row['regime']}, accumulated errors, {len(row['seeds'])} seeds: {share:+.1f} %")
+            texts.append(
+                f"{row['regime']}, accumulated errors, {len(row['seeds'])} seed{'s' * (len(row['seeds']) > 1)}: {share:+.1f} %"
+            )
     return _joined(texts), _verdict(wins, cells, 2 * CELLS)
 
 

@@ -30,20 +30,20 @@ BASE: dict[str, dict[str, Any]] = {
     name: {"vocabulary": items, **common.RECIPE, "learning_rate": 0.03, **common.HALF[name]}
     for name, items in WHOLE.items()
 }
-# Name: data set, epsilon, what it changes of `BASE`; None for the preset `pure` as it is. In the order of their value.
+# Name: data set, epsilon, what it changes of `BASE`; None for the preset `dpformer` as it is. In the order of their value.
 REGIMES: dict[str, tuple[str, float, dict[str, Any] | None]] = {
     "whole catalogue, pre-norm": ("ml-1m", 8.0, {}),
     "epsilon 2": ("ml-1m", 2.0, {}),
     "epsilon 1": ("ml-1m", 1.0, {}),
     "epsilon 3": ("ml-1m", 3.0, {}),
-    "attention falls off with the lag (preset pure)": ("ml-1m", 8.0, {"recency": 1.2}),
+    "attention falls off with the lag (as in preset dpformer)": ("ml-1m", 8.0, {"recency": 1.2}),
     "post-norm": ("ml-1m", 8.0, {"norm": "post", "learning_rate": 0.05}),
     "vocabulary of 1,000": ("ml-1m", 8.0, {"vocabulary": 1000}),
     "longer training, 160 steps": ("ml-1m", 8.0, {"epochs": 80.0, "learning_rate": 0.015}),
     "d = 64": ("ml-1m", 8.0, {"d": 64}),
     "Games, whole catalogue": ("amazon-games", 8.0, {}),
-    "Games, preset pure as it is": ("amazon-games", 8.0, None),
-    "preset pure as it is": ("ml-1m", 8.0, None),
+    "Games, preset dpformer as it is": ("amazon-games", 8.0, None),
+    "preset dpformer as it is": ("ml-1m", 8.0, None),
 }
 
 
@@ -55,7 +55,7 @@ def cells(seeds: int = SEEDS) -> list[Cell]:
             f"{name}: {NAMES[correction]}",
             epsilon,
             seed,
-            preset="pure",
+            preset="dpformer",
             options={**({} if change is None else {**BASE[dataset], **change}), "reattention": correction},
         )
         for name, (dataset, epsilon, change) in REGIMES.items()

@@ -170,6 +170,9 @@ def draw_accuracy(axes: Any, figures: dict[str, Any]) -> None:
     from matplotlib import colormaps
 
     rows = [row for row in figures["rows"] if row["ndcg@10"] is not None]
+    # A line is of one version.
+    today = {row["method"] for row in rows if row["version"] == "this"}
+    rows = [row for row in rows if row["version"] == "this" or row["method"] not in today]
     axes.set_prop_cycle(color=colormaps["tab20"](range(20)))
     for name in dict.fromkeys(row["method"] for row in rows):
         mine = [row for row in rows if row["method"] == name and row["epsilon"] != "inf"]
