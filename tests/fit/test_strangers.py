@@ -63,6 +63,13 @@ def refused(folder: Path, match: str) -> None:
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300_000  # kilobytes
 
 
+@pytest.mark.parametrize("name", [name for name in HASHED if name != "items.jsonl"])
+def test_a_file_that_was_changed_is_refused(strange, name):
+    """A statement with another epsilon, another model, other settings: without the hash of the new file."""
+    (strange / name).write_bytes((strange / name).read_bytes().replace(b"1", b"2", 1) + b" ")
+    refused(strange, "sha256 differs")
+
+
 def test_the_honest_folder_loads(honest):
     assert len(load_model(honest).recommend([["i03"]], k=3)) == 3
 
