@@ -160,15 +160,6 @@ METHODS: tuple[Method, ...] = (
         on={"ml-1m": {"transitions.share": 0.9, "transitions.weight": 4.0}},
     ),
     _ours("Transformer distilled from DP transitions", "default", options={"transitions.weight": 0.0}, first=2),
-    # This row uses public data in addition: do not compare it with the other rows without saying so.
-    Method(
-        "DP transitions with public titles and genres, all but the test item",
-        work="public transitions",
-        only="ml-1m",
-        compare=paper.DPFORMER,
-        first=2,
-        family=OURS,
-    ),
     Method("popularity, not private", work="popularity", epsilons=(INF,)),
     Method("DP popularity", preset="popularity"),
     Method("DP transitions", preset="transitions", compare=paper.DPFORMER, first=2),

@@ -47,14 +47,12 @@ Done = dict[str, Any]
 
 def do(cell: Cell, data: Path, folder: Path, should_stop: ShouldStop, on_step: OnStep) -> Done | None:
     """Start or resume a cell and finish it; None if it was stopped, with everything saved."""
-    from dpformer_experiments.reproduce.public import public_transitions
     from dpformer_experiments.reproduce.tuned import tuned_transitions
 
     work = {
         "recipe": train,
         "popularity": popularity,
         "tuned transitions": tuned_transitions,
-        "public transitions": public_transitions,
     }[cell.work]
     folder.mkdir(parents=True, exist_ok=True)
     clock = Clock(folder)
