@@ -1,6 +1,6 @@
 """Train any PyTorch module with differential privacy."""
 
 from dpformer.training.private import PrivateTraining
-from dpformer.training.run import Movement
+from dpformer.training.watch import Movement
 
 __all__ = ["Movement", "PrivateTraining"]

@@ -20,6 +20,9 @@ from dpformer.privacy import Sample
 from dpformer.training.clipped_sum import ClippedSum, GroupSums, Losses, Report, add_gradients, trainable
 from dpformer.training.groups import Groups
 from dpformer.training.randomness import random_states, same_states
+from dpformer.training.ranks import SINGLE, Ranks
+
+_INCOMPLETE = "the sum is not over all of the people drawn; start it, and add each micro-batch once"
 
 
 class ModuleSum(ClippedSum):
@@ -27,9 +30,16 @@ class ModuleSum(ClippedSum):
     parameters alone. micro_batch: people at a time, a matter of memory. No micro-batch has people of two groups.
     """
 
-    def __init__(self, module: nn.Module, clipping: PhantomClipping | None, groups: Groups, micro_batch: int) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        clipping: PhantomClipping | None,
+        groups: Groups,
+        micro_batch: int,
+        ranks: Ranks = SINGLE,
+    ) -> None:
         super().__init__(module, clipping, groups)
-        self.micro_batch = micro_batch
+        self.micro_batch, self.ranks = micro_batch, ranks
         self._sample, self._grid = Sample(np.zeros(0, dtype=np.int64), b""), 1.0
         self._parts: list[tuple[int, np.ndarray]] = []
         self._added = 0
@@ -41,12 +51,32 @@ class ModuleSum(ClippedSum):
         return len(self._parts) - self._added
 
     def start(self, sample: Sample, grid: float) -> list[np.ndarray]:
-        """Begin the sum over a sample: the places of the people of each micro-batch, in the order in which `add` wants them."""
-        self.check(len(sample.drawn), grid)
-        self._sample, self._grid, self._added, self.report = sample, grid, 0, Report()
+        """Begin the sum over a sample: the places of the people of each micro-batch, in the order in which `add` wants them.
+
+        Of several processes rank 0 calls it, and gets its own part; the others call `start_part`.
+        """
+        if self.ranks.size > 1 and self._sums is not None:
+            raise PrivacyError(
+                "a step was left unfinished; under torchrun, leave the loop after `step` has returned True"
+            )
+        self._sample = sample
+        return self._start(self.order(sample, grid).drawn, grid)
+
+    def start_part(self, order: Mapping[str, Any]) -> tuple[list[np.ndarray], bytes]:
+        """On the others: begin what rank 0 has ordered; returns the places, and the key of the step."""
+        self._sample, grid = self.follow(order)
+        return self._start(self._sample.drawn, grid), self._sample.key
+
+    def send_part(self) -> None:
+        """On the others: send what was added to rank 0, which asks for it."""
+        self._collected()
+
+    def _start(self, drawn: np.ndarray, grid: float) -> list[np.ndarray]:
+        self.check(len(drawn), grid)
+        self._grid, self._added, self.report = grid, 0, Report()
         self._parts = [
             (group, part)
-            for group, drawn in self.groups.split(sample.drawn).items()
+            for group, drawn in self.groups.split(drawn).items()
             for part in np.split(drawn, range(self.micro_batch, len(drawn), self.micro_batch))
         ]
         self._sums = GroupSums()
@@ -103,7 +133,12 @@ class ModuleSum(ClippedSum):
     def sum(self, people: Any, sample: Sample, grid: float) -> Mapping[str, np.ndarray]:
         """int64 sums by the parameters' names, of what was added; refused unless it is exactly this sample."""
         same = np.array_equal(sample.drawn, self._sample.drawn) and (sample.key, grid) == (self._sample.key, self._grid)
-        if self._sums is None or self.missing or not same:
-            raise PrivacyError("the sum is not over all of the people drawn; start it, and add each micro-batch once")
+        if not same:
+            raise PrivacyError(_INCOMPLETE)
+        return self._collected()
+
+    def _collected(self) -> dict[str, np.ndarray]:
+        if self._sums is None or self.missing:
+            raise PrivacyError(_INCOMPLETE)
         totals, self._sums = self._sums.totals, None
-        return self.whole(totals)
+        return self.collect(self.whole(totals))

@@ -30,11 +30,13 @@ from dpformer.privacy.build import Circumstances
 from dpformer.privacy.plan import declared_users, steps_of
 from dpformer.privacy.statement import DataPart
 from dpformer.training.clipped_sum import Losses, Report, trainable
+from dpformer.training.following import FollowingRun
 from dpformer.training.groups import Groups, slack_in_words
 from dpformer.training.module_sum import ModuleSum
 from dpformer.training.people import ONE_ENTRY_EACH, Loader, group_people
-from dpformer.training.run import MakeCurator, Movement, TrainingRun, gradients
-from dpformer.training.watch import Watch, refuse_length, refuse_unsuited
+from dpformer.training.ranks import Membership
+from dpformer.training.run import MakeCurator, TrainingRun
+from dpformer.training.watch import Movement, Watch, refuse_length, refuse_unsuited
 
 CHECKPOINT_SECONDS = 60.0
 
@@ -114,24 +116,25 @@ class PrivateTraining:
             "parameters": {name: list(p.shape) for name, p in trainable(model)},
         }
         self._watch = Watch(model, optimizer)
-        parts = {"optimizer": optimizer, "scheduler": scheduler, "average": average}
-        kept = {name: part for name, part in parts.items() if part is not None}
+        kept = {"optimizer": optimizer, "scheduler": scheduler, "average": average}
+        kept = {name: part for name, part in kept.items() if part is not None}
         sizes = {"people": len(people), "records": len(dataset)}
         charged = None if account is None else PeopleAccount(account)
-        self._run = TrainingRun(Path(run), settings, model, kept, micro_batch, sizes, charged)
-        declared = population is not None
-        new_plan = partial(make_plan, users, epsilon, delta, batch_size, steps=steps, declared=declared)
-        self.plan: PrivacyPlan = self._run.open(people, new_plan, partial(Keys, seed), make_curator)
+        new_plan = partial(make_plan, users, epsilon, delta, batch_size, steps=steps, declared=population is not None)
+        self._membership = Membership()
+        with self._membership.exchange() as ranks:
+            kind = TrainingRun if ranks.first else FollowingRun
+            self._run = kind(Path(run), settings, model, kept, micro_batch, sizes, charged, ranks)
+            self.plan: PrivacyPlan = self._run.open(people, new_plan, partial(Keys, seed), make_curator)
         self._watch.note()
         self._loader = Loader(people, collate_fn, num_workers)
         self._about = (records_per_person, person is not None)
         self._checkpoint_seconds, self._saved = checkpoint_seconds, time.monotonic()
         # loop: which one is running, batches of an earlier one are refused; waiting: `step` was not called for a batch
-        self._loop, self._steps_here = 0, 0
-        self._waiting, self._stepping, self._torn = False, False, False
+        self._loop, self._steps_here, self._waiting, self._stepping, self._torn = 0, 0, False, False, False
         clipping = PhantomClipping(model, max_norm or 1.0, "flat" if max_norm else "automatic")
         groups = Groups.of(self.plan.users, self.plan.rate, self.plan.declared)
-        self._query = ModuleSum(model, clipping if self.plan.private else None, groups, micro_batch)
+        self._query = ModuleSum(model, clipping if self.plan.private else None, groups, micro_batch, ranks)
         self._hook = optimizer.register_step_pre_hook(self._check_step)
 
     @property
@@ -160,8 +163,7 @@ class PrivateTraining:
         return self._run.statement(self._circumstances())
 
     def _circumstances(self) -> Circumstances:
-        most, grouped = self._about
-        public = self._run.public_steps
+        (most, grouped), public = self._about, self._run.public_steps
         trained_on = f"at most {most} records of each person" if most else "all records"
         return Circumstances(
             data=DataPart(catalogue="none", trained_on=trained_on),
@@ -174,13 +176,15 @@ class PrivateTraining:
         self._loop += 1
         mine, self._waiting = self._loop, False
         try:
-            while (curator := self._run.curator) is not None:
-                sample, grid = curator.upcoming(self._query)
-                parts = self._query.start(sample, grid)
+            while self._run.is_open:
+                with self._membership.exchange():
+                    parts, key = self._run.start(self._query)
+                if not self._run.ranks.first:
+                    self._watch.note()  # the weights are rank 0's
                 if not parts:
                     self._make_step()
                     continue
-                for batch in self._loader.batches(parts, sample.key):
+                for batch in self._loader.batches(parts, key):
                     self._waiting = True
                     yield batch
                     if self._loop != mine:
@@ -225,16 +229,15 @@ class PrivateTraining:
 
     def _make_step(self) -> None:
         """Ask for the sum that is complete, and step."""
-        assert self._run.curator is not None
         self._watch.check()
         self._steps_here += 1
-        if self._query.clipping is not None and 10 * self._steps_here >= self.plan.steps:
+        # Another rank may never have a batch.
+        if self._run.ranks.first and self._query.clipping is not None and 10 * self._steps_here >= self.plan.steps:
             self._query.clipping.check_used()
         self._torn = True
-        answer = self._run.curator.ask(self._query)
-        for (_, p), gradient in zip(
-            trainable(self.model), gradients(self.model, answer, self.plan.batch_size), strict=True
-        ):
+        with self._membership.exchange():
+            made = self._run.gradients(self._query, self.plan.batch_size)
+        for (_, p), gradient in zip(trainable(self.model), made, strict=True):
             p.grad = gradient
         self._update()
         self._run.steps_made += 1
@@ -244,7 +247,9 @@ class PrivateTraining:
             self.average.update_parameters(self.model)
         self._torn = False
         if self.steps_made == self.plan.steps:
-            self._run.finish(self._circumstances())
+            with self._membership.exchange():
+                self._run.finish(self._circumstances())
+            self._membership.leave()
         elif time.monotonic() - self._saved >= self._checkpoint_seconds:
             self.save()
 
@@ -261,13 +266,13 @@ class PrivateTraining:
     def _check_step(self, *_: object) -> None:
         """Before any step of the optimiser."""
         if not self._stepping:
-            left = "private.step makes its steps" if self._run.curator else "all steps of the plan are made"
+            left = "private.step makes its steps" if self._run.is_open else "all steps of the plan are made"
             raise PrivacyError(
                 f"optimizer.step() was called outside of PrivateTraining: {left}. Leave it out; close() gives the optimiser back"
             )
 
     def _check_open(self) -> None:
-        if self._run.curator is None:
+        if not self._run.is_open:
             raise PrivacyError(
                 f"all {self.plan.steps} steps of the plan are made, or this object was closed; more need a run of their own"
             )
@@ -282,7 +287,7 @@ class PrivateTraining:
         self._saved = time.monotonic()
 
     def _save_if_open(self) -> None:
-        if self._run.curator is not None and not self._torn:
+        if self._run.is_open and not self._torn:
             self.save()
 
     def close(self) -> None:
@@ -291,4 +296,5 @@ class PrivateTraining:
             self._save_if_open()
         finally:
             self._run.close()
+            self._membership.leave()
             self._hook.remove()

@@ -18,7 +18,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
@@ -158,8 +158,15 @@ def join(
 
     device: of a process that is alone; see `choose_device`.
 
-    An error of rank 0 ends the others too, which leave the word to rank 0.
+    An error of rank 0 ends the others too, which leave the word to rank 0. A program of the caller's may have met already.
     """
+    if dist.is_available() and dist.is_initialized():
+        if (backend := dist.get_backend()) != "gloo":
+            raise RankError(f"this program began a process group of {backend}; leave that out, or take gloo")
+        ranks = Ranks(dist.get_rank(), dist.get_world_size(), seconds=seconds)
+        with _stopping_others(ranks):
+            yield ranks
+        return
     if "RANK" not in environment or "WORLD_SIZE" not in environment:
         yield Ranks(device=choose_device(device, torch.cuda.is_available()))
         return
@@ -184,17 +191,50 @@ def join(
     ranks = Ranks(rank, size, _own_device(environment), seconds, job)
     sound = True
     try:
-        yield ranks
+        with _stopping_others(ranks):
+            yield ranks
     except RankError:
         sound = False  # taking leave of a process that has ended may wait for ever
+        raise
+    finally:
+        if sound:
+            dist.destroy_process_group()
+
+
+@contextmanager
+def _stopping_others(ranks: Ranks) -> Iterator[None]:
+    """Let the others end when rank 0 has an error of its own."""
+    try:
+        yield
+    except RankError:
         raise
     except (Exception, KeyboardInterrupt):
         if ranks.first:
             ranks.stop_others()
         raise
-    finally:
-        if sound:
-            dist.destroy_process_group()
+
+
+class Membership:
+    """This process among the others, as of `join`, for a program that has no `with` around its training."""
+
+    def __init__(self) -> None:
+        self._left = ExitStack()
+        self._ranks = self._left.enter_context(join())
+
+    @contextmanager
+    def exchange(self) -> Iterator[Ranks]:
+        """Something that all processes do. An error of one ends it for all: they are out of step afterwards."""
+        try:
+            yield self._ranks
+        except BaseException as error:
+            self._left.__exit__(type(error), error, error.__traceback__)
+            if isinstance(error, LeaderError) or not isinstance(error, RankError):
+                raise
+            raise RankError(f"{error}. Start the program again: what was charged is not charged again") from None
+
+    def leave(self) -> None:
+        """Take part no longer."""
+        self._left.close()
 
 
 def choose_device(name: str, cuda: bool) -> torch.device:

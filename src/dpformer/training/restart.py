@@ -74,6 +74,10 @@ class Job:
         """The run in this folder is this job's from now on. Rank 0 calls it before anything is spent."""
         if self.name is not None:
             write_json(folder / LOCAL, {**read_json(folder / LOCAL), "job": self.name}, mode=0o600)
+        self.note(folder)
+
+    def note(self, folder: Path) -> None:
+        """This job has begun, or goes on with, the run in this folder; see `refuse_second`."""
         if self.store is not None:
             with _reachable():
                 self.store.set(_RUN, f"{folder.resolve()} on machine {node()}")

@@ -8,15 +8,15 @@ private/            state of an unfinished run; owner only, removed at the end
 
 from __future__ import annotations
 
-import math
+import json
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -25,33 +25,21 @@ from dpformer.artifact import complete, is_written, read_statement
 from dpformer.artifact.layout import LOCK, MODEL, PRIVACY, RELEASE, TRAINING
 from dpformer.errors import DPFormerError, PrivacyError
 from dpformer.files import read_json, to_json, write_file, write_folder
-from dpformer.privacy import Answer, Curator, Keys, PrivacyPlan, PrivacyStatement, read_ledger
+from dpformer.privacy import Curator, Keys, PrivacyPlan, PrivacyStatement, read_ledger
 from dpformer.privacy.account import PeopleAccount
 from dpformer.privacy.build import Circumstances
+from dpformer.privacy.plan import plan_to_json
 from dpformer.privacy.statement import TuningPart
 from dpformer.training.clipped_sum import trainable
 from dpformer.training.folder import RunFolder, pack, state_privacy
+from dpformer.training.module_sum import ModuleSum
 from dpformer.training.people import People
+from dpformer.training.ranks import SINGLE, Ranks
 from dpformer.training.state import pack_state, unpack_state
-from dpformer.training.watch import everything, fingerprint
+from dpformer.training.watch import Movement, everything, fingerprint
 
 MakeCurator = Callable[..., Curator[People]]
 FORMAT, START, AVERAGE = "dpformer-training", "start.safetensors", "average.safetensors"
-
-
-@dataclass(frozen=True)
-class Movement:
-    """How far the trained parameters are from where they began, and the names of those that did not move."""
-
-    distance: float
-    start_norm: float
-    still: tuple[str, ...]
-
-    def text(self) -> str:
-        """In one line."""
-        part = f", {100 * self.distance / self.start_norm:.3g} % of their norm" if self.start_norm else ""
-        still = f"; not moved at all: {', '.join(self.still)}" if self.still else ""
-        return f"the weights moved by {self.distance:.4g}{part}{still}"
 
 
 class TrainingRun:
@@ -71,13 +59,18 @@ class TrainingRun:
         micro_batch: int,
         sizes: dict[str, int],
         account: PeopleAccount | None,
+        ranks: Ranks = SINGLE,
     ) -> None:
-        self.path, self.model, self.kept, self.account = path, model, kept, account
+        self.path, self.model, self.kept, self.account, self.ranks = path, model, kept, account, ranks
         self.steps_made, self.public_steps = 0, 0
         self.curator: Curator[People] | None = None
         self.movement: Movement | None = None
         self._settings, self._sizes = {"format": FORMAT, "version": 1, **settings}, sizes
         self._fixed = {"micro_batch": micro_batch, "threads": torch.get_num_threads()}
+        self._open_folder()
+
+    def _open_folder(self) -> None:
+        path = self.path
         path.mkdir(parents=True, exist_ok=True)
         self._folder = RunFolder(path)
         with self._folder.closed_on_error():
@@ -115,6 +108,15 @@ class TrainingRun:
         self, people: People, plan: Callable[[], PrivacyPlan], keys: Callable[[], Keys], make_curator: MakeCurator
     ) -> PrivacyPlan:
         """Begin, or go on, or take the weights of a finished run. plan, keys: made for a new run. Returns the plan."""
+        with self._folder.closed_on_error():
+            self._compare_ranks()
+            planned = self._opened(people, plan, keys, make_curator)
+            self._lead(planned)
+        return planned
+
+    def _opened(
+        self, people: People, plan: Callable[[], PrivacyPlan], keys: Callable[[], Keys], make_curator: MakeCurator
+    ) -> PrivacyPlan:
         if self.finished:
             take(load_file(self.path / MODEL), self.model)
             if "average" in self.kept:
@@ -122,17 +124,63 @@ class TrainingRun:
             stated = read_statement(self.path)
             self.steps_made = stated.steps.charged if stated.steps is not None else 0
             return read_ledger(self.path).plan if stated.private else plan()
-        with self._folder.closed_on_error():
-            if self._begun:
-                own, ledger = self._restore(), self._folder.ledger
-                self.curator = make_curator(people, plan() if ledger is None else ledger.plan, ledger, own)
-            else:
-                new, settings = plan(), to_json({**self._settings, "dpformer": __version__})
-                self._folder.begin(new, self.account, (TRAINING, settings))
-                write_file(self._folder.private / START, pack(parameters(self.model)), 0o600)
-                self.curator = make_curator(people, new, self._folder.ledger, keys())
-                self.save()
+        if self._begun:
+            own, ledger = self._restore(), self._folder.ledger
+            self.curator = make_curator(people, plan() if ledger is None else ledger.plan, ledger, own)
+        else:
+            self.ranks.job.refuse_second(self.path)
+            new, settings = plan(), to_json({**self._settings, "dpformer": __version__})
+            self._folder.begin(new, self.account, (TRAINING, settings))
+            write_file(self._folder.private / START, pack(parameters(self.model)), 0o600)
+            self.curator = make_curator(people, new, self._folder.ledger, keys())
+            self.save()
+        self.ranks.job.note(self.path)
         return self.curator.plan
+
+    def _contents(self) -> dict[str, Any]:
+        """What must be the same on all ranks. Of another version the clipping may be other than it says."""
+        versions = f"dpformer {__version__}, torch {torch.__version__}"
+        about: dict[str, Any] = {"settings": self._settings, "sizes of the data": self._sizes, "versions": versions}
+        about |= {"frozen parameters": _frozen(self.model), "micro_batch": self._fixed["micro_batch"]}
+        return dict(json.loads(json.dumps(about)))
+
+    def _compare_ranks(self) -> None:
+        """On rank 0, before anything is charged: refuse others that were started with something else."""
+        own = self._contents() if self.ranks.size > 1 else {}
+        for rank, theirs in enumerate(self.ranks.gather(own)):
+            if different := [name for name in own if theirs[name] != own[name]]:
+                raise PrivacyError(f"rank {rank} has other {different[0]} than rank 0; start the same program on all")
+
+    def _lead(self, plan: PrivacyPlan) -> None:
+        """On rank 0: send the others all that their steps depend on; the Curator stays here."""
+        if self.ranks.size > 1:
+            tensors, values = self.state()
+            stated = read_statement(self.path).to_json() if self.finished else None
+            about = {"plan": plan_to_json(plan), "threads": torch.get_num_threads(), "statement": stated}
+            self.ranks.broadcast({**about, "state": values})
+            self.ranks.broadcast_bytes(pack(tensors))
+
+    @property
+    def is_open(self) -> bool:
+        """Are there steps to make?"""
+        return self.curator is not None
+
+    def start(self, query: ModuleSum) -> tuple[list[np.ndarray], bytes]:
+        """Begin the next sum: the places of the people of this process's micro-batches, and the key of the step."""
+        assert self.curator is not None
+        sample, grid = self.curator.upcoming(query)
+        return query.start(sample, grid), sample.key
+
+    def gradients(self, query: ModuleSum, batch_size: float) -> list[Tensor]:
+        """G of each trainable parameter: the answer divided by the expected batch size; the same on all processes."""
+        assert self.curator is not None
+        answer = self.curator.ask(query)
+        made = [
+            torch.from_numpy(answer.values[name] / batch_size).to(p.device, p.dtype)
+            for name, p in trainable(self.model)
+        ]
+        self.ranks.share_(made)
+        return made
 
     def _restore(self) -> Keys:
         tensors, values = self._folder.load()
@@ -185,7 +233,7 @@ class TrainingRun:
 
     def finish(self, about: Circumstances) -> None:
         """Release the trained parameters with their statement, and remove the secret state; see `artifact.write`."""
-        self.movement = self._moved()
+        self.movement = Movement.since(self._folder.private / START, parameters(self.model))
         if self.movement.still:
             warnings.warn(f"{self.movement.text()}; is the learning rate 0?", stacklevel=5)
         files = {PRIVACY: self.statement(about).to_json().encode(), MODEL: pack(parameters(self.model))}
@@ -193,17 +241,8 @@ class TrainingRun:
             files[AVERAGE] = pack(parameters(self.kept["average"].module))
         write_folder(self._folder.private / RELEASE, files.items(), mode=0o644)
         complete(self.path)
+        self.ranks.broadcast({"statement": read_statement(self.path).to_json(), "movement": asdict(self.movement)})
         self.close()
-
-    def _moved(self) -> Movement:
-        distances, norms = {}, []
-        with safe_open(self._folder.private / START, framework="pt") as start:
-            for name, value in parameters(self.model).items():
-                before = start.get_tensor(name)
-                distances[name] = float(torch.dist(value.cpu(), before))
-                norms.append(float(before.norm()))
-        still = tuple(name for name, distance in distances.items() if not distance)
-        return Movement(math.hypot(*distances.values()), math.hypot(*norms), still)
 
     def close(self) -> None:
         """Let another process go on with the run."""
@@ -218,11 +257,6 @@ def _in_words(sizes: dict[str, int]) -> str:
 def parameters(model: nn.Module) -> dict[str, Tensor]:
     """The trained parameters by name."""
     return {name: p.detach() for name, p in trainable(model)}
-
-
-def gradients(model: nn.Module, answer: Answer, batch_size: float) -> list[Tensor]:
-    """G of each trainable parameter: the answer divided by the expected batch size."""
-    return [torch.from_numpy(answer.values[name] / batch_size).to(p.device, p.dtype) for name, p in trainable(model)]
 
 
 @torch.no_grad()

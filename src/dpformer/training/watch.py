@@ -1,10 +1,13 @@
-"""What must stay as it is between two steps: the weights, and the parameters that optimiser and model share."""
+"""What must stay as it is between two steps: the weights, and the parameters that optimiser and model share; and what moved."""
 
 from __future__ import annotations
 
-import os
+import math
+from dataclasses import dataclass
+from pathlib import Path
 
 import torch
+from safetensors import safe_open
 from torch import Tensor, nn
 
 from dpformer.errors import PrivacyError
@@ -63,6 +66,33 @@ class Watch:
             )
 
 
+@dataclass(frozen=True)
+class Movement:
+    """How far the trained parameters are from where they began, and the names of those that did not move."""
+
+    distance: float
+    start_norm: float
+    still: tuple[str, ...]
+
+    def text(self) -> str:
+        """In one line."""
+        part = f", {100 * self.distance / self.start_norm:.3g} % of their norm" if self.start_norm else ""
+        still = f"; not moved at all: {', '.join(self.still)}" if self.still else ""
+        return f"the weights moved by {self.distance:.4g}{part}{still}"
+
+    @classmethod
+    def since(cls, file: Path, weights: dict[str, Tensor]) -> Movement:
+        """From the weights in a safetensors file to these."""
+        distances, norms = {}, []
+        with safe_open(file, framework="pt") as start:
+            for name, value in weights.items():
+                before = start.get_tensor(name)
+                distances[name] = float(torch.dist(value.cpu(), before))
+                norms.append(float(before.norm()))
+        still = tuple(name for name, distance in distances.items() if not distance)
+        return cls(math.hypot(*distances.values()), math.hypot(*norms), still)
+
+
 def everything(model: nn.Module) -> dict[str, Tensor]:
     """Weights and buffers by name, those that are not saved included."""
     return {**model.state_dict(), **dict(model.named_buffers(remove_duplicate=False))}
@@ -91,10 +121,6 @@ def refuse_unsuited(model: nn.Module, optimizer: object, scheduler: object) -> N
     if isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
         raise PrivacyError(
             f"the model is wrapped in {type(model).__name__}, which adds up gradients without clipping; give model.module"
-        )
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise PrivacyError(
-            "torchrun started several processes, and each would spend the whole budget on the same people; start one process"
         )
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise PrivacyError(f"the optimiser is a {type(optimizer).__name__}; it must be a torch.optim.Optimizer")
