@@ -117,5 +117,5 @@ def _did(releases: int, epsilon: float, **steps: Any) -> dict[str, str]:
         "gradient norms before clipping*": f"{low:.2g} to {high:.2g}, median {median:.2g}",
         "after clipping": f"at most {steps['clipped_to']:g}",
         "attention moved by Re-Attention*": moved if steps["reattention"] else f"off; it would move {moved}",
-        "a step": f"{ours:.2f} s; plain PyTorch, without privacy: {plain:.2f} s",
+        "a step, on so small a log": f"{ours:.2f} s; plain PyTorch, without privacy: {plain:.2f} s",
     }

@@ -82,7 +82,7 @@ def _plain_steps(trainer: Trainer, rows: Sequences, users: np.ndarray) -> Iterat
         for batch in micro_batches(rows, drawn, max_length=how.max_length + 1, token_budget=how.token_budget):
             s, y = batch.tokens[:, :-1], batch.tokens[:, 1:]
             logits = F.linear(network.states(s), network.table, network.table_bias)
-            losses = F.cross_entropy(logits.transpose(1, 2), y, ignore_index=0, reduction="none")
+            losses = F.cross_entropy(logits.flatten(0, 1), y.flatten(), ignore_index=0, reduction="none").view(y.shape)
             (losses.sum(1) / (y > 0).sum(1)).sum().div(len(drawn)).backward()
         optimizer.step()
         yield time.perf_counter() - began
