@@ -20,9 +20,8 @@ from dpformer.privacy import parse_statement
 from dpformer.serve.app import create_app
 from dpformer.serve.batcher import Batcher, BusyError
 from dpformer.serve.guard import JsonLines
-from dpformer.serve.limits import Limits
-from dpformer.serve.ranker import Query, Ranker, load_for_serving
-from dpformer.serve.search import ItemSearch
+from dpformer.serve.ranker import ItemSearch, Query, Ranker, load_for_serving
+from dpformer.serve.schema import Limits
 from tests.fit.conftest import ITEMS
 from tests.recipes import small_recipe
 

@@ -178,10 +178,10 @@ def serve(
     except ImportError as error:
         raise DPFormerError(f"serving needs {error.name}: pip install 'dpformer[serve]'") from None
     from dpformer.serve.app import create_app
-    from dpformer.serve.limits import Limits
     from dpformer.serve.metrics import Metrics
     from dpformer.serve.ranker import load_for_serving
     from dpformer.serve.reload import Reloading
+    from dpformer.serve.schema import Limits
     from dpformer.serve.server import address_of, open_socket, reaches_others, read_token, serve_until_stopped
 
     limits, metrics = Limits(body=max_body, history=max_history, k=max_k, timeout=timeout), Metrics()

@@ -52,19 +52,19 @@ class TransitionScorer(Recommender):
     """
 
     spec: TransitionsSpec
+    head: Tensor
+    matrix: Tensor
+    prior: Tensor
+    tail: Tensor
+    sources: Tensor | None
+    targets: Tensor | None
 
     def __init__(self, spec: TransitionsSpec) -> None:
         super().__init__(spec)
-        self.head: Tensor
-        self.matrix: Tensor
-        self.prior: Tensor
-        self.tail: Tensor
         self.register_buffer("head", torch.arange(1, spec.head + 1))
         self.register_buffer("matrix", torch.zeros(spec.head + 1, spec.head))
         self.register_buffer("prior", torch.zeros(spec.head))
         self.register_buffer("tail", torch.zeros(spec.items + 1))
-        self.sources: Tensor | None
-        self.targets: Tensor | None
         for name in ("sources", "targets"):
             self.register_buffer(name, torch.zeros(spec.items + 1, spec.features) if spec.features else None)
 

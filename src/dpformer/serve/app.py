@@ -17,11 +17,10 @@ from dpformer.errors import DataError, DPFormerError
 from dpformer.serve import schema
 from dpformer.serve.batcher import Batcher, BusyError
 from dpformer.serve.guard import Guard
-from dpformer.serve.limits import Limits
 from dpformer.serve.metrics import CONTENT_TYPE, Metrics
+from dpformer.serve.ranker import ItemSearch, Ranker
 from dpformer.serve.ranker import Query as Ask
-from dpformer.serve.ranker import Ranker
-from dpformer.serve.search import ItemSearch
+from dpformer.serve.schema import Limits
 
 SERVED = (
     "The guarantee is for the people whose data the model was trained on. The history handed in here is not covered by it: it is "

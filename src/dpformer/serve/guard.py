@@ -20,7 +20,7 @@ from typing import Any
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from dpformer.serve.limits import Limits
+from dpformer.serve.schema import Limits
 
 log = logging.getLogger("dpformer.serve")
 

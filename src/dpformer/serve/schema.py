@@ -1,18 +1,34 @@
-"""Requests and answers. Limits are part of the schema, so that OpenAPI shows them."""
+"""Requests, their limits, and answers. Limits are part of the schema, so that OpenAPI shows them."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model
 
 from dpformer.privacy import PrivacyStatement
-from dpformer.serve.limits import Limits
 
 # Of ids that are numbers: all of 64 bits. A power of ten, since those who write JSON may round larger powers of two.
 MOST = 10**19
 # Characters of a condition.
 WHERE = 500
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Of one request: bytes of its body, histories, items of a history, k, listed (excluded items, values of a filter), seconds.
+
+    waiting: histories that may wait for the model; beyond that the server says that it is busy.
+    """
+
+    body: int = 1_000_000
+    histories: int = 64
+    history: int = 1000
+    k: int = 100
+    listed: int = 1000
+    timeout: float = 5.0
+    waiting: int = 1024
 
 
 def _text(value: Any) -> Any:

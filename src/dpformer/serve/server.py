@@ -19,7 +19,7 @@ from starlette.types import ASGIApp
 from dpformer.errors import DPFormerError
 from dpformer.files import read_small
 from dpformer.serve.guard import JsonLines, log
-from dpformer.serve.limits import Limits
+from dpformer.serve.schema import Limits
 
 TOKEN = "DPFORMER_TOKEN"
 SHORTEST_TOKEN = 16
