@@ -109,7 +109,7 @@ class HistogramSettings(Settings):
         return {HISTOGRAM: self.share}
 
 
-class TransitionsSettings(Settings):
+class TransitionsStageSettings(Settings):
     """What follows what, over the most frequent items."""
 
     stage: Literal["transitions"] = "transitions"
@@ -162,11 +162,11 @@ class DPSGDSettings(Settings):
 
 
 StageSettings = Annotated[
-    HistogramSettings | TransitionsSettings | DistilSettings | DPSGDSettings, Field(discriminator="stage")
+    HistogramSettings | TransitionsStageSettings | DistilSettings | DPSGDSettings, Field(discriminator="stage")
 ]
 STAGES: dict[str, type[Settings]] = {
     "histogram": HistogramSettings,
-    "transitions": TransitionsSettings,
+    "transitions": TransitionsStageSettings,
     "distil": DistilSettings,
     "dpsgd": DPSGDSettings,
 }

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from dpformer.data.catalogue import feature_columns
-from dpformer.fit.recipe import Recipe, TransitionsSettings
+from dpformer.fit.recipe import Recipe, TransitionsStageSettings
 from dpformer.fit.scorers import popularity_of
 from dpformer.models import Ensemble, Network, Recommender, TransitionScorer, build, parse_spec, restore
 from dpformer.privacy import Answer, PrivacyPlan
@@ -59,7 +59,7 @@ class Outputs:
 
     def recommender(self, recipe: Recipe) -> Recommender:
         """The model that is released."""
-        statistics = recipe.stage(TransitionsSettings)
+        statistics = recipe.stage(TransitionsStageSettings)
         if self.network is not None and self.transitions is not None and statistics is not None and statistics.weight:
             return Ensemble.of(self.network, self.transitions, statistics.weight)
         if self.network is not None:

@@ -9,7 +9,7 @@ from typing import Any
 from dpformer.data import Dataset, Sequences
 from dpformer.errors import DPFormerError
 from dpformer.fit.distil import distil, scale_of
-from dpformer.fit.recipe import DistilSettings, HistogramSettings, TransitionsSettings
+from dpformer.fit.recipe import DistilSettings, HistogramSettings, TransitionsStageSettings
 from dpformer.fit.scorers import to_scorer
 from dpformer.fit.stage import Outputs, Progress, Setup, new_network
 from dpformer.privacy import Answer, Curator
@@ -55,7 +55,7 @@ def _transitions(setup: Setup, before: Outputs, asker: Asker) -> Running:
 
 def ask_transitions(setup: Setup, histogram: Answer, asker: Asker) -> Measured:
     """The transitions, combined with those of the prior: three answers, each for cells where the one before saw something."""
-    shares, own = setup.recipe.stage(HistogramSettings), setup.recipe.stage(TransitionsSettings)
+    shares, own = setup.recipe.stage(HistogramSettings), setup.recipe.stage(TransitionsStageSettings)
     assert shares is not None
     assert own is not None
     whole = histogram.noise_std * shares.share**0.5  # of the whole budget
@@ -67,7 +67,7 @@ def ask_transitions(setup: Setup, histogram: Answer, asker: Asker) -> Measured:
 
 def _distil(setup: Setup, before: Outputs, asker: Asker) -> Running:
     """Train a new network on what the transitions say. It asks for nothing."""
-    settings, statistics = setup.recipe.stage(DistilSettings), setup.recipe.stage(TransitionsSettings)
+    settings, statistics = setup.recipe.stage(DistilSettings), setup.recipe.stage(TransitionsStageSettings)
     assert before.transitions is not None
     assert settings is not None
     assert statistics is not None

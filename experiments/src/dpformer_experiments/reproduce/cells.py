@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dpformer.fit.presets import FORMER, command, make_recipe
-from dpformer.fit.recipe import Recipe, TransitionsSettings
+from dpformer.fit.recipe import Recipe, TransitionsStageSettings
 from dpformer.statistics.settings import TransitionSettings
 
 # Settings of a recipe on which its figures do not depend.
@@ -69,7 +69,7 @@ class Cell:
         typed = command(self.recipe)
         changed = {name: value for name, value in typed["set"].items() if name not in FREE}
         settings |= {"preset": FORMER_NAMES.get(typed["preset"], typed["preset"]), "set": changed}
-        if self.recipe.stage(TransitionsSettings) is not None:
+        if self.recipe.stage(TransitionsStageSettings) is not None:
             settings["statistics"] = repr(TransitionSettings())
         return settings
 

@@ -27,7 +27,7 @@ from dpformer.data import Sequences
 from dpformer.errors import DPFormerError
 from dpformer.fit.folder import read_recipe
 from dpformer.fit.presets import make_recipe, named
-from dpformer.fit.recipe import Recipe, TransitionsSettings, Tuning
+from dpformer.fit.recipe import Recipe, TransitionsStageSettings, Tuning
 from dpformer.fit.run import start
 from dpformer.privacy import Answer, Curator, Query
 from dpformer.privacy.noise import rounded_gaussian
@@ -113,7 +113,7 @@ def _setting(name: str, recipe: Recipe, seed: int, fits: int | None) -> Setting:
     if not math.isfinite(recipe.epsilon):
         raise DPFormerError(f"{name} is not private and says so; there is no claim to audit")
     kind: Kind = "own items"
-    if recipe.stage(TransitionsSettings) is not None:
+    if recipe.stage(TransitionsStageSettings) is not None:
         kind = "walks"
     if recipe.steps_on_data:
         kind = "pairs"
