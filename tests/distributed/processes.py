@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 
 from dpformer.fit.lead_and_follow import follow
+from dpformer.privacy import build as build_module
 from dpformer.privacy import plan as plan_module
-from dpformer.privacy import statement as statement_module
 from dpformer.training.ranks import Ranks
 
 
@@ -49,8 +49,8 @@ def ranks_of(rank: int, size: int) -> Ranks:
     """In a new process: who it is; and the accounting, computed once for each question."""
     for module, name in [
         (plan_module, "epsilon"),
-        (statement_module, "epsilon"),
-        (statement_module, "attack_bound"),
+        (build_module, "epsilon"),
+        (build_module, "attack_bound"),
     ]:
         setattr(module, name, functools.cache(getattr(module, name)))
     return Ranks(rank, size)
