@@ -1,4 +1,4 @@
-"""`dpformer verify` and `dpformer audit`: recompute what a run promises, and attack it. Exit code 1 if a check fails."""
+"""`dpformer verify` and `dpformer audit`: recompute what a run promises, and attack its recipe. Exit code 1 if a check fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rules by function, and what functions are called."""
+"""The registry of rules: for each torch function the rule that replaces it while a recorder is active, and its name in errors."""
 
 import functools
 import types

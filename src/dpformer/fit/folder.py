@@ -1,4 +1,4 @@
-"""A run folder as files: who holds it, what is written when, and whether what is read is what was written."""
+"""The folder of a run of `dpformer fit`: its settings, its data and its state. `training.folder` has what all runs share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The prior of a refitted run: what earlier runs released, kept in the folder so that the model can be made again."""
+"""The prior of a `refit` as a file: made from the folder of the earlier run, and kept in that of the new one."""
 
 from __future__ import annotations
 

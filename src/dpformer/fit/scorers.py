@@ -1,4 +1,4 @@
-"""Recommenders made of statistics, by functions of answers alone."""
+"""Turn answers into the models `Popularity` and `TransitionScorer`; and exact counts, a baseline that is not private."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The stages before the steps: the histogram, the transitions, and the network that learns from them."""
+"""The stages `histogram`, `transitions` and `distil`, and a private catalogue's items; `dpsgd` has the steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Effective error and its propagation: the variance that privacy noise leaves on each token, one number a token.
+"""Effective error and its propagation: the variance that privacy noise leaves on each token, one number per token.
 
 Pure functions on means and variances, usable without any model. Noise is isotropic, so a vector's error is one variance per
 coordinate, the same for all of its coordinates; what layers do to it is averaged over coordinates. One function per rule, with

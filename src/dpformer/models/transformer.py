@@ -192,8 +192,9 @@ class Block(nn.Module):
         self.qkv = _joined(q, k, v)
 
     def forward(self, state: State, r: ReAttention | None, var_w: Tensor, bias: Tensor | None, last: bool) -> State:
-        """One block. `bias` is added to the logits of attention, `var_w` is the variance of the block's parameters.
+        """One block, and the variance after it (eq:nonprop).
 
+        `bias` is added to the logits of attention, `var_w` is the variance of the block's parameters.
         The `last` block's output variance is of no use.
         """
         x, var = state.x, state.var

@@ -1,4 +1,4 @@
-"""The statement as an entry of a public registry of differential-privacy deployments.
+"""The privacy statement as an entry of a public registry of deployments (`dpformer privacy --registry`).
 
 The fields are those that such a registry asks for (Nanayakkara, Ghazi, Vadhan: arXiv 2509.13509, and the registry that was
 opened from it), in a schema of our own: docs/registry.schema.json. What no statement can know, the owner says: `to_fill_in`

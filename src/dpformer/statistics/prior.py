@@ -1,4 +1,4 @@
-"""Answers of earlier runs as a prior for those of a new one: free post-processing of what was released.
+"""`Prior`: answers of earlier runs as a prior for those of a new one: free post-processing of what was released.
 
 Both say the same about one person, up to noise, and N_0 and N people were asked. So an earlier count, C_0, is taken to say
 C_0 = r C + noise with r = N_0 / N, and is combined with the new one by precision:

@@ -1,4 +1,4 @@
-"""A run folder while its run is open: who holds it, its ledger, its checkpoints, and its end. For every kind of run.
+"""`RunFolder`: the lock, the ledger, the checkpoints and the end of an open run, of `fit` and of `PrivateTraining`.
 
 A checkpoint holds the noise and the sample to come, so a reader of it can undo the privacy of the coming steps. Checkpoints live
 in `private/`, for its owner only, and are removed when the run ends.

@@ -1,4 +1,4 @@
-"""A run of the loop on ranks 1, 2, ... of several processes: they compute their part of each sum, and make the same steps.
+"""A run of `PrivateTraining` on ranks 1, 2, ... of several: each computes its part of every sum, and makes the same steps.
 
 The folder, the Curator and the noise are rank 0's. Before each sum the others get its weights; then its gradients with noise.
 """

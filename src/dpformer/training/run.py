@@ -1,4 +1,4 @@
-"""A run of the loop: its folder, its Curator, its checkpoints, and its end.
+"""A run of `PrivateTraining`: its folder, its Curator, its checkpoints, and its end. `fit.run` has those of `dpformer fit`.
 
 training.json       the settings; a run goes on with the same ones only     privacy.json    the privacy statement
 ledger.jsonl, .head what was charged, before it was seen                    run.lock        keeps a second process out

@@ -1,1 +1,1 @@
-"""Nobody has to believe us: `verify` checks the machinery against independent arithmetic, `audit` attacks it."""
+"""`verify` recomputes what a run promises by independent arithmetic; `audit` attacks its recipe."""

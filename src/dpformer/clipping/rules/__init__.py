@@ -1,4 +1,4 @@
-"""What happens to a parameter in each torch function with a rule. Importing this package fills the registry `recorder.RULES`."""
+"""What happens to a parameter in each torch function with a rule. Importing this package fills `registry.RULES`."""
 
 from dpformer.clipping.rules import apart, broadcast, layers, linear, recurrent, rows
 
