@@ -11,6 +11,7 @@ PLACES = {
     "eq:effectiveerror": "models/error.py",
     "eq:linearnpn": "models/error.py",
     "eq:relunpn": "models/error.py",
+    "eq:nonprop": "models/transformer.py",
     "eq:reattnbias": "models/reattention.py",
 }
 
