@@ -163,7 +163,7 @@ def test_errors_of_catalogues_and_filters(tmp_path: Path):
     ids=["none", "fractions", "milliseconds", "nanoseconds", "iso", "zeros"],
 )
 def test_times_of_every_kind(tmp_path: Path, times: pl.Expr | None):
-    log = random_log(3, 80).with_columns(user=pl.col("item") % 7 * 0.25, item=pl.col("item").cast(pl.String))
+    log = random_log(3, 80).with_columns(user=pl.col("item") % 7 * 1.0, item=pl.col("item").cast(pl.String))
     log = log.drop("time") if times is None else log.with_columns(time=times)
     log.write_parquet(tmp_path / "log.parquet")
     compare(tmp_path / "log.parquet", tmp_path / "out", dedupe=True)

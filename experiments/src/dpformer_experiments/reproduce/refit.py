@@ -33,7 +33,7 @@ from dpformer.fit.presets import make_recipe
 from dpformer.fit.prior import prior_from
 from dpformer.fit.run import start
 from dpformer.privacy import Charge
-from dpformer.privacy.account import Cap, RunCharge, largest_epsilon
+from dpformer.privacy.account import Cap, PeopleAccount, RunCharge, largest_epsilon
 from dpformer.privacy.calibration import gaussian_multiplier
 from dpformer_experiments.reproduce.data_sets import VARIABLES
 from dpformer_experiments.reproduce.page import Page
@@ -80,12 +80,17 @@ def run(
                 save(prepare(known.filter(chosen), catalogue=items), folders[kind, q])
         for seed in range(1, seeds + 1):
             releases = _Releases(Path(place) / str(seed), preset, seed, say)
-            first = releases.release("release 1", folders[WINDOW, 0], each)
             for kind, way in ((WINDOW, FIT), (WINDOW, REFIT), (SO_FAR, FIT), (SO_FAR, REFIT)):
-                made = [first]  # the first release is the same in all four
+                account = releases.new_account(kind, Cap(total, DELTA)) if way == REFIT else None
+                # The first release is the same in all four, noise included.
+                first = releases.release(
+                    f"{kind}, {way}, release 1", folders[WINDOW, 0], each, account, seed=1000 * seed
+                )
+                made = [first]
                 for q in range(1, QUARTERS):
-                    name, before = f"{kind}, {way}, release {q + 1}", made[-1] if way == REFIT else None
-                    made.append(releases.release(name, folders[kind, q], each, before))
+                    before = made[-1] if way == REFIT else None
+                    name = f"{kind}, {way}, release {q + 1}"
+                    made.append(releases.release(name, folders[kind, q], each, account, before))
                 for q, folder in enumerate(made):
                     rows.setdefault((kind, way), [[] for _ in asked])[q].append(_figures(folder, asked[q], whole))
             folder = releases.release(ONE, folders[SO_FAR, QUARTERS - 1], total)
@@ -112,14 +117,28 @@ class _Releases:
 
     def __init__(self, place: Path, preset: str, seed: int, say: Callable[[str], None]) -> None:
         self._place, self._preset, self._seed, self._say = place, preset, seed, say
-        self._seeds = itertools.count(1000 * seed)
+        self._seeds = itertools.count(1000 * seed + 1)
 
-    def release(self, name: str, data: Path, epsilon: float, before: Path | None = None) -> Path:
-        """Fit on a prepared folder; before: the last run, whose answers are a prior."""
+    def new_account(self, name: str, cap: Cap) -> PeopleAccount:
+        """An account of people for a chain of refits."""
+        return PeopleAccount.create(self._place / f"{name}.account", cap)
+
+    def release(
+        self,
+        name: str,
+        data: Path,
+        epsilon: float,
+        account: PeopleAccount | None = None,
+        before: Path | None = None,
+        seed: int | None = None,
+    ) -> Path:
+        """Fit on a prepared folder; before: the last run, whose answers are a prior. seed: of the noise, a new one by default."""
         self._say(f"seed {self._seed}: {name}, epsilon {epsilon:g}")
-        options: dict[str, Any] = {"hold_out": "nothing", "delta": DELTA, "epsilon": epsilon, "seed": next(self._seeds)}
+        seed = next(self._seeds) if seed is None else seed
+        options: dict[str, Any] = {"hold_out": "nothing", "delta": DELTA, "epsilon": epsilon, "seed": seed}
         prior = None if before is None else prior_from(before, load(data))
-        start(self._place / name, data, make_recipe(self._preset, **options), prior=prior).train()
+        recipe = make_recipe(self._preset, **options)
+        start(self._place / name, data, recipe, account=account, prior=prior).train()
         return self._place / name
 
 
