@@ -45,6 +45,8 @@ def test_statement_and_evaluation(fitted):
     assert fitted.privacy.epsilon <= 8
     assert not fitted.privacy.insecure
     assert 0 < fitted.evaluate().masked["ndcg@10"].value < 1
+    with pytest.raises(DPFormerError, match=r"item is 'test' or 'validation'.*--data DATA"):
+        fitted.evaluate(demo_frame())
 
 
 def test_saved_models_load_elsewhere_without_the_data(fitted, tmp_path):

@@ -134,6 +134,9 @@ def test_lists_for_all_with_files_of_exclusions(shop, dpformer, tmp_path, monkey
     monkeypatch.setattr("dpformer.cli.recommend._ROWS", 64)  # several parts
     out, only, own = tmp_path / "recs.parquet", tmp_path / "only.txt", tmp_path / "own.csv"
     only.write_text("".join(f"Product {n}\n" for n in range(20, 61)))
+    own.write_text("reader,book\n1003,30\n")
+    refused = dpformer("recommend", shop / "run", "--all", shop / "data", "--exclude-for", own)
+    assert "the columns of this table are called as in the first log: 'user_id', 'item_id'" in refused.err
     own.write_text("user_id,item_id\n1003,30\n1003,31\n1003,999\n9999,30\n")
     done = dpformer("recommend", shop / "run", "--all", shop / "data", "-o", out, "-k", "5",
                     "--only", f"@{only}", "--exclude-for", own, "--where", "price <= 20")  # fmt: skip
@@ -185,6 +188,7 @@ def test_runs_are_compared_on_the_same_people(shop, dpformer, tmp_path):
     assert found["low"] <= found["value"] <= found["high"]
     assert not (shop / "popular" / "metrics.json").exists(), "figures of other data are not the run's"
     done = dpformer("evaluate", *both, "--data", tmp_path / "week2")
+    assert f"so it was not written for: {both[0]}, {both[1]}" in done.err.replace("\n", " ")
     assert "minus" in done.out
     assert "popularity" in done.out
     assert dpformer("evaluate", shop / "run", shop / "data").err.count("give it as --data") == 1

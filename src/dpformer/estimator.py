@@ -207,7 +207,12 @@ class DPFormer:
         return self._fitted().similar(item, k, only, exclude, where)
 
     def evaluate(self, item: str = "test") -> Evaluation:
-        """Full ranking on the held-out item of the log. The figures are not private."""
+        """Full ranking on the held-out item of the log, "test" or "validation". The figures are not private."""
+        if not isinstance(item, str):
+            raise DPFormerError(
+                "item is 'test' or 'validation', of the log that was fitted; for other data: save the model, then "
+                "`dpformer evaluate FOLDER --data DATA`"
+            )
         if self._dataset is None:
             raise DPFormerError(
                 "a loaded model has no data to be evaluated on: use `dpformer evaluate RUN --data DATA`"

@@ -148,7 +148,9 @@ def _parse(text: str, option: str) -> tuple[pl.Expr, Any]:
         tree = json.loads(parsed.meta.serialize(format="json"))
     except (pl.exceptions.PolarsError, OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
-        raise DataError(f"{option} {text!r} cannot be read ({reason}); write a condition such as: qty > 0") from None
+        quotes = 'put a name with blanks or signs, or that is a word of SQL, in double quotes: "user"'
+        cure = f"write a condition such as: qty > 0; {quotes}"
+        raise DataError(f"{option} {text!r} cannot be read ({reason}); {cure}") from None
     if not _alone(tree):
         raise _refused(text, option)
     return parsed, tree

@@ -210,6 +210,31 @@ def test_no_rows_after_filtering(tmp_path: Path, dpformer: Callable):
     assert done.code == 2
     assert "no event is left of 4 after --min-events 5 (single-pass); lower it" in done.err
     assert not (tmp_path / "out").exists()
+    done = dpformer("prepare", tmp_path / "log", "-o", tmp_path / "out", "--where", "item = 'A'")
+    assert "no event is left of 4 after --where \"item = 'A'\"; compare its values with those of the log" in done.err
+
+
+@pytest.mark.parametrize("bare", ["user = 'a'", "in stock = 1"])
+def test_a_column_that_sql_reads_otherwise_is_to_be_quoted(bare: str):
+    log = pl.DataFrame({"user": ["a", "a", "b"], "item": [1, 2, 2], "in stock": [1, 1, 0]})
+    with pytest.raises(DataError, match='a word of SQL, in double quotes: "user"'):
+        prepare(log, where=bare)
+    name, value = bare.split(" = ")
+    assert prepare(log, where=f'"{name}" = {value}').manifest["counts"]["where"] == 1
+
+
+@pytest.mark.parametrize("ending", ["csv", "parquet", "jsonl"])
+def test_a_condition_on_an_unknown_column_lists_all_columns(tmp_path: Path, ending: str):
+    log, path = GOOD.with_columns(kind=pl.lit("loan"), shop=pl.lit("north")), tmp_path / f"log.{ending}"
+    {"csv": log.write_csv, "parquet": log.write_parquet, "jsonl": log.write_ndjson}[ending](path)
+    with pytest.raises(DataError, match=r"no column 'Kind'; the columns are user_id, item_id, timestamp, kind, shop$"):
+        prepare(path, where="Kind = 'loan'")
+
+
+def test_a_time_unlike_the_given_format_names_that_format(tmp_path: Path):
+    (tmp_path / "log").write_text("user,item,time\na,1,08.04.25 15.39\n")
+    with pytest.raises(DataError, match=r"row 1, .*'08.04.25 15.39' does not match --time-format '%d.%m.%Y %H.%M'"):
+        prepare(tmp_path / "log", time_format="%d.%m.%Y %H.%M")
 
 
 OPTIONS = {

@@ -58,7 +58,8 @@ def test_a_further_log_is_read_like_the_first(run, shop, tmp_path, dpformer):
     done = dpformer("recommend", run, "--file", shop, "-k", "1", "--seen", "-o", tmp_path / "out.parquet")
     assert done.code == 0, done
     assert "timestamp = purchased_at; times as dates, 2025-02-01" in done.err
-    assert "dropped 30 events that --where does not keep\npeople who have no other events get no list" in done.err
+    dropped = "dropped 30 events that the condition on the log (--log-where) does not keep"
+    assert f"{dropped}\npeople who have no other events get no list" in done.err
     expected = load_model(run).recommend([["first", "middle", "last"]], k=1, seen=True)["item_id"][0]
     written = pl.read_parquet(tmp_path / "out.parquet")
     assert set(written["item_id"]) == {expected}

@@ -70,9 +70,10 @@ def evaluate(
     first, *others = found
     differences = {name: difference(found[name].ranks, found[first].ranks, cutoffs=how["cutoffs"]) for name in others}
     shown: dict[str, Any] = {name: one.figures() for name, one in found.items()}
+    others_data = [str(run) for run in runs if _recorded(run) not in (None, folder.resolve())]
     for run in runs:
         shown[str(run)]["popularity"] = popular.figures()["masked"]
-        if _recorded(run) in (None, folder.resolve()):
+        if str(run) not in others_data:
             _keep(run / METRICS, item, shown[str(run)])
     if as_json:
         paired = {name: {key: asdict(one) for key, one in each.items()} for name, each in differences.items()}
@@ -81,7 +82,10 @@ def evaluate(
     name = models[runs[0]].model.spec.name
     title = f"{name}, {item} item" if not others else f"{item} item, seen masked"
     stdout.print(table(title, found, popular, differences, k))
-    say("computed on people's data without noise: not private (RUN/metrics.json)")
+    kept = f"; written to {METRICS} of each run" if not others_data else ""
+    say(f"computed on people's data without noise: not private{kept}")
+    if others_data:
+        say(f"{METRICS} is for the data that a run was fitted on, so it was not written for: {', '.join(others_data)}")
 
 
 def table(

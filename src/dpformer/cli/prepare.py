@@ -97,12 +97,15 @@ def print_summary(manifest: dict[str, Any]) -> None:
     say(*manifest["notes"], *(f"outside of the guarantee: {sentence}" for sentence in manifest["outside_guarantee"]))
 
 
-def how_read(manifest: dict[str, Any]) -> list[str]:
-    """How the log was understood, in lines: format, columns, times, and the events that were dropped while it was read."""
+def how_read(manifest: dict[str, Any], where: str = "--where") -> list[str]:
+    """How the log was understood, in lines: format, columns, times, and the events that were dropped while it was read.
+
+    where: the option that holds the condition on events.
+    """
     source, counts = manifest["input"], manifest["counts"]
     columns = ", ".join(f"{role.removesuffix('_id')} = {name}" for role, name in source["columns"].items())
     times = f"times as {source['time']}, {source['from']} to {source['to']}" if source["time"] else ""
-    dropped = {"where": "that --where does not keep", "missing": "without user, item or time"}
+    dropped = {"where": f"that {where} does not keep", "missing": "without user, item or time"}
     lost = [f"dropped {counts[step]:,} events {why}" for step, why in dropped.items() if counts.get(step)]
     return [f"read {source['format']}: {columns}; {times or 'no times: file order'}", *lost]
 

@@ -136,7 +136,7 @@ def _dataset(model: Artifact, file: Path, reading: dict[str, Any]) -> Dataset:
             raise DPFormerError(f"{file}: is prepared already; leave out the options that say how a log is read")
         return load(file)
     dataset = prepare(str(file), **like(model.log, single_events=True, **reading))
-    lines = how_read(dataset.manifest)
+    lines = how_read(dataset.manifest, "the condition on the log (--log-where)")
     say(*lines, *(["people who have no other events get no list"] if len(lines) > 1 else []))
     return dataset
 
@@ -156,7 +156,12 @@ def _exclusions(model: Artifact, dataset: Dataset, file: Path) -> dict[int, np.n
     from dpformer.data import like, prepare
 
     columns = {"columns": model.log.get("columns", {})}
-    table = prepare(str(file), **like(columns, single_events=True, no_time=True))
+    try:
+        table = prepare(str(file), **like(columns, single_events=True, no_time=True))
+    except DataError as error:
+        names = [repr(name) for role, name in columns["columns"].items() if role in ("user_id", "item_id")]
+        hint = f"--user and --item are for the log; the columns of this table are called as in the first log: {', '.join(names)}"
+        raise DataError(f"{error} ({hint})") from None
     lists = table.sequences.renumbered(table.numbers_in(model.catalogue))
     places, missing = dataset.sequences.places(lists.users)
     _say_unknown(f"users of {file} who are not in the log", missing)

@@ -51,7 +51,8 @@ class Record:
     def no_rows(self) -> DataError:
         """Return the error for a log without events."""
         if self.counts.get("where"):
-            return self.nothing_left(self.counts["where"], f"--where {self.options.where!r}")
+            cure = "compare its values with those of the log, letter case included"
+            return self.nothing_left(self.counts["where"], f"--where {self.options.where!r}", cure)
         return DataError(f"{self.log.name}: has no rows; give a log with at least one event")
 
     def count_dropped(self, missing: int, kept: int) -> None:
@@ -61,11 +62,12 @@ class Record:
         if missing:
             self.counts["missing"] = missing
         if not kept:
-            raise self.nothing_left(missing, "--drop-missing") if missing else self.no_rows()
+            cure = "check that --user, --item and --time name the right columns"
+            raise self.nothing_left(missing, "--drop-missing", cure) if missing else self.no_rows()
 
-    def nothing_left(self, before: int, option: str) -> DataError:
+    def nothing_left(self, before: int, option: str, cure: str = "lower it") -> DataError:
         """Return the error for a filter that removes all `before` events."""
-        return DataError(f"{self.log.name}: no event is left of {before:,} after {option}; lower it")
+        return DataError(f"{self.log.name}: no event is left of {before:,} after {option}; {cure}")
 
     def count_outside(self, before: int, after: int) -> None:
         """Count events of items outside the catalogue: all of them is an error, most of them a warning."""

@@ -67,9 +67,9 @@ class Wanted:
         return {role: columns[role] for role in roles if role in columns}
 
     def needed(self, columns: Mapping[str, str], names: Sequence[str]) -> list[str]:
-        """The columns of a log to read: those in use, and those of the condition."""
-        own = list(self.used(columns).values())
-        return own if self.where is None else own + [n for n in columns_of(self.where) if n in names and n not in own]
+        """The columns of a log to read: those in use and of the condition; all, if it names others, for the error."""
+        own, meant = list(self.used(columns).values()), [] if self.where is None else columns_of(self.where)
+        return list(dict.fromkeys(own + meant)) if set(meant) <= set(names) else list(names)
 
     def select(self, frame: pl.LazyFrame, columns: Mapping[str, str]) -> pl.LazyFrame:
         """Read the columns, renamed to their roles; without columns that have no name (pandas' index)."""

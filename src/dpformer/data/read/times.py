@@ -162,6 +162,9 @@ def _bad_time(log: Log, row: int, unreadable: bool, unit: Unit) -> DataError:
     raw = log.collect(log.frame.select(TIME).slice(row, 1)).item()
     if (isinstance(raw, int | float) and raw < 0) or str(raw).startswith("-"):
         return log.error(row, TIME, f"the time {raw} is negative", _CURE)
+    if unreadable and isinstance(raw, str) and log.time_format is not None:
+        cure = "give the format that the times have, or drop that row"
+        return log.error(row, TIME, f"{raw!r} does not match --time-format {log.time_format!r}", cure)
     if unreadable and not isinstance(raw, datetime):
         return log.error(
             row, TIME, f"{raw!r} is not a recognised time" + (", unlike the first row" if row else ""), _CURE
