@@ -14,7 +14,7 @@ from dpformer.artifact.card import model_card
 from dpformer.data import like, load, prepare
 from dpformer.errors import DataError, DPFormerError
 from dpformer.privacy import read_ledger
-from dpformer.report.page import _percent_up
+from dpformer.report.page import _bound, _percent_up
 
 # File order and order of time differ: the last item of each user is "first" by the file and "last" by time.
 SHOP = "customer,sku,purchased_at,qty\n" + "".join(
@@ -319,3 +319,10 @@ def test_card_and_report_are_true_of_the_run(run, dpformer, tmp_path):
     assert "dpformer evaluate" not in page
     assert "--time purchased_at" in page
     assert [_percent_up(value) for value in (0.2545, 0.25, 0.251, 1.0)] == ["26", "25", "26", "100"]
+    assert [_bound(value) for value in (9.0972437, 5.9999929, 8.0, 0.84911, "inf")] == [
+        "9.098",
+        "6",
+        "8",
+        "0.8492",
+        "inf",
+    ]

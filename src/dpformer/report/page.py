@@ -15,6 +15,7 @@ from markupsafe import Markup
 from dpformer import __version__
 from dpformer.errors import DPFormerError
 from dpformer.evaluation import HEADLINE
+from dpformer.privacy.wording import round_up
 from dpformer.report import plots
 from dpformer.report.facts import Facts, gather
 
@@ -85,7 +86,7 @@ def _environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"percent": _percent, "percent_up": _percent_up, "number": _number}
+    environment.filters |= {"percent": _percent, "percent_up": _percent_up, "number": _number, "bound": _bound}
     return environment
 
 
@@ -105,3 +106,8 @@ def _percent_up(value: float) -> str:
 
 def _number(value: float | str) -> str:
     return value if isinstance(value, str) else f"{value:.4g}"
+
+
+def _bound(value: float | str) -> str:
+    """An epsilon, rounded up as in the statement: a smaller one would promise too much."""
+    return value if isinstance(value, str) else f"{round_up(value, 4):.4g}"

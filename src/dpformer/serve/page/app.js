@@ -207,7 +207,7 @@ async function start() {
     $("version").textContent = `${version.run} (${version.sha256.slice(0, 12)}), dpformer ${version.dpformer}`;
     $("served").textContent = `${version.run}: ${health.model} over ${health.items.toLocaleString("en")} items`;
     $("where-help").textContent = `An SQL condition such as: ${health.columns[0]} <> 'a'. Columns: ${health.columns.join(", ")}. Enter applies it.`;
-    $("budget").textContent = s.private ? `ε = ${Number(s.epsilon).toPrecision(3)}, δ = ${s.delta.toExponential()}` : "Not private";
+    $("budget").textContent = s.private ? `ε = ${(Math.ceil(s.epsilon * 1000 - 1e-6) / 1000)}, δ = ${s.delta.toExponential()}` : "Not private";
     if (guaranteed) $("reading").textContent = `For each of the ${s.users.toLocaleString("en")} people it was trained on, with all of their events. ${s.attack.reading}`;
     else {
       $("budget").classList.add("warning");
