@@ -1,6 +1,7 @@
 """The small plots: scales, ticks, and that text stays text."""
 
 import math
+import re
 from itertools import pairwise
 from xml.etree import ElementTree
 
@@ -62,3 +63,10 @@ def test_plots_side_by_side_are_one_file():
     assert [part.get("x") for part in page if part.tag.endswith("svg")] == ["0", str(WIDTH)]
     assert page.get("width") == str(2 * WIDTH)
     assert "<i>" in "".join(page.itertext())
+
+
+def test_the_value_of_an_interval_at_the_right_end_stands_left_of_it():
+    drawn = str(intervals("runs", [("a", Bar(0.58, 0.56, 0.599)), ("b", Bar(0.1, 0.09, 0.11))], Axis("")))
+    places = re.findall(r'<text x="([\d.]+)" y="[\d.]+" text-anchor="(start|end)" class="value">', drawn)
+    assert [anchor for _, anchor in places] == ["end", "start"]
+    assert all(float(x) < WIDTH - 50 for x, _ in places)

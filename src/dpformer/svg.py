@@ -118,7 +118,9 @@ def intervals(label: str, rows: Sequence[tuple[str, Bar]], x: Axis) -> Markup:
                 across(bar.value), y + 4, f"{name}: {x.tick(bar.value)}"
             )
         )
-        parts.append(_text(high + 8, y + 8, x.tick(bar.value), "start", "value"))
+        # Beside the interval, where the drawing has room for it.
+        at, anchor = (high + 8, "start") if high < WIDTH - 60 else (low - 8, "end")
+        parts.append(_text(at, y + 8, x.tick(bar.value), anchor, "value"))
     return _svg(label, parts, height)
 
 
