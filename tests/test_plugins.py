@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
@@ -68,13 +67,16 @@ def test_a_plugin_does_not_replace_a_command(installed):
 
 
 def test_only_the_plugin_that_is_called_is_loaded(installed, monkeypatch):
-    loaded = []
-    real = EntryPoint.load
-    monkeypatch.setattr(EntryPoint, "load", lambda point: loaded.append(point.name) or real(point))
+    names = ("works_plugin", *(f"{name}_plugin" for name in BROKEN))
+    for name in names:
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    tried = []
+    real = plugins.load
+    monkeypatch.setattr(plugins, "load", lambda point: tried.append(point.name) or real(point))
     installed("prepare", "--help")
-    assert loaded == []
-    installed("greet", "you")
-    assert loaded == ["greet"]
+    assert (tried, set(names) & set(sys.modules)) == ([], set())
+    assert installed("greet", "you").out == "hello you\n"
+    assert (tried, set(names) & set(sys.modules)) == (["greet"], {"works_plugin"})
 
 
 def test_without_the_experiments_package_its_commands_say_where_they_come_from(dpformer, monkeypatch):
