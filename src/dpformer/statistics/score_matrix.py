@@ -154,9 +154,8 @@ def scorer_arrays(
     else:
         M = _centred(M)
         predicted = Predicted(features, head, M)
-        M = (
-            M - predicted.scores
-        )  # within the head the features add 1 + w times their prediction, so that w times is left
+        # Within the head the features add 1 + w times their prediction, so that w times is left.
+        M = M - predicted.scores
         more = {"sources": (1 + beside) * predicted.sources, "targets": predicted.targets}
         # A count that is hardly above 0, or below, says no more than that the item is rarer than the head.
         least = measured.h.min() / 10
