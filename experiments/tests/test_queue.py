@@ -61,7 +61,7 @@ def test_pairs_of_reattention_differ_in_the_correction_alone_and_gains_are_of_th
     assert kept[0] == kept[1] == kept[2]
     small = [
         Cell("demo", cell.method, 8.0, cell.seed, preset="paper", options={**TINY, "vocabulary": 20} | correction)
-        for cell in regimes.cells(2)[:6]
+        for cell in (cell for cell in regimes.cells(2) if cell.method.startswith("whole catalogue"))
         for correction in [{"reattention": cell.options["reattention"]}]
     ]
     outcomes: list[CellResult] = run_cells(small, demo, Running(tmp_path, workers=1))

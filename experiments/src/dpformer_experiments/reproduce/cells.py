@@ -25,7 +25,7 @@ class Cell:
     """work: a key of `work.WORK`; "recipe" trains `make_recipe(preset, **options)` in a run folder, with seeded noise.
 
     every: also evaluate the iterate each time this many epochs have passed; these figures are not private. search: look at the
-    validation item only.
+    validation item only. paired: noise by place alone (`curators.KeysByPlace`), to compare with runs of the same seed.
     """
 
     dataset: str
@@ -38,6 +38,7 @@ class Cell:
     every: float | None = None
     delta: float = 1e-5
     search: bool = False
+    paired: bool = False
 
     @property
     def recipe(self) -> Recipe:
@@ -64,6 +65,8 @@ class Cell:
             settings["every"] = self.every
         if self.search:
             settings["search"] = True
+        if self.paired:
+            settings["paired"] = True
         if self.work != "recipe":
             return settings | self.options
         typed = command(self.recipe)

@@ -24,7 +24,6 @@ def phases() -> dict[str, list[Cell]]:
     named = {
         "rates of the common recipe, first": [cell for cell in common.cells() if _near(cell)],
         "common recipe, one seed, epsilon 8": _rows(COMMON, 1, MAIN_EPSILON),
-        "Re-Attention, one pair": regimes.cells()[: len(regimes.NAMES)],
         "popularity": _rows(BASELINES, first=0),
         "preset pure, one seed": [cell for cell in _rows(OURS, 1, first=0) if cell.preset == "pure"],
         "common recipe, one seed": _rows(COMMON, 1, paper.EPSILONS),
@@ -34,8 +33,8 @@ def phases() -> dict[str, list[Cell]]:
         "ours, one seed": _rows(OURS, 1, first=0),
         "repaired, both Transformers, epsilon 8": _rows(REPAIRED, 1, MAIN_EPSILON, first=3),
         "ours, three seeds": _rows(OURS, first=0),
+        "Re-Attention, three seeds": regimes.cells(3),
         "ceiling": ceiling.cells(),
-        "Re-Attention, first regime": regimes.cells()[: len(regimes.NAMES) * regimes.SEEDS],
         "repaired, both Transformers": _rows(REPAIRED, 1, first=3),
         "Re-Attention": regimes.cells(),
         "baselines": _rows(BASELINES) + _rows(OURS),

@@ -19,6 +19,7 @@ from dpformer.evaluation import evaluate, held_out
 from dpformer.fit.presets import make_recipe
 from dpformer.fit.run import start
 from dpformer.privacy import Curator, Keys
+from dpformer_experiments.curators import KeysByPlace
 from dpformer_experiments.reproduce.page import Page
 
 # The common recipe, with the rate of MovieLens-1M.
@@ -32,21 +33,13 @@ RUNS: dict[str, tuple[dict[str, Any], float]] = {
 }
 
 
-class ByPlace(Keys):
-    """Keys whose noise does not depend on the sum. Never for people's data: answers at one place differ by their sums."""
-
-    def noise(self, array: str, digest: bytes) -> bytes:
-        """The key of the noise on an array of the answer at this place."""
-        return super().noise(array, b"")
-
-
 def run(epsilon: float = 8.0, seed: int = 1, seeds: int = 3) -> dict[str, Any]:
     """Compare runs with the first one, plain attention, of the same seed; and that one with those of other seeds."""
     rows = []
     with tempfile.TemporaryDirectory(prefix="dpformer-same-seed-") as temporary:
         data = Path(temporary) / "data"
         save(prepare_named(DEMO), data)
-        for keys in (Keys, ByPlace):
+        for keys in (Keys, KeysByPlace):
             first = _trained(data, keys, epsilon, seed, {}, 0.0)
             others = [(name, seed, *changes) for name, changes in RUNS.items()]
             others += [("another seed", seed + k, {}, 0.0) for k in range(1, seeds)]

@@ -31,7 +31,9 @@ from dpformer.fit.scorers import count_events
 from dpformer.fit.stage import Progress
 from dpformer.models import Recommender
 from dpformer.models.transformer import Transformer
+from dpformer.privacy import Curator
 from dpformer.report.attention_plot import attention_shift
+from dpformer_experiments.curators import curator_by_place
 from dpformer_experiments.reproduce.cells import FREE, Cell
 from dpformer_experiments.reproduce.data_sets import fingerprint
 from dpformer_experiments.reproduce.runs import append_line, read_lines
@@ -159,13 +161,14 @@ def train(cell: Cell, data: Path, folder: Path, should_stop: ShouldStop, on_step
 
 def _opened(cell: Cell, data: Path, place: Path) -> Run:
     """Resume an interrupted run; start again if it has no checkpoint or other settings."""
+    make_curator = curator_by_place if cell.paired else Curator
     if place.exists() and any((place / PRIVATE).glob("checkpoint-*")):
-        run = resume(place, data)
+        run = resume(place, data, make_curator=make_curator)
         if _same(run.recipe, cell.recipe):
             return run
         run.close()
     shutil.rmtree(place, ignore_errors=True)
-    return start(place, data, cell.recipe)
+    return start(place, data, cell.recipe, make_curator=make_curator)
 
 
 def _same(one: Recipe, other: Recipe) -> bool:
