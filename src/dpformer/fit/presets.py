@@ -20,8 +20,8 @@ from dpformer.fit.recipe import STAGES, TRANSFORMER_ONLY, NetworkSettings, Recip
 Values = dict[str, Any]
 _HISTOGRAM = {"stage": "histogram", "share": 0.03}
 # DP-SGD alone. docs/statistics.md has what each setting is worth.
-_DPSGD = {"max_length": 200, "vocabulary": 1000, "recency": 1.2}
-_STEPS = {"stage": "dpsgd", "epochs": 20.0}
+_DPSGD = {"max_length": 200, "vocabulary": 1500, "recency": 1.2}
+_STEPS = {"stage": "dpsgd"}
 # Earlier names that still work.
 FORMER = {"pure": "dpformer"}
 

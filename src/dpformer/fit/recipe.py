@@ -141,7 +141,9 @@ class DPSGDSettings(Settings):
     batch_size: int | None = Field(
         None, ge=1, description="Expected users in a batch; by default half of all, or a quarter below 15,000 users."
     )
-    epochs: float = Field(20.0, gt=0, description="How often each user is seen, on average.")
+    epochs: float | None = Field(
+        None, gt=0, description="How often each user is seen, on average; by default 40, or 20 below 15,000 users."
+    )
     learning_rate: float | None = Field(
         None, gt=0, description="Peak learning rate of Adam; 0.19 / sqrt(steps) by default."
     )
@@ -152,9 +154,13 @@ class DPSGDSettings(Settings):
     def batch_of(self, users: int) -> int:
         """The expected batch size for so many users, which is public.
 
-        Few users: more steps of smaller batches (MovieLens-1M); many: fewer of larger ones (Amazon Games). docs/statistics.md.
+        Few users: smaller batches (MovieLens-1M); many: larger ones (Amazon Games). docs/statistics.md has the runs.
         """
         return min(self.batch_size or max(1, users // (4 if users < FEW_USERS else 2)), users)
+
+    def epochs_of(self, users: int) -> float:
+        """The epochs for so many users: by default 80 steps of the default batch."""
+        return self.epochs or (20.0 if users < FEW_USERS else 40.0)
 
     def shares(self) -> dict[str, float]:
         """The steps take what the shares of the other stages leave."""
@@ -272,7 +278,7 @@ class Recipe(Settings):
         choose = private_catalogue and math.isfinite(self.epsilon)
         shares, batch, epochs = self.shares(), users, None
         if (steps := self.stage(DPSGDSettings)) is not None:
-            batch, epochs = steps.batch_of(users), steps.epochs
+            batch, epochs = steps.batch_of(users), steps.epochs_of(users)
         if choose:
             shares = {ITEMS: ITEMS_SHARE, **{name: (1 - ITEMS_SHARE) * share for name, share in shares.items()}}
         threshold_delta = THRESHOLD_SHARE * self.delta if choose else 0.0

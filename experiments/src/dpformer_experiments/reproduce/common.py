@@ -20,7 +20,7 @@ SETS = ("ml-1m", "amazon-games")
 # As many as in the paper's grid, which goes from 0.001 to 0.009.
 RATES = (0.009, 0.021, 0.05, 0.12, 0.28)
 EPSILON, SEED = 8.0, 0
-RECIPE: dict[str, Any] = {"recency": None, "max_length": 50, "epochs": 20.0}
+RECIPE: dict[str, Any] = {"recency": None, "max_length": 50, "vocabulary": 1000, "epochs": 20.0}
 # Half of all users, in numbers: below 15,000 users the preset takes a quarter.
 HALF = {"ml-1m": {"batch_size": 3020}, "amazon-games": {"batch_size": 15506}}
 HALVED = "Transformer without sharing, half the width"

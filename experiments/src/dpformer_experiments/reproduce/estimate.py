@@ -72,9 +72,10 @@ class Estimates:
         speed, users = self._speeds[shape], self._users(cell.dataset)
         how = cell.recipe.stage(DPSGDSettings)
         assert how is not None
-        batch = min(how.batch_size or max(1, users // 2), users)
-        steps = steps_of(how.epochs, users, batch)
-        evaluations = 2 + (0 if cell.every is None else how.epochs / cell.every)
+        batch = how.batch_of(users)
+        epochs = how.epochs_of(users)
+        steps = steps_of(epochs, users, batch)
+        evaluations = 2 + (0 if cell.every is None else epochs / cell.every)
         return steps * (batch * speed.user + speed.step) + evaluations * users * speed.rank
 
     @functools.cache  # noqa: B019  - lives as long as one run of the runner

@@ -27,7 +27,7 @@ NAMES = {OFF: "off", PAPER: "the paper's errors", ACCUMULATED: "accumulated erro
 WHOLE = {"ml-1m": 3416, "amazon-games": 23715}
 # Pre-norm, learned positions, the whole catalogue with an output bias, 40 steps of half of all users.
 BASE: dict[str, dict[str, Any]] = {
-    name: {"vocabulary": items, **common.RECIPE, "learning_rate": 0.03, **common.HALF[name]}
+    name: {**common.RECIPE, "vocabulary": items, "learning_rate": 0.03, **common.HALF[name]}
     for name, items in WHOLE.items()
 }
 # Name: data set, epsilon, what it changes of `BASE`; None for the preset `dpformer` as it is. In the order of their value.

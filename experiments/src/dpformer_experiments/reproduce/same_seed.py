@@ -23,7 +23,15 @@ from dpformer_experiments.curators import KeysByPlace
 from dpformer_experiments.reproduce.page import Page
 
 # The common recipe, with the rate of MovieLens-1M.
-RECIPE: dict[str, Any] = {"recency": None, "max_length": 50, "norm": "post", "batch_size": 1500, "learning_rate": 0.021}
+RECIPE: dict[str, Any] = {
+    "recency": None,
+    "max_length": 50,
+    "vocabulary": 1000,
+    "epochs": 20.0,
+    "norm": "post",
+    "batch_size": 1500,
+    "learning_rate": 0.021,
+}
 # Name: settings, and a relative change of the first weights.
 RUNS: dict[str, tuple[dict[str, Any], float]] = {
     "again": ({}, 0.0),
