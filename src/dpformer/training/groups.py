@@ -136,7 +136,10 @@ def _exact_products() -> bool:
         return False
 
 
-def slack_in_words(groups: Groups) -> str:
+VERIFIED = "`dpformer verify` measures it and fails above a quarter"
+
+
+def slack_in_words(groups: Groups, measured: str = VERIFIED) -> str:
     """What the guarantee assumes of float32, for the statement."""
     most, touched = groups.most, groups.touched
     others = "the others of the group" if touched == 1 else f"the others of all {touched} groups"
@@ -144,7 +147,7 @@ def slack_in_words(groups: Groups) -> str:
     return (
         f"clipped gradients are added up in float32, in groups of at most {most} users; one user's leaving changes what rounding "
         f"does to {others} by at most {product} = {touched * most * FLOAT32_SLACK:.2g} of the clipping norm, for which noise was "
-        "added. That is not proven; `dpformer verify` measures it and fails above a quarter"
+        f"added. That is not proven; {measured}"
     )
 
 

@@ -39,6 +39,9 @@ from dpformer.training.run import MakeCurator, TrainingRun
 from dpformer.training.watch import Movement, Watch, refuse_length, refuse_unsuited
 
 CHECKPOINT_SECONDS = 60.0
+MEASURED = (
+    "shapes of a batch do not depend on who is in it, and models in these used a tenth of it (attacks/padding.py)"
+)
 
 
 class PrivateTraining:
@@ -64,7 +67,7 @@ class PrivateTraining:
         account: the folder of an account of people, charged with the whole plan before anything is asked.
         max_norm: of a person's gradient; by default each is scaled to about 1 (automatic clipping).
         micro_batch: people at a time; lower it when memory runs out.
-        collate_fn: as of torch's DataLoader, and so is `num_workers`. Pad to one length, not to the longest person at hand.
+        collate_fn: as of torch's DataLoader, and so is `num_workers`. Padding to the longest person of a batch is refused.
         person: what groups records into people: a column, a function of a record, or one id for each record.
         records_per_person: the greatest number that a person may bring; later ones are left out.
         combine: makes one sample of a person's records (`random.choice` takes one of them in each step); else a list.
@@ -168,7 +171,7 @@ class PrivateTraining:
         return Circumstances(
             data=DataPart(catalogue="none", trained_on=trained_on),
             assumed_public=(f"the data of {public} steps declared public, which were not charged",) if public else (),
-            assumptions=(slack_in_words(self._query.groups), *(() if grouped else (ONE_ENTRY_EACH,))),
+            assumptions=(slack_in_words(self._query.groups, MEASURED), *(() if grouped else (ONE_ENTRY_EACH,))),
         )
 
     def __iter__(self) -> Iterator[Any]:
