@@ -31,7 +31,7 @@ from dpformer.privacy.plan import declared_users, steps_of
 from dpformer.privacy.statement import DataPart
 from dpformer.training.clipped_sum import Losses, Report, trainable
 from dpformer.training.following import FollowingRun
-from dpformer.training.groups import Groups, slack_in_words
+from dpformer.training.groups import OWN_MODEL, Groups, slack_in_words
 from dpformer.training.module_sum import ModuleSum
 from dpformer.training.people import ONE_ENTRY_EACH, Loader, group_people
 from dpformer.training.ranks import Membership
@@ -39,9 +39,6 @@ from dpformer.training.run import MakeCurator, TrainingRun
 from dpformer.training.watch import Movement, Watch, refuse_length, refuse_unsuited
 
 CHECKPOINT_SECONDS = 60.0
-MEASURED = (
-    "shapes of a batch do not depend on who is in it, and models in these used a tenth of it (attacks/padding.py)"
-)
 
 
 class PrivateTraining:
@@ -171,7 +168,7 @@ class PrivateTraining:
         return Circumstances(
             data=DataPart(catalogue="none", trained_on=trained_on),
             assumed_public=(f"the data of {public} steps declared public, which were not charged",) if public else (),
-            assumptions=(slack_in_words(self._query.groups, MEASURED), *(() if grouped else (ONE_ENTRY_EACH,))),
+            assumptions=(slack_in_words(self._query.groups, OWN_MODEL), *(() if grouped else (ONE_ENTRY_EACH,))),
         )
 
     def __iter__(self) -> Iterator[Any]:
