@@ -251,15 +251,15 @@ class WeightedPass:
                 use.take = None
 
     def _note(self, use: Use, gradient: Tensor) -> None:
-        self._mixed[id(use)] = self._numbers(use, gradient)[0]
+        self._mixed[id(use)] = self._numbers(use, gradient)[0] if gradient.numel() else gradient
 
     def _numbers(self, use: Use, gradient: Tensor) -> tuple[Tensor, Tensor]:
         """What is compared, `[B, n]`, and how large it is, `[B]`."""
         assert use.layout is not None
         own = use.layout.first(gradient).reshape(len(self._weights), -1)
-        width = gradient.shape[-1] if gradient.dim() > 1 and gradient.numel() else 1
+        width = gradient.shape[-1] if gradient.dim() > 1 else 1
         if self._exact or width == 1:
-            return own, torch.nan_to_num(own, 0.0, 0.0, 0.0).abs().amax(1) if own.numel() else own.sum(1)
+            return own, torch.nan_to_num(own, 0.0, 0.0, 0.0).abs().amax(1)
         coins = torch.randint(0, 2, (width,), generator=torch.Generator().manual_seed(self._seed))
         sums = own.view(len(own), -1, width) @ (2 * coins - 1).to(own)
         return sums, torch.linalg.vector_norm(own, dim=1)
@@ -270,6 +270,8 @@ class WeightedPass:
             raise ClippingError("a weighted backward pass reached other uses of parameters than the one after it")
         for use in uses:
             assert use.gradient is not None
+            if not use.gradient.numel():
+                continue
             plain, size = self._numbers(use, use.gradient)
             w, limits = self._weights.to(plain), torch.finfo(plain.dtype)
             off = torch.nan_to_num(self._mixed.pop(id(use)) - plain * w[:, None], 0.0, 0.0, 0.0).abs()
