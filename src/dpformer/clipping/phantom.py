@@ -197,7 +197,7 @@ class PhantomClipping:
                     raise ClippingError(
                         f"TiedCrossEntropy is called twice with {use.names}: call it once, with hidden states joined along time"
                     )
-            use.gradient = None
+            use.gradient, use.saved = None, ()  # the forms have what they need of it
         gradients: list[Gradient] = []
         small: dict[torch.dtype, list[tuple[nn.Parameter, Dense]]] = {}
         for key, origin in recorder.derived.items():
@@ -205,8 +205,9 @@ class PhantomClipping:
                 pseudo, forms, _ = by_parameter.pop(key)
                 for p, form in origin.pull(pseudo, merge(forms), batch):
                     by_parameter.setdefault(id(p), (p, [], []))[1].append(form)
-        for p, forms, heads in by_parameter.values():
-            forms = merge(forms)
+        for key in list(by_parameter):
+            p, forms, heads = by_parameter.pop(key)
+            forms = merge(forms)  # what was merged is free now
             if len(forms) == 1 and not heads:
                 forms = [shorten(p, forms[0], self.route)]
             if heads:
