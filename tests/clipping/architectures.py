@@ -520,12 +520,15 @@ def per_sample(model: nn.Module, one: Architecture, batch: Batch) -> tuple[Tenso
     return torch.stack([torch.stack([g.double().norm() for g in own]).norm() for own in gradients]), gradients
 
 
-def error_of(one: Architecture, attention: str, padded: bool) -> float:
-    """The largest relative error of the norms, and of the sum with the weights of automatic clipping, in float32.
+def error_of(one: Architecture, attention: str, padded: bool, double: bool = False) -> float:
+    """The largest relative error of the norms, and of the sum with the weights of automatic clipping, in float32 or float64.
 
     Two passes: the second one derives gradients early, because the first has checked that samples are apart.
     """
     model, batch = one.make(attention), one.batch(padded)
+    if double:
+        model = model.double()
+        batch = {name: x.double() if x.is_floating_point() else x for name, x in batch.items()}
     norms, gradients = per_sample(model, one, batch)
     weights = 1 / (norms + 0.01)
     parameters = [p for p in model.parameters() if p.requires_grad]

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from dpformer import PhantomClipping
+from dpformer.clipping import guard
 from dpformer.errors import ClippingError
 from tests.clipping.oracle import assert_exact
 from tests.clipping.test_guard import linear, sums
@@ -160,6 +161,45 @@ def test_a_function_of_ones_own_is_trusted_if_it_says_so(function):
     m, x = linear(), torch.randn(6, 5, 3)
     again = 1 if function is Trusted else 2
     assert passes(m, [lambda: function.apply(m(x)).sum((1, 2))] * 3) == [2, again, again]
+
+
+class Liar(torch.autograd.Function):
+    """The identity, which says that it keeps samples apart; its gradient has a little of another sample in one number."""
+
+    samples_first = True
+    leak = 1e-4
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, g):
+        g = g.clone()
+        g[0, 0, 0] += Liar.leak * g[1].norm()
+        return g
+
+
+def test_a_function_that_lies_about_its_samples_is_refused_in_the_first_batch():
+    """There is no doubt in the graph, so that sums with random signs are compared, and not all numbers."""
+    m, x = linear(), torch.randn(6, 50, 3)
+    with pytest.raises(ClippingError, match="another"):
+        PhantomClipping(m).backward(lambda: Liar.apply(m(x)).square().sum((1, 2)))
+
+
+def test_the_first_batch_holds_no_second_gradient(monkeypatch):
+    """Of the weighted pass only sums along the last dimension are kept, unless the graph leaves a doubt."""
+    m, x, kept = nn.Linear(3, 40), torch.randn(6, 5, 3), []
+    note = guard.WeightedPass._note
+
+    def noted(weighted, use, gradient):
+        note(weighted, use, gradient)
+        kept.append(weighted._mixed[id(use)].numel() / gradient.numel())
+
+    monkeypatch.setattr(guard.WeightedPass, "_note", noted)
+    PhantomClipping(m).backward(lambda: sums(m(x)))
+    PhantomClipping(m).backward(lambda: Square.apply(m(x)).sum((1, 2)))
+    assert kept == [1 / 40, 1]
 
 
 def test_samples_sorted_inside_the_model():

@@ -2,7 +2,7 @@
 
 Per-sample gradients are read off the gradient at the output of a use: which part of it belongs to which sample?
 `locate` proves it on the autograd graph of the losses, from what is known of each function on the way (`kinds.py`). Where a
-function is not known, `check_apart` checks the batch on the gradients themselves, by a second backward pass. The first batch is
+function is not known, `WeightedPass` checks the batch on the gradients themselves, by a second backward pass. The first batch is
 checked in any case. What carries no gradient (masks, ids, the data) is not in the graph, and costs nothing.
 """
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from dpformer.clipping.recorder import Recorder
     from dpformer.clipping.use import Use
 
-# Different weights in `check_apart`; two samples with the same weight are not distinguished.
+# Different weights in a `WeightedPass`; two samples with the same weight are not distinguished.
 POWERS = 24
 
 
@@ -227,42 +227,55 @@ def _mixture(use: Use, how: str) -> ClippingError:
     )
 
 
-def check_apart(recorder: Recorder, losses: Tensor) -> None:
-    """Raise if the gradient at sample i's part of a use comes from another sample's loss.
+class WeightedPass:
+    """A backward pass with random weights w on the losses, to be compared with the one without, which comes after it.
 
-    Backward is linear, so with random weights w on the losses the gradient at sample i's part must be w_i times the one without.
-    A batch norm, in-batch negatives or a batch dimension in another place make it a mixture. The weights are powers of two:
-    multiplying by them commutes with rounding, so that the comparison can be sharp.
+    Backward is linear, so the gradient at sample i's part of a use must be w_i times the one without. A batch norm, in-batch
+    negatives or a batch dimension in another place make it a mixture. The weights are powers of two: multiplying by them commutes
+    with rounding, so that the comparison can be sharp. exact: compare all numbers. Else, where the graph has proved the samples
+    to be apart, sums along the last dimension with random signs: so no second gradient of all uses is in memory.
     """
-    generator = torch.Generator()  # of its own, so that the model's random numbers are those of an unchecked pass
-    generator.seed()
-    powers = torch.randperm(len(losses), generator=generator) % POWERS  # all different in a small batch
-    weights = torch.pow(2.0, powers).to(losses)
-    compared: list[Use] = []
-    for use in recorder.uses:
-        # Compared where it comes up, so that no second gradient of all uses is in memory.
-        use.take = partial(_compare, use, weights, compared)
-    try:
-        recorder.backward((losses * weights).sum(), retain_graph=False)
-    finally:
+
+    def __init__(self, recorder: Recorder, losses: Tensor, exact: bool) -> None:
+        generator = torch.Generator()  # of its own, so that the model's random numbers are those of an unchecked pass
+        self._exact, self._seed = exact, generator.seed()
+        powers = torch.randperm(len(losses), generator=generator) % POWERS  # all different in a small batch
+        self._weights = torch.pow(2.0, powers).to(losses)
+        self._mixed: dict[int, Tensor] = {}
         for use in recorder.uses:
-            use.take = None
-    if len(compared) != len(recorder.uses):
-        raise ClippingError("a weighted backward pass reached other uses of parameters than the one before it")
+            use.take = partial(self._note, use)
+        try:
+            recorder.backward((losses * self._weights).sum(), retain_graph=True)
+        finally:
+            for use in recorder.uses:
+                use.take = None
 
+    def _note(self, use: Use, gradient: Tensor) -> None:
+        self._mixed[id(use)] = self._numbers(use, gradient)[0] if gradient.numel() else gradient
 
-def _compare(use: Use, weights: Tensor, compared: list[Use], mixed: Tensor) -> None:
-    """Raise if the samples of a use are not apart."""
-    compared.append(use)
-    if not mixed.numel():
-        return
-    assert use.gradient is not None
-    assert use.layout is not None
-    plain, mixed = (use.layout.first(g).reshape(len(weights), -1) for g in (use.gradient, mixed))
-    w = weights[:, None].to(plain)
-    off = torch.nan_to_num(mixed - plain * w, 0.0, 0.0, 0.0).abs().amax(1)
-    size = torch.nan_to_num(plain * w, 0.0, 0.0, 0.0).abs().amax(1)
-    # Below `tiny` numbers have fewer bits, and multiplying by a power of two does round: saturated attention gets there.
-    limits = torch.finfo(plain.dtype)
-    if bool((off > 100 * limits.eps * size + limits.tiny * w[:, 0]).any()):
-        raise _mixture(use, "")
+    def _numbers(self, use: Use, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        """What is compared, `[B, n]`, and how large it is, `[B]`."""
+        assert use.layout is not None
+        own = use.layout.first(gradient).reshape(len(self._weights), -1)
+        width = gradient.shape[-1] if gradient.dim() > 1 else 1
+        if self._exact or width == 1:
+            return own, torch.nan_to_num(own, 0.0, 0.0, 0.0).abs().amax(1)
+        coins = torch.randint(0, 2, (width,), generator=torch.Generator().manual_seed(self._seed))
+        sums = own.view(len(own), -1, width) @ (2 * coins - 1).to(own)
+        return sums, torch.linalg.vector_norm(own, dim=1)
+
+    def compare(self, uses: list[Use]) -> None:
+        """Raise if the gradient at sample i's part of a use comes from another sample's loss."""
+        if {id(use) for use in uses} != self._mixed.keys():
+            raise ClippingError("a weighted backward pass reached other uses of parameters than the one after it")
+        for use in uses:
+            assert use.gradient is not None
+            if not use.gradient.numel():
+                continue
+            plain, size = self._numbers(use, use.gradient)
+            w, limits = self._weights.to(plain), torch.finfo(plain.dtype)
+            off = torch.nan_to_num(self._mixed.pop(id(use)) - plain * w[:, None], 0.0, 0.0, 0.0).abs()
+            # Below `tiny` numbers have fewer bits, and multiplying by a power of two does round: saturated attention gets there.
+            small = limits.tiny * (1 if self._exact else use.gradient.shape[-1])
+            if bool((off > ((100 * limits.eps * size + small) * w)[:, None]).any()):
+                raise _mixture(use, "")

@@ -13,7 +13,7 @@ from dpformer.clipping import rules  # noqa: F401  (fills the registry)
 from dpformer.clipping.algebra import Dense, Form, Lazy, merge
 from dpformer.clipping.clip import Clip, Rule
 from dpformer.clipping.gradient import Formed, Gradient, Route, gradient_of, shorten
-from dpformer.clipping.guard import check_apart, check_graph, locate
+from dpformer.clipping.guard import WeightedPass, check_graph, locate
 from dpformer.clipping.recorder import Recorder
 from dpformer.clipping.tied import Head, TiedGradient, Weigh
 from dpformer.clipping.workspace import Workspace
@@ -142,6 +142,7 @@ class PhantomClipping:
         with recorder.replay():
             doubt = locate(recorder, losses, users)
         suspect = batch > 1 and (doubt is not None or not self._checked)
+        weighted = WeightedPass(recorder, losses, exact=doubt is not None) if suspect else None
         # What is sure to be a parameter's only use is derived where its gradient comes up: in the processor's cache, and in
         # memory that is free again for the next.
         times = Counter(id(view.parameter) for use in recorder.uses for view in use.views)
@@ -150,13 +151,13 @@ class PhantomClipping:
         for use in early:
             use.take = partial(use.settle, self.route)
         try:
-            recorder.backward(losses.sum(), retain_graph=suspect)
+            recorder.backward(losses.sum(), retain_graph=False)
         finally:
             for use in early:
                 use.take = None  # it knows the use: a circle would keep the memory of a pass until the collector comes
         recorder.uses = [u for u in recorder.uses if u.gradient is not None or u.derived is not None]
-        if suspect:
-            check_apart(recorder, losses)
+        if weighted is not None:
+            weighted.compare(recorder.uses)
             self._checked = True
         recorder.forget()
 
@@ -196,7 +197,7 @@ class PhantomClipping:
                     raise ClippingError(
                         f"TiedCrossEntropy is called twice with {use.names}: call it once, with hidden states joined along time"
                     )
-            use.gradient = None
+            use.gradient, use.saved = None, ()  # the forms have what they need of it
         gradients: list[Gradient] = []
         small: dict[torch.dtype, list[tuple[nn.Parameter, Dense]]] = {}
         for key, origin in recorder.derived.items():
@@ -204,8 +205,9 @@ class PhantomClipping:
                 pseudo, forms, _ = by_parameter.pop(key)
                 for p, form in origin.pull(pseudo, merge(forms), batch):
                     by_parameter.setdefault(id(p), (p, [], []))[1].append(form)
-        for p, forms, heads in by_parameter.values():
-            forms = merge(forms)
+        for key in list(by_parameter):
+            p, forms, heads = by_parameter.pop(key)
+            forms = merge(forms)  # what was merged is free now
             if len(forms) == 1 and not heads:
                 forms = [shorten(p, forms[0], self.route)]
             if heads:

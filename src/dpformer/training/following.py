@@ -54,7 +54,7 @@ class FollowingRun(TrainingRun):
 
     def gradients(self, query: ModuleSum, batch_size: float) -> list[Tensor]:
         """Send this part of the sum; rank 0's gradients, with noise."""
-        query.send_part()
+        query.collected()
         made = [torch.empty_like(p) for _, p in trainable(self.model)]
         self.ranks.share_(made)
         return made

@@ -67,10 +67,6 @@ class ModuleSum(ClippedSum):
         self._sample, grid = self.follow(order)
         return self._start(self._sample.drawn, grid), self._sample.key
 
-    def send_part(self) -> None:
-        """On the others: send what was added to rank 0, which asks for it."""
-        self._collected()
-
     def _start(self, drawn: np.ndarray, grid: float) -> list[np.ndarray]:
         self.check(len(drawn), grid)
         self._grid, self._added, self.report = grid, 0, Report()
@@ -135,9 +131,10 @@ class ModuleSum(ClippedSum):
         same = np.array_equal(sample.drawn, self._sample.drawn) and (sample.key, grid) == (self._sample.key, self._grid)
         if not same:
             raise PrivacyError(_INCOMPLETE)
-        return self._collected()
+        return self.collected()
 
-    def _collected(self) -> dict[str, np.ndarray]:
+    def collected(self) -> dict[str, np.ndarray]:
+        """What was added: of all processes on rank 0, and sent there by the others."""
         if self._sums is None or self.missing:
             raise PrivacyError(_INCOMPLETE)
         totals, self._sums = self._sums.totals, None

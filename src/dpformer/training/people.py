@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 
 from dpformer.errors import DataError, PrivacyError
 from dpformer.training.randomness import random_states, same_states, seeded
+from dpformer.training.shapes import OneShape
 
 Place = tuple[int, int]
 ONE_ENTRY_EACH = (
@@ -113,14 +114,21 @@ def _ids(dataset: Any, person: str | Callable[[Any], Any] | Sequence[Any]) -> Se
 
 
 class Collate:
-    """Makes a batch by the caller's function, which must draw no random numbers: all people of the batch would share them."""
+    """Makes a batch by the caller's function, which must draw no random numbers: all people of the batch would share them.
+
+    It must give each person alone the same shape as among others (`shapes`).
+    """
 
     def __init__(self, function: Callable[[list[Any]], Any]) -> None:
-        self.function = function
+        self.function, self._shape = function, OneShape()
 
     def __call__(self, samples: list[Any]) -> Any:
         before = random_states()
         batch = self.function(samples)
+        # torch's own takes people of equal shapes only: one of them is enough.
+        alone = samples[:1] if self.function is default_collate else samples
+        for one in (batch, *(self.function([sample]) for sample in alone)):
+            self._shape.check(one)
         if not same_states(before, random_states()):
             raise PrivacyError(
                 "collate_fn drew random numbers: one person leaving would change those of all others. Draw them in the data set "

@@ -31,7 +31,7 @@ from dpformer.privacy.plan import declared_users, steps_of
 from dpformer.privacy.statement import DataPart
 from dpformer.training.clipped_sum import Losses, Report, trainable
 from dpformer.training.following import FollowingRun
-from dpformer.training.groups import Groups, slack_in_words
+from dpformer.training.groups import OWN_MODEL, Groups, slack_in_words
 from dpformer.training.module_sum import ModuleSum
 from dpformer.training.people import ONE_ENTRY_EACH, Loader, group_people
 from dpformer.training.ranks import Membership
@@ -64,7 +64,7 @@ class PrivateTraining:
         account: the folder of an account of people, charged with the whole plan before anything is asked.
         max_norm: of a person's gradient; by default each is scaled to about 1 (automatic clipping).
         micro_batch: people at a time; lower it when memory runs out.
-        collate_fn: as of torch's DataLoader, and so is `num_workers`. Pad to one length, not to the longest person at hand.
+        collate_fn: as of torch's DataLoader, and so is `num_workers`. Padding to the longest person of a batch is refused.
         person: what groups records into people: a column, a function of a record, or one id for each record.
         records_per_person: the greatest number that a person may bring; later ones are left out.
         combine: makes one sample of a person's records (`random.choice` takes one of them in each step); else a list.
@@ -168,7 +168,7 @@ class PrivateTraining:
         return Circumstances(
             data=DataPart(catalogue="none", trained_on=trained_on),
             assumed_public=(f"the data of {public} steps declared public, which were not charged",) if public else (),
-            assumptions=(slack_in_words(self._query.groups), *(() if grouped else (ONE_ENTRY_EACH,))),
+            assumptions=(slack_in_words(self._query.groups, OWN_MODEL), *(() if grouped else (ONE_ENTRY_EACH,))),
         )
 
     def __iter__(self) -> Iterator[Any]:

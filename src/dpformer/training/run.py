@@ -208,7 +208,7 @@ class TrainingRun:
         self.steps_made, self.public_steps = values["step"], values["public_steps"]
         take({name: tensors[f"model.{name}"] for name, _ in trainable(self.model)}, self.model)
         for name, part in self.kept.items():
-            part.load_state_dict(unpack_state(values[name], tensors))
+            part.load_state_dict(unpack_state(name, values[name], tensors))
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """All that the coming steps depend on, but for the Curator: tensors, and JSON-ready values."""

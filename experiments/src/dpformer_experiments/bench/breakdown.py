@@ -56,7 +56,7 @@ PLACES: list[tuple[Any, str, str]] = [
     (phantom.PhantomClipping, "_gradients", NORMS),
     (Transformer, "states", BLOCKS),
     (phantom.PhantomClipping, "_differentiate", BLOCKS),
-    (phantom, "check_apart", GUARD),
+    (phantom, "WeightedPass", GUARD),
     (Worker, "add", OTHER),
     (Worker, "sum", GRID),
     (clipped_sum, "add_rounded", GRID),

@@ -49,8 +49,8 @@ def _broadcast(equation: Any, given: list[Shape], out: Shape, dim: int) -> list[
 
 
 def _first(equation: Any, given: list[Shape], out: Shape, dim: int) -> list[int | None]:
-    """A convolution: the first tensor has samples first, as the output has; all others are parameters."""
-    return [0 if dim == 0 and len(given[0]) == len(given[1]) else -1, *(None for _ in given[1:])]
+    """A convolution or PReLU: the first tensor has samples first, as the output has; all others are parameters."""
+    return [0 if dim == 0 and len(given[1]) in (1, len(given[0])) else -1, *(None for _ in given[1:])]
 
 
 def product(equation: Any, given: list[Shape], out: Shape, dim: int) -> list[int | None]:
@@ -86,7 +86,7 @@ _ALIGN: dict[Align, str] = {
         div __truediv__ true_divide pow __pow__ __rpow__ where maximum minimum max min lerp addcmul addcdiv masked_fill
         atan2 clamp clamp_min clamp_max hypot logaddexp fmod
     """,
-    _first: "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d",
+    _first: "prelu conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d",
     product: "bmm baddbmm",
     _bilinear: "bilinear",
     _einsum: "einsum",

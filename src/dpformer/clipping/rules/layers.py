@@ -9,18 +9,9 @@ from torch.nn import functional as F
 from dpformer.clipping.axis import Layout
 from dpformer.clipping.recorder import Recorder
 from dpformer.clipping.registry import register_rule
-from dpformer.clipping.rules.broadcast import channels
 from dpformer.clipping.tied import Head
 from dpformer.clipping.tied_head import HeadPass, Plain, tied_cross_entropy
 from dpformer.clipping.use import Forms
-
-
-@register_rule(torch.prelu)
-def prelu(recorder: Recorder, function: Any, input: Tensor, weight: Tensor) -> Tensor:
-    """`max(0, x) + w min(0, x)`."""
-    return recorder.call(
-        lambda: input.clamp_min(0) + (channels(weight, input) if weight.numel() > 1 else weight) * input.clamp_max(0)
-    )
 
 
 @register_rule(F.scaled_dot_product_attention, lazy=True)
