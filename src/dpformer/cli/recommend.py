@@ -222,12 +222,15 @@ def _write(parts: Iterator[pl.DataFrame], output: Path) -> int:
     """Write part after part, aside, and put the file in place when it is whole; returns the number of rows."""
     import polars as pl
 
+    from dpformer.data.store import polars_writes
+
     rows = 0
     try:
         with tempfile.TemporaryDirectory(prefix=".dpformer-", dir=output.resolve().parent) as folder:
             aside = Path(folder) / output.name
             for number, part in enumerate(parts):
-                part.write_parquet(Path(folder) / f"{number:08d}.part")
+                with polars_writes():
+                    part.write_parquet(Path(folder) / f"{number:08d}.part")
                 rows += len(part)
             whole = pl.scan_parquet(Path(folder) / "*.part")
             sinks: dict[str, Any] = {
@@ -235,10 +238,12 @@ def _write(parts: Iterator[pl.DataFrame], output: Path) -> int:
                 ".parquet": whole.sink_parquet,
                 ".jsonl": whole.sink_ndjson,
             }
-            sinks[output.suffix](aside)
+            with polars_writes():
+                sinks[output.suffix](aside)
             aside.replace(output)
     except OSError as error:
-        raise DPFormerError(f"{output}: cannot be written ({error.strerror or error})") from None
+        cure = "check the folder, its permissions and the space left on its disk, or choose another with -o"
+        raise DPFormerError(f"{output}: cannot be written ({error.strerror or error}); {cure}") from None
     return rows
 
 
