@@ -81,6 +81,8 @@ def _public_items(log: Log) -> pl.DataFrame:
         row = int(again.arg_max() or 0)
         cure = f"every item needs one row: drop the others ({int(again.sum()):,} in all)"
         raise log.error(row, ITEM, f"the item {ids[row]} occurs twice", cure)
+    if log.columns[ITEM] == "column_1":
+        _check_places(log, frame)
     order = sorted_ids(ids, log.untyped_ids).alias(ITEM).to_frame()
     ordered = order.join(frame, on=ITEM, how="left", maintain_order="left")
     if TITLE in ordered.columns:
@@ -91,6 +93,17 @@ def _public_items(log: Log) -> pl.DataFrame:
         ordered = ordered.with_columns(numbers.alias(ITEM))
     first = [name for name in (ITEM, TITLE) if name in ordered.columns]
     return _numbered(ordered.select(*first, pl.exclude(*first)))
+
+
+def _check_places(log: Log, frame: pl.DataFrame) -> None:
+    """Refuse a file without a header in which a row has its number in the place of the title, and text in that of the id."""
+    ids, titles = (whole_numbers(frame[role].cast(pl.String)) for role in (ITEM, TITLE))
+    swapped = ids.is_null() & titles.is_not_null()
+    # Ids that are text all over may have a title such as 1984.
+    if swapped.any() and (ids.is_not_null().any() or swapped.all()):
+        row = int(swapped.arg_max() or 0)
+        cure = "swap them, or save the table as CSV with a first line that names the columns, such as item_id,title"
+        raise log.error(row, ITEM, f"id {frame[ITEM][row]!r} and title {frame[TITLE][row]!r} look swapped", cure)
 
 
 def feature_columns(features: str, items: pl.DataFrame) -> dict[str, list[Any]]:
