@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 import torch
 
+from dpformer.data.features import LEAST, MOST, encode
 from dpformer.errors import DataError
 from dpformer.fit.scorers import to_scorer
 from dpformer.statistics.combine import Measured
-from dpformer.statistics.features import LEAST, MOST, Predicted, encode
+from dpformer.statistics.features import Predicted
 from dpformer.statistics.score_matrix import FEATURE_WEIGHTS, Judge, score_matrix
 from dpformer.statistics.settings import TransitionSettings
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from dpformer.data.features import feature_columns
 from dpformer.data.options import Options
 from dpformer.data.read import read_items
 from dpformer.data.read.columns import ITEM, TITLE, USER
@@ -104,22 +105,6 @@ def _check_places(log: Log, frame: pl.DataFrame) -> None:
         row = int(swapped.arg_max() or 0)
         cure = "swap them, or save the table as CSV with a first line that names the columns, such as item_id,title"
         raise log.error(row, ITEM, f"id {frame[ITEM][row]!r} and title {frame[TITLE][row]!r} look swapped", cure)
-
-
-def feature_columns(features: str, items: pl.DataFrame) -> dict[str, list[Any]]:
-    """The values of all items in the columns that `features` names, such as "category,price:10"."""
-    there = [name for name in items.columns if name not in ("item", ITEM)]
-    columns = {}
-    for feature in filter(None, (name.strip() for name in features.split(","))):
-        name, colon, bins = feature.partition(":")
-        if name not in there:
-            raise DataError(
-                f"--features {name}: is no column of the catalogue, which has: {', '.join(there) or 'none'}"
-            )
-        if colon and not (bins.isdecimal() and 2 <= int(bins) <= 100):
-            raise DataError(f"--features {feature}: the number of bins must be from 2 to 100, such as {name}:10")
-        columns[feature] = items[name].to_list()
-    return columns
 
 
 def title_votes(item: pl.Expr, user: pl.Expr, frame: pl.LazyFrame) -> pl.LazyFrame:
