@@ -5,9 +5,10 @@ regressions, one over the columns of M and one over its rows, give the score tha
 
     f_ij = y_i' W x_j,     W = (Y'Y + r)^-1 Y' M X (X'X + r)^-1.
 
-One cell of M is noisy; f averages over all cells of items with the same features. So pairs within the head score M + w f. M is
-unknown for other pairs, where its prediction is f: they score (1 + w) f. Hence an item outside the head, or a new one, is on the
-same scale as the head. w is chosen on released values (`score_matrix`).
+One cell of M is noisy; f averages over all cells of items with the same features. So pairs within the head score
+(1 + w) f + K (M - f): K is near 1 where the cell's count stands out from its noise, and near 0 in cells of items without events.
+M is unknown for other pairs, where its prediction is f: they score (1 + w) f. Hence an item outside the head, or a new one, is on
+the same scale as the others. w is chosen on released values (`score_matrix`).
 """
 
 import numpy as np
