@@ -5,13 +5,14 @@ log      the items of the log; that this set is public is an assumption
 private  the items of the log, of which `fit` selects some by noisy counts; the prepared folder is private
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import polars as pl
 
-from dpformer.data.features import feature_columns
+from dpformer.data.features import describe, feature_columns
 from dpformer.data.options import Options
 from dpformer.data.read import read_items
 from dpformer.data.read.columns import ITEM, TITLE, USER
@@ -28,14 +29,14 @@ class Catalogue:
     """Where the set of items comes from.
 
     mode: public, log or private. items: the public items (`item`, `item_id`, `title`, further columns of the file), or None.
-    source, sha256: name and hash of the file. note: how the file was read.
+    source, sha256: name and hash of the file. notes: how the file was read, and its features.
     """
 
     mode: str
     items: pl.DataFrame | None = None
     source: str | None = None
     sha256: str | None = None
-    note: str | None = None
+    notes: Sequence[str] = ()
 
     def entry(self, items: int, outside: int) -> dict[str, Any]:
         """Return the manifest's entry. items: number of items; outside: events of items that are not in it."""
@@ -60,12 +61,12 @@ def open_catalogue(options: Options) -> Catalogue:
         return Catalogue(given)
     log = read_items(given, item=options.item, title=title)
     items = _public_items(log)
-    feature_columns(options.features or "", items)
+    features = describe(feature_columns(options.features or "", items))
     if not log.files:
-        return Catalogue(PUBLIC, items, "frame")
+        return Catalogue(PUBLIC, items, "frame", notes=features)
     columns = ", ".join(f"{role.removesuffix('_id')} = {name}" for role, name in log.columns.items())
     note = f"catalogue of {len(items):,} items from {log.name} ({log.format}): {columns}"
-    return Catalogue(PUBLIC, items, log.name, sha256_of(log.files), note)
+    return Catalogue(PUBLIC, items, log.name, sha256_of(log.files), [note, *features])
 
 
 def _public_items(log: Log) -> pl.DataFrame:

@@ -1,5 +1,7 @@
 """Public features of items: columns of a declared catalogue as zeros and ones."""
 
+import itertools
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -40,6 +42,46 @@ def encode(columns: Mapping[str, Sequence[Any]]) -> np.ndarray:
            [1., 0.],
            [0., 0.]], dtype=float32)
     """
+    owners = _owners(columns)
+    used = _used(owners)
+    encoded = np.zeros((len(next(iter(columns.values()))) + 1, len(used)), dtype=np.float32)
+    for place, key in enumerate(used):
+        encoded[owners[key], place] = 1.0
+    return encoded
+
+
+def describe(columns: Mapping[str, Sequence[Any]]) -> list[str]:
+    """Say how each column is used: how many values, which are ignored and why, and how many items have none.
+
+    >>> describe({"genre": ["Drama|War"] * 5 + ["Drama", "Noir"]})
+    ["features: genre has 2 values in use ('Drama', 'War'); ignored: 1 that fewer than 5 items have ('Noir')"]
+    """
+    owners = _owners(columns)
+    used, notes = set(_used(owners)), []
+    for name, values in columns.items():
+        own = {one: items for (of, one), items in owners.items() if of == name}
+        parts = [f"features: {name} has {_named([one for one in own if (name, one) in used], 'in use')}"]
+        rare = [one for one, items in own.items() if len(items) < LEAST]
+        common = [one for one, items in own.items() if len(items) >= LEAST and (name, one) not in used]
+        if rare:
+            parts.append(f"ignored: {_named(rare, f'that fewer than {LEAST} items have', '')}")
+        if common:
+            parts.append(f"ignored: {_named(common, f'beyond the {MOST} that most items have', '')}")
+        if without := len(values) - len({item for items in own.values() for item in items}):
+            parts.append(f"{without:,} of {len(values):,} items {'has' if without == 1 else 'have'} none")
+        notes.append("; ".join(parts))
+    return notes
+
+
+def _named(values: list[str], what: str, noun: str = "values") -> str:
+    """How many values, and the first of them by name."""
+    noun = noun.removesuffix("s") if len(values) == 1 else noun
+    shown = ", ".join(repr(value) for value in values[:3]) + (", ..." if len(values) > 3 else "")
+    return " ".join(filter(None, [f"{len(values):,}", noun, what, f"({shown})"]))
+
+
+def _owners(columns: Mapping[str, Sequence[Any]]) -> dict[tuple[str, str], list[int]]:
+    """Column and value to the items that have it, in the order of first appearance."""
     owners: dict[tuple[str, str], list[int]] = {}
     for name, values in columns.items():
         column, _, bins = name.partition(":")
@@ -52,12 +94,13 @@ def encode(columns: Mapping[str, Sequence[Any]]) -> np.ndarray:
                 f"--features {name}: no value of the column is shared by {LEAST} items, so it predicts nothing; leave it out, "
                 f"or put numbers into bins: --features {column}:10"
             )
-    # By number of items, and by first appearance: not by spelling, which a file may change.
-    used = sorted((items for items in owners.values() if len(items) >= LEAST), key=len, reverse=True)[:MOST]
-    encoded = np.zeros((len(next(iter(columns.values()))) + 1, len(used)), dtype=np.float32)
-    for place, items in enumerate(used):
-        encoded[items, place] = 1.0
-    return encoded
+    return owners
+
+
+def _used(owners: Mapping[tuple[str, str], list[int]]) -> list[tuple[str, str]]:
+    """The values in use, by number of items and by first appearance: not by spelling, which a file may change."""
+    enough = [key for key, items in owners.items() if len(items) >= LEAST]
+    return sorted(enough, key=lambda key: len(owners[key]), reverse=True)[:MOST]
 
 
 def _texts(value: Any) -> list[str]:
@@ -72,4 +115,5 @@ def _binned(column: str, values: Sequence[Any], bins: int) -> list[list[str]]:
         raise DataError(f"--features {column}:{bins}: not all values are numbers; use {column} without bins") from None
     known = np.isfinite(numbers)
     edges = np.unique(np.quantile(numbers[known], np.arange(1, bins) / bins)) if known.any() else np.empty(0)
-    return [[str(place)] if ok else [] for place, ok in zip(np.digitize(numbers, edges), known, strict=True)]
+    texts = [f"{low!r} to {high!r}" for low, high in itertools.pairwise((-math.inf, *edges.tolist(), math.inf))]
+    return [[texts[place]] if ok else [] for place, ok in zip(np.digitize(numbers, edges), known, strict=True)]
