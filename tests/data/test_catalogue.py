@@ -174,9 +174,9 @@ def test_private_and_log_hold_the_items_of_the_log():
 
 
 def test_what_a_private_catalogue_refuses():
-    with pytest.raises(DataError, match="--catalogue FILE"):
+    with pytest.raises(DataError, match="catalogue='FILE'"):
         prepare(LOG, catalogue="private", title="title")
-    with pytest.raises(DataError, match="--min-user-events"):
+    with pytest.raises(DataError, match="min_user_events=N"):
         prepare(LOG, catalogue="private", min_events=2)
     assert "--catalogue FILE only" in prepare(LOG, catalogue="private").manifest["notes"][0]
 
@@ -185,7 +185,7 @@ def test_with_a_catalogue_titles_come_from_it_only():
     assert prepare(LOG, catalogue=ITEMS.drop("title")).names() == ["", "10", "7", "9"]
     named = prepare(LOG, catalogue=ITEMS.rename({"title": "called"}), title="called")
     assert named.names() == ["", "10", "Seven", "Nine"]
-    with pytest.raises(DataError, match="no column 'called' for --title"):
+    with pytest.raises(DataError, match="no column 'called' for title;"):
         prepare(LOG, catalogue=ITEMS, title="called")
 
 

@@ -84,7 +84,7 @@ def recommend(
         allowed, unknown = model.allowed(_names(model, only), _names(model, exclude) or (), where)
     except DataError as error:
         hint = "" if file is None else " (--where is for items; a condition on events of the log is --log-where)"
-        raise DataError(f"{error}{hint}") from None
+        raise DataError(f"{error.typed}{hint}") from None
     _say_unknown("in --only or --exclude and not in the catalogue", unknown)
     if allowed is not None and not allowed.any():
         raise DPFormerError("no item of the catalogue passes --only, --exclude and --where; change them")
@@ -161,7 +161,7 @@ def _exclusions(model: Artifact, dataset: Dataset, file: Path) -> dict[int, np.n
     except DataError as error:
         names = [repr(name) for role, name in columns["columns"].items() if role in ("user_id", "item_id")]
         hint = f"--user and --item are for the log; the columns of this table are called as in the first log: {', '.join(names)}"
-        raise DataError(f"{error} ({hint})") from None
+        raise DataError(f"{error.typed} ({hint})") from None
     lists = table.sequences.renumbered(table.numbers_in(model.catalogue))
     places, missing = dataset.sequences.places(lists.users)
     _say_unknown(f"users of {file} who are not in the log", missing)

@@ -62,7 +62,7 @@ class Record:
         if missing:
             self.counts["missing"] = missing
         if not kept:
-            cure = "check that --user, --item and --time name the right columns"
+            cure = "check the columns that --user, --item and --time name"
             raise self.nothing_left(missing, "--drop-missing", cure) if missing else self.no_rows()
 
     def nothing_left(self, before: int, option: str, cure: str = "lower it") -> DataError:

@@ -34,7 +34,7 @@ def check_target(folder: Path, force: bool) -> None:
     if _manifest(folder) is None:
         raise DataError(f"{folder}: exists and was not written by prepare; choose another folder with -o")
     if not force:
-        raise DataError(f"{folder}: holds prepared data already; add --force to replace it, or choose another with -o")
+        raise DataError(f"{folder}: holds prepared data already; add --force to replace it, or choose another folder")
 
 
 def save(dataset: Dataset, folder: Path | str, *, force: bool = False) -> None:
@@ -170,4 +170,4 @@ def whole_folder(folder: Path, *, force: bool) -> Iterator[Path]:
             shutil.rmtree(old, ignore_errors=True)
     except OSError as error:
         reason = error.strerror or error
-        raise DataError(f"{folder}: cannot be written ({reason}); choose another folder with -o") from None
+        raise DataError(f"{folder}: cannot be written ({reason}); choose another folder") from None
