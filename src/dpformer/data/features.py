@@ -1,7 +1,6 @@
 """Public features of items: columns of a declared catalogue as zeros and ones."""
 
 import itertools
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -115,5 +114,6 @@ def _binned(column: str, values: Sequence[Any], bins: int) -> list[list[str]]:
         raise DataError(f"--features {column}:{bins}: not all values are numbers; use {column} without bins") from None
     known = np.isfinite(numbers)
     edges = np.unique(np.quantile(numbers[known], np.arange(1, bins) / bins)) if known.any() else np.empty(0)
-    texts = [f"{low!r} to {high!r}" for low, high in itertools.pairwise((-math.inf, *edges.tolist(), math.inf))]
+    inner = [f"{low!r} to {high!r}" for low, high in itertools.pairwise(edges.tolist())]
+    texts = [f"below {edges[0]}", *inner, f"from {edges[-1]}"] if len(edges) else ["any number"]
     return [[texts[place]] if ok else [] for place, ok in zip(np.digitize(numbers, edges), known, strict=True)]
