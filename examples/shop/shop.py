@@ -25,6 +25,11 @@ from dpformer.cli import main as command_line
 
 HERE = Path(__file__).parent
 CATEGORIES = ["tea", "coffee", "cake", "cup"]
+READING = [
+    *("--catalogue", "products.csv", "--title", "name", "--features", "category,price:4"),
+    *("--user", "customer", "--item", "sku", "--time", "purchased_at", "--time-format", "%d.%m.%Y %H:%M"),
+    *("--drop-missing", "--dedupe", "--where", "qty > 0"),
+]
 
 
 def products(count: int) -> pl.DataFrame:
@@ -68,9 +73,7 @@ def dpformer(*words: str, fails: bool = False) -> None:
 
 def first_week(delta: str) -> None:
     """Read the log as it is, open an account for these people, and fit the first model on a part of it."""
-    dpformer("prepare", "week1.csv", "-o", "week1", "--catalogue", "products.csv", "--title", "name", "--user", "customer",
-             "--item", "sku", "--time", "purchased_at", "--time-format", "%d.%m.%Y %H:%M", "--drop-missing", "--dedupe",
-             "--where", "qty > 0")  # fmt: skip
+    dpformer("prepare", "week1.csv", "-o", "week1", *READING)
     dpformer("account", "new", "people.account", "--epsilon", "14", "--delta", delta)
     dpformer("fit", "week1", "--run", "runs/week1", "--epsilon", "8", "--delta", delta, "--account", "people.account",
              "--set", "distil.steps=100", "--quiet")  # fmt: skip
@@ -90,9 +93,11 @@ def use_it() -> None:
 
 
 def second_week() -> None:
-    """The same recipe on the next log and the same account; compared with last week's model. The third week exceeds the cap."""
+    """The same recipe on the next log and the same account; compared on events that neither model has seen. Then the cap."""
     dpformer("refit", "runs/week1", "week2.csv", "--run", "runs/week2", "--quiet")
-    dpformer("evaluate", "runs/week1", "runs/week2", "--data", "runs/week2-data")
+    pl.concat([pl.read_csv(f"week{number}.csv", infer_schema=False) for number in (1, 2, 3)]).write_csv("all-weeks.csv")
+    dpformer("prepare", "all-weeks.csv", "-o", "compare", *READING, "--split", "time", "--date", "2025-03-22")
+    dpformer("evaluate", "runs/week1", "runs/week2", "--data", "compare")
     dpformer("account", "show", "people.account")
     dpformer("refit", "runs/week2", "week3.csv", "--run", "runs/week3", "--quiet", fails=True)
 

@@ -233,7 +233,7 @@ def test_a_condition_on_an_unknown_column_lists_all_columns(tmp_path: Path, endi
 
 def test_a_time_unlike_the_given_format_names_that_format(tmp_path: Path):
     (tmp_path / "log").write_text("user,item,time\na,1,08.04.25 15.39\n")
-    with pytest.raises(DataError, match=r"row 1, .*'08.04.25 15.39' does not match --time-format '%d.%m.%Y %H.%M'"):
+    with pytest.raises(DataError, match=r"row 1, .*'08.04.25 15.39' does not match time_format='%d.%m.%Y %H.%M'"):
         prepare(tmp_path / "log", time_format="%d.%m.%Y %H.%M")
 
 
@@ -274,7 +274,7 @@ FRAMES = {
         ["row 2", "'user'", "str", "int", "astype(str)"],
     ),
     "null": (pd.DataFrame({"user": [1, 1], "item": ["a", None]}), ["row 2", "'item'", "no item"]),
-    "missing column": (pl.DataFrame({"user": [1]}), ["frame", "item", "--item"]),
+    "missing column": (pl.DataFrame({"user": [1]}), ["frame", "item", "item='NAME'"]),
     "objects": (pd.DataFrame({"user": [{1}, {2}], "item": [1, 2]}), ["'user'"]),
     "no frame": ([1, 2, 3], ["list", "pandas, polars or Arrow"]),
 }
@@ -290,5 +290,5 @@ def test_frames(case: str):
 
 
 def test_a_filter_that_leaves_single_events_is_named():
-    with pytest.raises(DataError, match=r"after the filter.*--min-events"):
+    with pytest.raises(DataError, match=r"after the filter.*lower min_events"):
         prepare(GOOD, min_events=2)

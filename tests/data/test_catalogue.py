@@ -102,6 +102,10 @@ def test_movies_dat_and_a_list_of_ids(tmp_path: Path):
     dataset = prepare(LOG, catalogue=tmp_path / "movies.dat")
     assert dataset.names() == ["", "Nine", "Ten"]
     assert dataset.catalogue.columns == ["item", "item_id", "title", "column_3"]
+    # Ids that are text: nothing tells a title that is a number from one that is not.
+    (tmp_path / "movies.dat").write_text("x::1984\ny::Ten\n")
+    letters = pl.DataFrame({"user": ["ann", "ann"], "sku": ["x", "y"]})
+    assert prepare(letters, catalogue=tmp_path / "movies.dat").names() == ["", "1984", "Ten"]
     for header in ("item_id", "item id", '"sku"'):
         (tmp_path / "ids.csv").write_text(f"{header}\n10\n9\n")
         assert prepare(LOG, catalogue=tmp_path / "ids.csv").catalogue.columns == ["item", "item_id"]
@@ -133,6 +137,8 @@ FAULTS = {
     "no item": ("code,name\na,A\n", ["no column is recognised as the item", "call it item_id"]),
     "one column": ("a\nb\n", ["does not name the item", "item_id"]),
     "taken": ("item_id,item\na,A\n", ["column 'item' cannot be kept", "rename"]),
+    "first row swapped": ("Nine::9\n10::Ten\nx::odd\n", ["row 1, column 'column_1'", "look swapped", "item_id,title"]),
+    "all rows swapped": ("Nine::9\nTen::10\n", ["row 1", "'Nine' and title '9'", "swap them"]),
     "all outside": ("item\nq\n", ["none of 6 events", "in the same way"]),
 }
 
@@ -168,9 +174,9 @@ def test_private_and_log_hold_the_items_of_the_log():
 
 
 def test_what_a_private_catalogue_refuses():
-    with pytest.raises(DataError, match="--catalogue FILE"):
+    with pytest.raises(DataError, match="catalogue='FILE'"):
         prepare(LOG, catalogue="private", title="title")
-    with pytest.raises(DataError, match="--min-user-events"):
+    with pytest.raises(DataError, match="min_user_events=N"):
         prepare(LOG, catalogue="private", min_events=2)
     assert "--catalogue FILE only" in prepare(LOG, catalogue="private").manifest["notes"][0]
 
@@ -179,7 +185,7 @@ def test_with_a_catalogue_titles_come_from_it_only():
     assert prepare(LOG, catalogue=ITEMS.drop("title")).names() == ["", "10", "7", "9"]
     named = prepare(LOG, catalogue=ITEMS.rename({"title": "called"}), title="called")
     assert named.names() == ["", "10", "Seven", "Nine"]
-    with pytest.raises(DataError, match="no column 'called' for --title"):
+    with pytest.raises(DataError, match="no column 'called' for title;"):
         prepare(LOG, catalogue=ITEMS, title="called")
 
 

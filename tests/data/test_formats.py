@@ -319,7 +319,7 @@ def test_titles_of_the_log_are_used_only_if_asked_for():
     assert asked.names() == ["", "Heat", "b"]
     assert asked.manifest["input"]["columns"]["title"] == "title"
     assert prepare(TITLED.rename({"title": "called"}), title="called").names() == ["", "Heat", "b"]
-    with pytest.raises(DataError, match="no column 'called' for --title"):
+    with pytest.raises(DataError, match="no column 'called' for title;"):
         prepare(TITLED, title="called")
 
 

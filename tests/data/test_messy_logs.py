@@ -74,7 +74,7 @@ def test_a_further_log_is_read_like_the_first(run, shop, tmp_path, dpformer):
     assert "a condition on events of the log is --log-where" in refused.err
     model = DPFormer.load(run)
     assert set(model.recommend(log=shop, k=1, seen=True)["item_id"]) == {expected}
-    with pytest.raises(DPFormerError, match="--time"):
+    with pytest.raises(DPFormerError, match="'purchased_at' for time;"):
         model.recommend(log=other)
 
 
@@ -104,7 +104,7 @@ def test_times_that_are_not_used_are_an_error(shop, tmp_path, dpformer):
         frame = pl.DataFrame({"user_id": [1, 1, 1, 2, 2], "item_id": list("abcab"), name: values})
         frame.write_ndjson(tmp_path / "log.jsonl")
         for log in (frame, tmp_path / "log.jsonl"):
-            with pytest.raises(DataError, match=f"--time {name}"):
+            with pytest.raises(DataError, match=f"time='{name}', or no_time=True"):
                 prepare(log)
     ids = pl.DataFrame({"user_id": [1, 1], "item_id": ["a", "b"], "price": [10.5, 1999.0], "note": ["x", "2025-01-01"]})
     assert len(prepare(ids).sequences) == 1
@@ -123,7 +123,7 @@ def test_a_second_column_of_times_is_an_error_unless_one_of_them_is_named():
             "phone": [1_700_000_000, 1_700_000_001],
         }
     )
-    with pytest.raises(DataError, match="sorted by 'created_at'; give --time purchased_at, or --time created_at"):
+    with pytest.raises(DataError, match="sorted by 'created_at'; give time='purchased_at', or time='created_at'"):
         prepare(log)
     assert items(prepare(log, time="purchased_at"))[0] == "a"
     dataset = prepare(log, time="created_at")
@@ -153,7 +153,7 @@ def test_times_as_people_write_them(texts, options):
 
 def test_times_that_cannot_be_read_name_the_cure():
     frame = pl.DataFrame({"user_id": ["u"] * 2, "item_id": ["a", "b"], "time": ["01/02/2025", "02/02/2025"]})
-    with pytest.raises(DataError, match="--time-format"):
+    with pytest.raises(DataError, match="the format with time_format"):
         prepare(frame)
     with pytest.raises(DataError, match="cannot be used"):
         prepare(frame, time_format="%Q")
@@ -292,7 +292,7 @@ def test_errors_of_conditions_name_the_row_of_the_file(tmp_path):
     for wrong, said in (("nope > 1", "no column 'nope'"), ("qty >", "cannot be read"), ("lower(qty)", "does not fit")):
         with pytest.raises(DataError, match=said):
             prepare(log, where=wrong)
-    with pytest.raises(DataError, match="no event is left of 3 after --where"):
+    with pytest.raises(DataError, match="no event is left of 3 after where='qty > 5'"):
         prepare(log, where="qty > 5")
 
 

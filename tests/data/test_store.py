@@ -86,7 +86,7 @@ def test_nothing_is_written_over(tmp_path: Path):
     with pytest.raises(DataError, match="not written by prepare"):
         save(dataset, tmp_path / "file", force=True)
     save(dataset, tmp_path / "out")
-    with pytest.raises(DataError, match="--force"):
+    with pytest.raises(DataError, match="force=True"):
         save(dataset, tmp_path / "out")
     save(prepare(LOG.head(2)), tmp_path / "out", force=True)
     assert len(load(tmp_path / "out").sequences) == 1

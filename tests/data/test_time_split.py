@@ -157,11 +157,11 @@ def test_a_run_of_another_split_is_evaluated_with_a_caution(tmp_path, dpformer):
 @pytest.mark.parametrize(
     ("options", "cure"),
     [
-        ({"split": "time"}, "--split time and --date go together"),
-        ({"date": DATE}, "--split time and --date go together"),
+        ({"split": "time"}, "split='time' and date go together"),
+        ({"date": DATE}, "split='time' and date go together"),
         ({"split": "random", "date": DATE}, "give leave-one-out or time"),
         ({"split": "time", "date": "first of May"}, "write it as 2025-02-01"),
-        ({"split": "time", "date": DATE, "no_time": True}, "leave out --no-time"),
+        ({"split": "time", "date": DATE, "no_time": True}, "leave out no_time=True"),
         ({"split": "time", "date": "2031-01-01"}, "give a date between them"),
     ],
 )

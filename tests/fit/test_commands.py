@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -405,6 +406,20 @@ def test_wrong_requests_are_one_line(finished, dpformer, data, tmp_path):
         target = tmp_path / "nowhere" / f"x.{suffix}"
         assert_one_line(dpformer("recommend", finished, "--history", "i03", "-o", target), "cannot be written")
     assert_one_line(dpformer("recommend", tmp_path, "--history", "i03"), "is this a run folder?")
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet", "jsonl"])
+def test_a_full_disk_is_one_line(finished, dpformer, data, tmp_path, suffix):
+    """Files may not grow beyond 1,000 bytes here: polars has another error for each format."""
+    before, target = resource.getrlimit(resource.RLIMIT_FSIZE), tmp_path / f"x.{suffix}"
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        done = dpformer("recommend", finished, "--all", data, "-o", target)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert_one_line(done, "space left")
+    assert str(target) in done.err
+    assert not list(tmp_path.iterdir())
 
 
 def test_an_unfinished_run_has_no_model(tmp_path, data, dpformer):

@@ -7,6 +7,7 @@ import pytest
 
 from dpformer import DPFormer, load_model
 from dpformer.data import load
+from dpformer.data.features import MOST, describe
 from dpformer.fit.folder import read_recipe
 from dpformer.privacy.replay import read_answers
 from dpformer.trust.verify.fields import fields
@@ -72,6 +73,7 @@ def test_another_value_of_a_feature_is_another_model(data, dpformer):
         ("products.csv", "colour", "parity, price"),
         ("products.csv", "price:1", "price:10"),
         ("products.csv", "price:many", "price:10"),
+        ("products.csv", "price", "price:10"),  # no two items have the same
     ],
 )
 def test_features_are_refused_with_the_cure(data, dpformer, catalogue, features, message):
@@ -81,11 +83,22 @@ def test_features_are_refused_with_the_cure(data, dpformer, catalogue, features,
     assert not (data / "no").exists()
 
 
-def test_a_column_that_says_nothing_is_refused_before_anything_is_asked(data, dpformer):
-    options = ["--catalogue", data / "products.csv", "--features", "price"]
-    assert dpformer("prepare", data / "log.csv", "-o", data / "price", *options).code == 0
-    assert_one_line(dpformer("fit", data / "price", "--run", data / "run", *FIT), "price:10")
-    assert not (data / "run").exists()
+def test_prepare_says_how_each_column_is_used(data, dpformer):
+    table = products().with_columns(shelf=pl.Series(["a|b"] * 12 + ["b", "c", "d"] + [None] * 15))
+    table.write_csv(data / "shelves.csv")
+    options = ["--catalogue", data / "shelves.csv", "--features", "shelf,parity,price:3"]
+    done = dpformer("prepare", data / "log.csv", "-o", data / "shelves", *options)
+    assert done.code == 0, done
+    said = " ".join(done.err.split())
+    assert (
+        "features: shelf has 2 values in use ('a', 'b'); ignored: 2 that fewer than 5 items have ('c', 'd'); " in said
+    )
+    assert "15 of 30 items have none" in said
+    assert "features: parity has 2 values in use ('even', 'odd')" in said
+    assert "features: price:3 has 3 values in use ('below 9.666666666666666', '9.666666666666666 to " in said
+    many = describe({"brand": [str(n // 5) for n in range(5 * (MOST + 2))]})[0]
+    assert f"brand has {MOST} values in use" in many
+    assert f"ignored: 2 beyond the {MOST} that most items have ('128', '129')" in many
 
 
 def test_features_of_a_catalogue_that_was_not_declared_are_not_used(data):

@@ -110,7 +110,7 @@ def test_the_estimator_takes_a_private_catalogue():
 def test_nothing_to_name_is_one_clear_line(tmp_path):
     save(prepare(small_log(users=40, items=30).drop("title"), catalogue="private"), tmp_path / "data")
     run = start(tmp_path / "run", tmp_path / "data", small_recipe("popularity", epsilon=0.1, delta=1e-3))
-    with pytest.raises(DPFormerError, match="--catalogue FILE"):
+    with pytest.raises(DPFormerError, match="catalogue='FILE'"):
         run.train()
     run.close()
 

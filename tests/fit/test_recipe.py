@@ -134,7 +134,7 @@ def test_an_unknown_name_is_refused_with_a_suggestion(name, message):
 
 @pytest.mark.parametrize("kind", ["transitions", "popularity"])
 def test_a_model_that_is_a_preset_now(kind):
-    with pytest.raises(DPFormerError, match=f"model {kind} is a preset now: use --preset {kind}"):
+    with pytest.raises(DPFormerError, match=f"model {kind} is a preset now: use preset='{kind}'"):
         make_recipe(model=kind)
 
 

@@ -1,13 +1,18 @@
 """Public features: how columns are encoded, what they predict, and what the scorer makes of it, against plain loops."""
 
+import sys
+
 import numpy as np
 import pytest
 import torch
 
+from dpformer.data.features import LEAST, MOST, encode
 from dpformer.errors import DataError
 from dpformer.fit.scorers import to_scorer
-from dpformer.statistics.combine import Measured
-from dpformer.statistics.features import LEAST, MOST, Predicted, encode
+from dpformer.statistics.combine import Measured, popularity_product
+from dpformer.statistics.features import Predicted
+from dpformer.statistics.low_rank import held_out_low_rank
+from dpformer.statistics.posterior import posterior_means
 from dpformer.statistics.score_matrix import FEATURE_WEIGHTS, Judge, score_matrix
 from dpformer.statistics.settings import TransitionSettings
 
@@ -19,17 +24,22 @@ def genre(item):
     return (item - 1) % GENRES
 
 
-def measured(lift=4.0, noise=1.0, seed=0):
-    """A head of 60 items in three genres, people who stay in theirs, and nine items that nobody chose yet."""
+def measured(lift=4.0, noise=1.0, seed=0, head=HEAD, unchosen=0):
+    """A head of 60 items in three genres, people who stay in theirs, and nine items that nobody chose yet.
+
+    unchosen: how many items of the head nobody chose either.
+    """
     random = np.random.default_rng(seed)
-    items = np.arange(1, HEAD + 1)
-    h = np.linspace(90.0, 30.0, HEAD)
+    items = np.arange(1, head + 1)
+    h = np.linspace(90.0, 30.0, head)
+    h[head - unchosen :] = 1e-6
     same = genre(items)[:, None] == genre(items)
     exact = np.outer(h, h) / h.sum() * np.where(same, lift, 1.0)
+    h = np.maximum(h, 2.0)
     np.fill_diagonal(exact, 0.0)
-    variance = np.full((HEAD, HEAD), noise**2)
+    variance = np.full((head, head), noise**2)
     np.fill_diagonal(variance, np.inf)
-    counts = exact + noise * random.standard_normal(exact.shape) * ~np.eye(HEAD, dtype=bool)
+    counts = exact + noise * random.standard_normal(exact.shape) * ~np.eye(head, dtype=bool)
     return Measured(np.concatenate([[0.0], h, np.zeros(NEW)]), items, h, counts, variance, noise, (1.0,))
 
 
@@ -99,7 +109,7 @@ def test_an_item_without_values_is_an_average_one():
 
 
 def test_the_scorer_adds_what_features_predict():
-    """Score = centred M + w f within the head, (1 + w) f otherwise, over the last 15 items, newest first, plus popularity."""
+    """Score = (1 + w) f, and K (M - f) within the head, over the last 15 items, newest first, plus popularity."""
     known, own = measured(), encoded()
     M = score_matrix(known, SETTINGS)
     M = (M - M.sum(1, keepdims=True) / (HEAD - 1)) * ~np.eye(HEAD, dtype=bool)
@@ -107,7 +117,7 @@ def test_the_scorer_adds_what_features_predict():
     w = Judge.of(known, SETTINGS).feature_weight(own, known.head, Judge.of(known, SETTINGS).conditional_weight())
     assert w in FEATURE_WEIGHTS
     pairs = (1 + w) * f.sources @ f.targets.T
-    pairs[np.ix_(known.head, known.head)] = M + w * f.scores
+    pairs[np.ix_(known.head, known.head)] += kept(known) * (M - f.scores)
     popularity = np.concatenate([known.h, np.full(NEW, known.h.min() / 10)])
     history = [*range(50, 70), 3, 61, 8]
     wanted = 0.1 * np.log(popularity / known.h.mean())
@@ -119,6 +129,40 @@ def test_the_scorer_adds_what_features_predict():
     np.testing.assert_allclose(scores[0, 1:], wanted, atol=1e-4)
     np.testing.assert_allclose(scores[1, 1:], 0.1 * np.log(popularity / known.h.mean()), atol=1e-5)
     assert scores[0, 0] == -torch.inf
+
+
+def kept(known):
+    """K = x / (x + .05 sd), with the posterior mean x of each count among cells of a like prediction; 0 on the diagonal."""
+    C, sd, off = known.counts, np.sqrt(known.variance), ~np.eye(HEAD, dtype=bool)
+    P = popularity_product(C, known.variance, known.h)
+    z = (C - P) / sd
+    like = P + known.noise * held_out_low_rank((z + z.T) / 2, known.h, SETTINGS.rank, SETTINGS.ridge, SETTINGS.folds)
+    x = posterior_means(C[off], sd[off], like[off], lambda grid, _: grid[None])[0]
+    K = np.zeros_like(C)
+    K[off] = x / (x + 0.05 * sd[off])
+    return K
+
+
+def test_an_item_of_the_head_that_nobody_chose_is_recommended_by_its_features():
+    """A small catalogue is in the head as a whole. Planted: scores without K, which order such items by noise."""
+    head, count = 240, 30
+    own = encode({"genre": [f"g{genre(item)}" for item in range(1, head + NEW + 1)]})
+    first, new = np.arange(1, head - count + 1), torch.arange(head - count + 1, head + 1)
+
+    def right(**planted):
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in planted.items():
+                patch.setattr(sys.modules[score_matrix.__module__], name, value)
+            share = []
+            for seed in range(3):
+                model = to_scorer(measured(1.5, 1.0, seed, head, count), SETTINGS, own)
+                scores = model.scores(torch.from_numpy(first)[:, None], torch.ones(len(first), dtype=torch.int64))
+                best = new[scores[:, new].topk(4, 1).indices].numpy()
+                share.append((genre(best) == genre(first)[:, None]).mean())
+        return np.mean(share)
+
+    assert right() > 0.85
+    assert right(HALF_KEPT=1e-9) < 0.75
 
 
 def test_an_item_that_nobody_chose_is_recommended_by_its_features():

@@ -15,7 +15,7 @@ def main() -> None:
     except DPFormerError as error:
         from dpformer.cli.output import stderr
 
-        stderr.print(f"[bold red]error:[/] {_plain(str(error))}", soft_wrap=True, highlight=False)
+        stderr.print(f"[bold red]error:[/] {_plain(error.typed)}", soft_wrap=True, highlight=False)
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)

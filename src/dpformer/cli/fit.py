@@ -120,7 +120,7 @@ def _joined(timeout: float, device: str) -> Iterator[Ranks]:
             if ranks.first or isinstance(error, RankError):
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)
                 raise
-            raise type(error)(f"rank {ranks.rank}: {error}") from None
+            raise type(error)(f"rank {ranks.rank}: {error.typed}") from None
 
 
 def _follow(ranks: Ranks, data: Path | None, run: Path) -> None:

@@ -84,7 +84,7 @@ def recommend(
         allowed, unknown = model.allowed(_names(model, only), _names(model, exclude) or (), where)
     except DataError as error:
         hint = "" if file is None else " (--where is for items; a condition on events of the log is --log-where)"
-        raise DataError(f"{error}{hint}") from None
+        raise DataError(f"{error.typed}{hint}") from None
     _say_unknown("in --only or --exclude and not in the catalogue", unknown)
     if allowed is not None and not allowed.any():
         raise DPFormerError("no item of the catalogue passes --only, --exclude and --where; change them")
@@ -161,7 +161,7 @@ def _exclusions(model: Artifact, dataset: Dataset, file: Path) -> dict[int, np.n
     except DataError as error:
         names = [repr(name) for role, name in columns["columns"].items() if role in ("user_id", "item_id")]
         hint = f"--user and --item are for the log; the columns of this table are called as in the first log: {', '.join(names)}"
-        raise DataError(f"{error} ({hint})") from None
+        raise DataError(f"{error.typed} ({hint})") from None
     lists = table.sequences.renumbered(table.numbers_in(model.catalogue))
     places, missing = dataset.sequences.places(lists.users)
     _say_unknown(f"users of {file} who are not in the log", missing)
@@ -222,12 +222,15 @@ def _write(parts: Iterator[pl.DataFrame], output: Path) -> int:
     """Write part after part, aside, and put the file in place when it is whole; returns the number of rows."""
     import polars as pl
 
+    from dpformer.data.store import polars_writes
+
     rows = 0
     try:
         with tempfile.TemporaryDirectory(prefix=".dpformer-", dir=output.resolve().parent) as folder:
             aside = Path(folder) / output.name
             for number, part in enumerate(parts):
-                part.write_parquet(Path(folder) / f"{number:08d}.part")
+                with polars_writes():
+                    part.write_parquet(Path(folder) / f"{number:08d}.part")
                 rows += len(part)
             whole = pl.scan_parquet(Path(folder) / "*.part")
             sinks: dict[str, Any] = {
@@ -235,10 +238,12 @@ def _write(parts: Iterator[pl.DataFrame], output: Path) -> int:
                 ".parquet": whole.sink_parquet,
                 ".jsonl": whole.sink_ndjson,
             }
-            sinks[output.suffix](aside)
+            with polars_writes():
+                sinks[output.suffix](aside)
             aside.replace(output)
     except OSError as error:
-        raise DPFormerError(f"{output}: cannot be written ({error.strerror or error})") from None
+        cure = "check the folder, its permissions and the space left on its disk, or choose another with -o"
+        raise DPFormerError(f"{output}: cannot be written ({error.strerror or error}); {cure}") from None
     return rows
 
 

@@ -5,12 +5,14 @@ log      the items of the log; that this set is public is an assumption
 private  the items of the log, of which `fit` selects some by noisy counts; the prepared folder is private
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import polars as pl
 
+from dpformer.data.features import describe, feature_columns
 from dpformer.data.options import Options
 from dpformer.data.read import read_items
 from dpformer.data.read.columns import ITEM, TITLE, USER
@@ -27,14 +29,14 @@ class Catalogue:
     """Where the set of items comes from.
 
     mode: public, log or private. items: the public items (`item`, `item_id`, `title`, further columns of the file), or None.
-    source, sha256: name and hash of the file. note: how the file was read.
+    source, sha256: name and hash of the file. notes: how the file was read, and its features.
     """
 
     mode: str
     items: pl.DataFrame | None = None
     source: str | None = None
     sha256: str | None = None
-    note: str | None = None
+    notes: Sequence[str] = ()
 
     def entry(self, items: int, outside: int) -> dict[str, Any]:
         """Return the manifest's entry. items: number of items; outside: events of items that are not in it."""
@@ -59,12 +61,12 @@ def open_catalogue(options: Options) -> Catalogue:
         return Catalogue(given)
     log = read_items(given, item=options.item, title=title)
     items = _public_items(log)
-    feature_columns(options.features or "", items)
+    features = describe(feature_columns(options.features or "", items))
     if not log.files:
-        return Catalogue(PUBLIC, items, "frame")
+        return Catalogue(PUBLIC, items, "frame", notes=features)
     columns = ", ".join(f"{role.removesuffix('_id')} = {name}" for role, name in log.columns.items())
     note = f"catalogue of {len(items):,} items from {log.name} ({log.format}): {columns}"
-    return Catalogue(PUBLIC, items, log.name, sha256_of(log.files), note)
+    return Catalogue(PUBLIC, items, log.name, sha256_of(log.files), [note, *features])
 
 
 def _public_items(log: Log) -> pl.DataFrame:
@@ -81,6 +83,8 @@ def _public_items(log: Log) -> pl.DataFrame:
         row = int(again.arg_max() or 0)
         cure = f"every item needs one row: drop the others ({int(again.sum()):,} in all)"
         raise log.error(row, ITEM, f"the item {ids[row]} occurs twice", cure)
+    if log.columns[ITEM] == "column_1":
+        _check_places(log, frame)
     order = sorted_ids(ids, log.untyped_ids).alias(ITEM).to_frame()
     ordered = order.join(frame, on=ITEM, how="left", maintain_order="left")
     if TITLE in ordered.columns:
@@ -93,20 +97,15 @@ def _public_items(log: Log) -> pl.DataFrame:
     return _numbered(ordered.select(*first, pl.exclude(*first)))
 
 
-def feature_columns(features: str, items: pl.DataFrame) -> dict[str, list[Any]]:
-    """The values of all items in the columns that `features` names, such as "category,price:10"."""
-    there = [name for name in items.columns if name not in ("item", ITEM)]
-    columns = {}
-    for feature in filter(None, (name.strip() for name in features.split(","))):
-        name, colon, bins = feature.partition(":")
-        if name not in there:
-            raise DataError(
-                f"--features {name}: is no column of the catalogue, which has: {', '.join(there) or 'none'}"
-            )
-        if colon and not (bins.isdecimal() and 2 <= int(bins) <= 100):
-            raise DataError(f"--features {feature}: the number of bins must be from 2 to 100, such as {name}:10")
-        columns[feature] = items[name].to_list()
-    return columns
+def _check_places(log: Log, frame: pl.DataFrame) -> None:
+    """Refuse a file without a header in which a row has its number in the place of the title, and text in that of the id."""
+    ids, titles = (whole_numbers(frame[role].cast(pl.String)) for role in (ITEM, TITLE))
+    swapped = ids.is_null() & titles.is_not_null()
+    # Ids that are text all over may have a title such as 1984.
+    if swapped.any() and (ids.is_not_null().any() or swapped.all()):
+        row = int(swapped.arg_max() or 0)
+        cure = "swap them, or save the table as CSV with a first line that names the columns, such as item_id,title"
+        raise log.error(row, ITEM, f"id {frame[ITEM][row]!r} and title {frame[TITLE][row]!r} look swapped", cure)
 
 
 def title_votes(item: pl.Expr, user: pl.Expr, frame: pl.LazyFrame) -> pl.LazyFrame:

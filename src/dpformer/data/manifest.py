@@ -62,7 +62,7 @@ class Record:
         if missing:
             self.counts["missing"] = missing
         if not kept:
-            cure = "check that --user, --item and --time name the right columns"
+            cure = "check the columns that --user, --item and --time name"
             raise self.nothing_left(missing, "--drop-missing", cure) if missing else self.no_rows()
 
     def nothing_left(self, before: int, option: str, cure: str = "lower it") -> DataError:
@@ -168,5 +168,4 @@ def open_log(source: Any, options: Options) -> Record:
     if options.date is not None and TIME not in log.columns:
         raise DataError(f"{log.name}: has no times, which --split time needs; name the column with --time NAME")
     log = replace(log, nulls=options.nulls, time_format=options.time_format, fold_users=options.fold_users)
-    notes = [] if catalogue.note is None else [catalogue.note]
-    return Record(log, options, catalogue, notes=notes + title_notes(log, catalogue.mode))
+    return Record(log, options, catalogue, notes=[*catalogue.notes, *title_notes(log, catalogue.mode)])

@@ -34,7 +34,7 @@ def check_target(folder: Path, force: bool) -> None:
     if _manifest(folder) is None:
         raise DataError(f"{folder}: exists and was not written by prepare; choose another folder with -o")
     if not force:
-        raise DataError(f"{folder}: holds prepared data already; add --force to replace it, or choose another with -o")
+        raise DataError(f"{folder}: holds prepared data already; add --force to replace it, or choose another folder")
 
 
 def save(dataset: Dataset, folder: Path | str, *, force: bool = False) -> None:
@@ -44,15 +44,17 @@ def save(dataset: Dataset, folder: Path | str, *, force: bool = False) -> None:
         DataError: the folder exists (see `force`), is not prepared data, or cannot be written.
     """
     with whole_folder(Path(folder), force=force) as aside:
-        _write(dataset.sequences.frame(), aside / SEQUENCES)
-        _write(dataset.catalogue, aside / ITEMS)
+        with polars_writes():
+            dataset.sequences.frame().write_parquet(aside / SEQUENCES)
+            dataset.catalogue.write_parquet(aside / ITEMS)
         finish(aside, len(dataset.sequences), item_counts(dataset), dataset.manifest, (SEQUENCES, ITEMS))
 
 
-def _write(frame: pl.DataFrame, path: Path) -> None:
-    """Write Parquet; polars has errors of its own for a disk that fails or is full, which become an `OSError`."""
+@contextmanager
+def polars_writes() -> Iterator[None]:
+    """Turn the errors of its own that polars has for a disk that fails or is full into an `OSError`."""
     try:
-        frame.write_parquet(path)
+        yield
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
         raise OSError(first_line(error)) from None
 
@@ -168,4 +170,4 @@ def whole_folder(folder: Path, *, force: bool) -> Iterator[Path]:
             shutil.rmtree(old, ignore_errors=True)
     except OSError as error:
         reason = error.strerror or error
-        raise DataError(f"{folder}: cannot be written ({reason}); choose another folder with -o") from None
+        raise DataError(f"{folder}: cannot be written ({reason}); choose another folder") from None

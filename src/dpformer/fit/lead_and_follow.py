@@ -88,7 +88,7 @@ def follow(ranks: Ranks, data: Path | None = None) -> Follower | None:
     try:
         dataset = load(data or Path(data_path))
     except DPFormerError as error:
-        ranks.gather({"error": str(error)})
+        ranks.gather({"error": error.typed})
         ranks.broadcast()
         raise AssertionError("rank 0 goes on without the data of this rank") from error
     ranks.gather(_contents(dataset))

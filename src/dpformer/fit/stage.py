@@ -18,12 +18,11 @@ import polars as pl
 import torch
 from torch import Tensor
 
-from dpformer.data.catalogue import feature_columns
+from dpformer.data.features import encode, feature_columns
 from dpformer.fit.recipe import Recipe, TransitionsStageSettings
 from dpformer.fit.scorers import popularity_of
 from dpformer.models import Ensemble, Network, Recommender, TransitionScorer, build, parse_spec, restore
 from dpformer.privacy import Answer, PrivacyPlan
-from dpformer.statistics.features import encode
 from dpformer.statistics.histogram import HISTOGRAM, frequencies
 from dpformer.statistics.prior import Prior
 from dpformer.training.clipped_sum import Report

@@ -1,71 +1,19 @@
-"""Public features of items, and the scores that they predict. Post-processing of released values: it costs no privacy.
+"""The scores that public features of items predict (`data.features`). Post-processing of released values: it costs no privacy.
 
 With x_j the features of item j, centred over the head, y_i = [1, x_i], and M the score matrix with rows centred, two ridge
 regressions, one over the columns of M and one over its rows, give the score that features predict for a pair of items:
 
     f_ij = y_i' W x_j,     W = (Y'Y + r)^-1 Y' M X (X'X + r)^-1.
 
-One cell of M is noisy; f averages over all cells of items with the same features. So pairs within the head score M + w f. M is
-unknown for other pairs, where its prediction is f: they score (1 + w) f. Hence an item outside the head, or a new one, is on the
-same scale as the head. w is chosen on released values (`score_matrix`).
+One cell of M is noisy; f averages over all cells of items with the same features. So pairs within the head score
+(1 + w) f + K (M - f): K is near 1 where the cell's count stands out from its noise, and near 0 in cells of items without events.
+M is unknown for other pairs, where its prediction is f: they score (1 + w) f. Hence an item outside the head, or a new one, is on
+the same scale as the others. w is chosen on released values (`score_matrix`).
 """
-
-from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
-from dpformer.errors import DataError
-
-# A value that fewer items have is not used; of the others those that most items have.
-LEAST, MOST = 5, 128
 RIDGE, RANK = 10.0, 32
-
-
-def encode(columns: Mapping[str, Sequence[Any]]) -> np.ndarray:
-    """Which item has which value, 0 or 1, float32 [items + 1, values]; row 0 is 0.
-
-    columns: name to the values of all items. Each value is a class; a text is split at "|", and a list has several values. For
-    a name such as "price:10" numbers are put into 10 bins with equally many items each.
-
-    >>> encode({"genre": ["Drama|War"] * 5 + ["Drama", None]})[[1, 6, 7]]
-    array([[1., 1.],
-           [1., 0.],
-           [0., 0.]], dtype=float32)
-    """
-    owners: dict[tuple[str, str], list[int]] = {}
-    for name, values in columns.items():
-        column, _, bins = name.partition(":")
-        texts = _binned(column, values, int(bins)) if bins else [_texts(value) for value in values]
-        for item, text in enumerate(texts, 1):
-            for one in dict.fromkeys(text):
-                owners.setdefault((name, one), []).append(item)
-        if max((len(items) for (of, _), items in owners.items() if of == name), default=0) < LEAST:
-            raise DataError(
-                f"--features {name}: no value of the column is shared by {LEAST} items, so it predicts nothing; leave it out, "
-                f"or put numbers into bins: --features {column}:10"
-            )
-    # By number of items, and by first appearance: not by spelling, which a file may change.
-    used = sorted((items for items in owners.values() if len(items) >= LEAST), key=len, reverse=True)[:MOST]
-    encoded = np.zeros((len(next(iter(columns.values()))) + 1, len(used)), dtype=np.float32)
-    for place, items in enumerate(used):
-        encoded[items, place] = 1.0
-    return encoded
-
-
-def _texts(value: Any) -> list[str]:
-    parts = value if isinstance(value, Sequence) and not isinstance(value, str) else str(value).split("|")
-    return [] if value is None else [str(part).strip() for part in parts if str(part).strip()]
-
-
-def _binned(column: str, values: Sequence[Any], bins: int) -> list[list[str]]:
-    try:
-        numbers = np.array([np.nan if value is None or value == "" else float(value) for value in values])
-    except (TypeError, ValueError):
-        raise DataError(f"--features {column}:{bins}: not all values are numbers; use {column} without bins") from None
-    known = np.isfinite(numbers)
-    edges = np.unique(np.quantile(numbers[known], np.arange(1, bins) / bins)) if known.any() else np.empty(0)
-    return [[str(place)] if ok else [] for place, ok in zip(np.digitize(numbers, edges), known, strict=True)]
 
 
 class Predicted:

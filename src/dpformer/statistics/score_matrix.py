@@ -14,6 +14,8 @@ from dpformer.statistics.settings import TransitionSettings
 # What the free tuning chooses from. At the least, the lifts decide; at the most, the conditional probabilities do.
 CONDITIONAL_WEIGHTS = (30.0, 100.0, 300.0, 1000.0, 3000.0)
 FEATURE_WEIGHTS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0)
+# Where the count of a cell is this part of its noise, half of what it says beside the features is kept.
+HALF_KEPT = 0.05
 # A gain that is nearly the best one differs from it by 1 % at most.
 NEAR = 0.01
 
@@ -30,7 +32,7 @@ class Judge:
     @classmethod
     def of(cls, measured: Measured, settings: TransitionSettings) -> "Judge":
         first, counts = split(measured)
-        return cls(*_terms(first, settings, folds=2), popularity_prior(measured, settings), counts)
+        return cls(*_terms(first, settings, folds=2)[:2], popularity_prior(measured, settings), counts)
 
     def gain(self, scores: np.ndarray) -> float:
         return discounted_gain(scores + self.prior, self.counts)
@@ -63,17 +65,17 @@ def score_matrix(measured: Measured, settings: TransitionSettings) -> np.ndarray
 
 def _score_matrix(
     measured: Measured, settings: TransitionSettings, features: np.ndarray | None
-) -> tuple[np.ndarray, float]:
-    """M, and the weight of what the features predict beside it."""
+) -> tuple[np.ndarray, np.ndarray, float]:
+    """M, how much of it is kept beside features, and the weight of what those predict."""
     if not off_diagonal(len(measured.h)).any():
-        return np.zeros_like(measured.counts), 0.0
+        return np.zeros_like(measured.counts), np.zeros_like(measured.counts), 0.0
     w, beside = settings.conditional, 0.0
     if w is None or features is not None:
         judge = Judge.of(measured, settings)
         w = judge.conditional_weight() if w is None else w
         beside = 0.0 if features is None else judge.feature_weight(features, measured.head, w)
-    lifts, conditional = _terms(measured, settings, settings.folds)
-    return lifts + w * conditional, beside
+    lifts, conditional, kept = _terms(measured, settings, settings.folds)
+    return lifts + w * conditional, kept, beside
 
 
 def _centred(M: np.ndarray) -> np.ndarray:
@@ -81,8 +83,8 @@ def _centred(M: np.ndarray) -> np.ndarray:
     return (M - M.sum(1, keepdims=True) / max(len(M) - 1, 1)) * off_diagonal(len(M))
 
 
-def _terms(measured: Measured, settings: TransitionSettings, folds: int) -> tuple[np.ndarray, np.ndarray]:
-    """T, the sum of lifts, and Q, the conditional probabilities, [P, P] both.
+def _terms(measured: Measured, settings: TransitionSettings, folds: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """T, the sum of lifts, Q, the conditional probabilities, and K, how much of a cell is kept beside features, [P, P] each.
 
     With P the popularity product, V the variance and s the first stage's noise, and every term 0 on the diagonal:
 
@@ -92,7 +94,8 @@ def _terms(measured: Measured, settings: TransitionSettings, folds: int) -> tupl
         E_k  = (C - P) / min sd * k P / (k P + V), the excess over popularity, linearly shrunk
         A4   = 4 asinh(E_10 / 4)      A2 = 2 asinh(E_100 / 2)
         T    = X2 + .5 X3 + .1 A4 + .2 A2 + .3 X2' + .05 A4'
-        Q_ij = x_ij / sum_j x_ij, with the posterior mean x of the count in the bins of X2.
+        Q_ij = x_ij / sum_j x_ij, with the posterior mean x of the count in the bins of X2
+        K    = x / (x + .05 sqrt(V)): a cell of an item without events is noise alone, so there the features decide.
     """
     C, V, h = measured.counts, measured.variance, measured.h
     P = popularity_product(C, V, h)
@@ -110,7 +113,9 @@ def _terms(measured: Measured, settings: TransitionSettings, folds: int) -> tupl
         + mix.lift_t * X2.T
         + mix.excess_4_t * A4.T
     )
-    return lifts, x / np.maximum(x.sum(1, keepdims=True), np.finfo(float).tiny)
+    least = np.finfo(float).tiny
+    kept = x / np.maximum(x + HALF_KEPT * np.sqrt(V), least)
+    return lifts, x / np.maximum(x.sum(1, keepdims=True), least), kept
 
 
 def _posterior_lift(
@@ -143,7 +148,7 @@ def scorer_arrays(
 ) -> dict[str, np.ndarray]:
     """The arrays of `models.TransitionScorer`. features: of all items, by `features.encode`; see there for the scores."""
     head, size, items = measured.head, len(measured.head), len(measured.histogram)
-    M, beside = _score_matrix(measured, settings, features)
+    M, kept, beside = _score_matrix(measured, settings, features)
     outside = np.ones(items, dtype=bool)
     outside[0] = outside[head] = False
     order = np.flatnonzero(outside)
@@ -154,8 +159,7 @@ def scorer_arrays(
     else:
         M = _centred(M)
         predicted = Predicted(features, head, M)
-        # Within the head the features add 1 + w times their prediction, so that w times is left.
-        M = M - predicted.scores
+        M = kept * (M - predicted.scores)
         more = {"sources": (1 + beside) * predicted.sources, "targets": predicted.targets}
         # A count that is hardly above 0, or below, says no more than that the item is rarer than the head.
         least = measured.h.min() / 10

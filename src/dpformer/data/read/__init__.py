@@ -1,5 +1,6 @@
 """Open a log or a catalogue: its content decides the format, not its name alone."""
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 from glob import glob, has_magic
@@ -59,15 +60,15 @@ def _check_unused_times(log: Log, columns: Mapping[str, str], before: str | None
         if not name or name in columns.values() or (used is not None and is_alias(TIME, name)):
             continue
         if looks_like_times(rows[name], numbers=used is None):
-            order, other = f"be sorted by {used!r}", f"--time {used}"
+            order, other = f"be sorted by {used!r}", f"--time {shlex.quote(used or '')}"
             if used is None:
                 order, other = (
                     "stay in the order of the file",
                     "--no-time if the order of the file is the order of time",
                 )
             raise DataError(
-                f"{log.name}: column {name!r} looks like times and is not used, so events would {order}; give --time {name}, "
-                f"or {other}"
+                f"{log.name}: column {name!r} looks like times and is not used, so events would {order}; give "
+                f"--time {shlex.quote(name)}, or {other}"
             )
     if used is None and before is not None:
         raise DataError(

@@ -121,7 +121,7 @@ def _columns(layout: Layout, wanted: Wanted) -> dict[str, str]:
         except DataError as error:
             if wanted.asked or wanted.items:
                 raise
-            raise DataError(f"{error}, or --user column_1 --item column_2 if the file has no header") from None
+            raise DataError(f"{error.typed}, or --user column_1 --item column_2 if the file has no header") from None
     if wanted.items:
         # MovieLens' `movies.dat`: id::title::genres.
         if layout.separator != "::":
