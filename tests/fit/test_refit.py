@@ -15,7 +15,6 @@ from dpformer.errors import PrivacyError
 from dpformer.fit.folder import read_recipe
 from dpformer.fit.prior import prior_from, read_prior
 from dpformer.fit.run import start
-from dpformer.fit.stated import EARLIER
 from dpformer.privacy import parse_statement, read_ledger
 from dpformer.privacy.account import PeopleAccount
 from dpformer.privacy.wording import round_up
@@ -23,7 +22,6 @@ from dpformer.trust.verify.checks import NotChecked
 from dpformer.trust.verify.fields import fields
 from dpformer.trust.verify.ledger import account_against_run, gaussian_epsilon, ledger_against_statement, recount
 from dpformer.trust.verify.own import prior_again, rebuilt
-from dpformer.trust.verify.run import _data_part as data_agrees
 from tests.fit.conftest import small_log
 from tests.fit.test_commands import assert_one_line
 
@@ -110,33 +108,6 @@ def test_the_headline_of_a_refitted_model_counts_the_runs_that_it_uses(weeks, dp
     assert "prior of earlier runs" in ledger_against_statement(new, hidden, read_recipe(new)).detail
     low = statement.model_copy(update={"epsilon_at_delta_1_over_users": said["alone"]["epsilon"] / 2})
     assert not account_against_run(new, low).good
-
-
-def test_what_is_outside_the_guarantee_of_an_earlier_run_is_stated_of_the_next(weeks, dpformer):
-    """The first week is filtered over people, the second is not, and neither is the third; the last model uses all answers."""
-    assert dpformer("prepare", weeks / "week1.csv", "-o", weeks / "filtered", "--user", "who", "--item", "what", "--time",
-                    "bought", "--min-events", 2).code == 0  # fmt: skip
-    run, options = weeks / "runs" / "f", ["--account", weeks / "others", "--quiet"]
-    assert dpformer("account", "new", weeks / "others", "--epsilon", 9, "--delta", DELTA).code == 0
-    fit = ["--preset", "transitions", "--epsilon", 2, "--delta", DELTA]
-    assert dpformer("fit", weeks / "filtered", "--run", run, *fit, *options).code == 0
-    columns = ["--user", "who", "--item", "what", "--time", "bought", "--catalogue", weeks / "products.csv"]
-    assert dpformer("prepare", weeks / "week2.csv", "-o", weeks / "plain", *columns).code == 0
-    for name in ("g", "h"):
-        done = dpformer("refit", run, weeks / "plain", "--run", weeks / "runs" / name, *options)
-        assert done.code == 0, done
-        run = weeks / "runs" / name
-        statement = parse_statement((run / "privacy.json").read_bytes())
-        (filtered,) = statement.data.outside_guarantee
-        assert filtered.count("of an earlier run") == 1
-        assert "--min-events 2" in filtered
-        assert statement.assumed_public == ("the number of users", f"{EARLIER}the catalogue of items")
-        assert filtered in (run / "README.md").read_text()
-        assert data_agrees(load_model(run), load(weeks / "plain"), read_prior(run)).good
-        assert not data_agrees(load_model(run), load(weeks / "plain"), None).good  # planted: nothing carried over
-    fresh = weeks / "runs" / "i"
-    assert dpformer("refit", run, weeks / "plain", "--run", fresh, "--no-prior", *options).code == 0
-    assert not parse_statement((fresh / "privacy.json").read_bytes()).data.outside_guarantee
 
 
 def test_a_prior_needs_the_account_of_its_runs(weeks, dpformer, tmp_path):

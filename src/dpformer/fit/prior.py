@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +12,7 @@ from dpformer.artifact import load as load_artifact
 from dpformer.artifact.layout import ANSWERS, PRIOR
 from dpformer.data import Dataset
 from dpformer.errors import DPFormerError
-from dpformer.files import read_small, to_json, write_file
+from dpformer.files import read_small, write_file
 from dpformer.fit.folder import read_recipe
 from dpformer.fit.stage import Setup
 from dpformer.fit.statistics_stages import ask_histogram, ask_transitions
@@ -38,11 +37,7 @@ def prior_from(run: Path, dataset: Dataset) -> Prior | None:
     old = artifact.catalogue["item_id"].cast(str).to_list()
     place = {name: n for n, name in enumerate(dataset.catalogue["item_id"].cast(str).to_list(), 1)}
     numbers = np.array([0, *(place.get(name, 0) for name in old)])
-    prior = Prior.of(plan.users, histogram, measured, numbers, len(place))
-    said = artifact.statement
-    # The first of what is assumed public is the number of users, which each statement has of its own.
-    about = {"outside_guarantee": said.data.outside_guarantee, "assumed_public": said.assumed_public[1:]}
-    return replace(prior, about=np.frombuffer(to_json(about), np.uint8))
+    return Prior.of(plan.users, histogram, measured, numbers, len(place))
 
 
 def write_prior(folder: Path, prior: Prior) -> None:
@@ -55,8 +50,6 @@ def read_prior(folder: Path) -> Prior | None:
     if not (folder / PRIOR).exists():
         return None
     try:
-        prior = Prior(**load(read_small(folder / PRIOR, 1 << 31)))
-        prior.said()
-        return prior
-    except (OSError, TypeError, ValueError, RecursionError, SafetensorError) as error:
+        return Prior(**load(read_small(folder / PRIOR, 1 << 31)))
+    except (OSError, TypeError, SafetensorError) as error:
         raise DPFormerError(f"{folder / PRIOR}: cannot be read ({error}); it is damaged") from None

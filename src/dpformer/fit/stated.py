@@ -8,7 +8,6 @@ from dpformer.fit.recipe import Recipe
 from dpformer.privacy import PrivacyPlan
 from dpformer.privacy.build import Circumstances
 from dpformer.privacy.statement import DataPart
-from dpformer.statistics.prior import Prior
 from dpformer.training.groups import Groups, slack_in_words
 
 NOTHING_SELECTED = (
@@ -17,23 +16,12 @@ NOTHING_SELECTED = (
 )
 
 
-EARLIER = "of an earlier run, whose answers the model uses: "
-
-
-def data_part(dataset: Dataset, private: bool, trained_on: str = "all events", prior: Prior | None = None) -> DataPart:
+def data_part(dataset: Dataset, private: bool, trained_on: str = "all events") -> DataPart:
     """What was decided by the data. private: whether the run is; only then items of a private catalogue are selected."""
     outside, mode = tuple(dataset.outside_guarantee), dataset.catalogue_mode
     if mode == "private" and not private:
         outside, mode = (*outside, NOTHING_SELECTED), "log"
-    outside = _with_earlier(outside, prior, "outside_guarantee")
     return DataPart.model_validate({"catalogue": mode, "outside_guarantee": outside, "trained_on": trained_on})
-
-
-def _with_earlier(own: tuple[str, ...], prior: Prior | None, name: str) -> tuple[str, ...]:
-    """What holds of the run's own data, and of that of earlier runs; what both say is said once."""
-    said = [] if prior is None else prior.said().get(name, [])
-    further = [sentence for sentence in said if sentence.removeprefix(EARLIER) not in own]
-    return (*own, *(EARLIER + sentence.removeprefix(EARLIER) for sentence in further))
 
 
 def assumptions(plan: PrivacyPlan) -> tuple[str, ...]:
@@ -41,15 +29,15 @@ def assumptions(plan: PrivacyPlan) -> tuple[str, ...]:
     return (slack_in_words(Groups.of(plan.users, plan.rate, plan.declared)),) if plan.steps else ()
 
 
-def circumstances(plan: PrivacyPlan, recipe: Recipe, dataset: Dataset, prior: Prior | None) -> Circumstances:
-    """What the statement of a run says beside plan and ledger."""
-    data = data_part(dataset, plan.private, trained_on(recipe.hold_out, dataset.log.get("date")), prior)
+def circumstances(plan: PrivacyPlan, recipe: Recipe, dataset: Dataset, prior: bool) -> Circumstances:
+    """What the statement of a run says beside plan and ledger. prior: see `Circumstances`."""
+    data = data_part(dataset, plan.private, trained_on(recipe.hold_out, dataset.log.get("date")))
     public = ["the catalogue of items"] if data.catalogue == "log" else []
     if recipe.network is not None:
         public.append(f"the greatest length of a history, {recipe.network.max_length}")
     return Circumstances(
         data=data,
-        assumed_public=_with_earlier(tuple(public), prior, "assumed_public"),
+        assumed_public=tuple(public),
         assumptions=assumptions(plan),
-        prior=prior is not None,
+        prior=prior,
     )

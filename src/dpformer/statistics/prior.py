@@ -8,8 +8,7 @@ C_0 = r C + noise with r = N_0 / N, and is combined with the new one by precisio
 If habits change, this is slow to follow; `refit --no-prior` starts anew.
 """
 
-import json
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,7 @@ class Prior:
     """What earlier runs measured, in the numbers of the new catalogue and in counts of `users` people.
 
     histogram, its precision [items + 1], 0 for items that were not asked about; head [P], counts and precision [P, P]; noise:
-    of `Measured`. about: what the statement of the last of these runs says about their data, uint8, the bytes of a JSON object.
+    of `Measured`.
     """
 
     users: np.ndarray
@@ -33,7 +32,6 @@ class Prior:
     counts: np.ndarray
     precision: np.ndarray
     noise: np.ndarray
-    about: np.ndarray = field(default_factory=lambda: np.zeros(0, np.uint8))
 
     @classmethod
     def of(cls, users: int, histogram: Answer, measured: Measured, numbers: np.ndarray, items: int) -> "Prior":
@@ -55,13 +53,6 @@ class Prior:
             of_counts,
             np.array([measured.noise]),
         )
-
-    def said(self) -> dict[str, list[str]]:
-        """Read `about`: name of a part of the statement to its sentences."""
-        said = json.loads(self.about.tobytes() or b"{}")
-        if not all(isinstance(text, str) for sentences in dict(said).values() for text in sentences):
-            raise ValueError("what it says about the data is not text")
-        return dict(said)
 
     def arrays(self) -> dict[str, np.ndarray]:
         """All of it by name, for a file."""
