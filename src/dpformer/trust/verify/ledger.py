@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -142,11 +143,12 @@ def account_against_run(folder: Path, statement: PrivacyStatement) -> Outcome:
 
 def _fits(stated: float, charges: Sequence[Charge], delta: float) -> tuple[bool, str]:
     """Whether a stated epsilon is what charges can have at `delta`, and how that was counted."""
-    low, high, how = interval(charges, delta)
+    low, high, how = interval(tuple(charges), delta)
     return low * (1 - ROOM) <= stated <= high * (1 + ROOM), how
 
 
-def interval(charges: Sequence[Charge], delta: float) -> tuple[float, float, str]:
+@functools.lru_cache(maxsize=64)
+def interval(charges: tuple[Charge, ...], delta: float) -> tuple[float, float, str]:
     """The least and the largest epsilon that charges can have at `delta`, and how they were counted."""
     gaussian = [one for one in charges if one.rate == 1 and one.times]
     poisson = [one for one in charges if one.rate < 1 and one.times]
