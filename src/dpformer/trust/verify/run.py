@@ -17,10 +17,13 @@ from dpformer.errors import DPFormerError
 from dpformer.files import read_json
 from dpformer.fit.folder import read_recipe
 from dpformer.fit.presets import make_recipe
+from dpformer.fit.prior import read_prior
 from dpformer.fit.recipe import Recipe
 from dpformer.fit.run import start
 from dpformer.fit.stated import data_part
 from dpformer.privacy import Curator
+from dpformer.privacy.build import inherited
+from dpformer.statistics.prior import Prior
 from dpformer.trust.verify.answers import check_answers, check_resume
 from dpformer.trust.verify.checks import Outcome, Verification, agreement
 from dpformer.trust.verify.fields import fields, no_pickle
@@ -118,7 +121,7 @@ def verify_run(
         verification.skip(missing, "users", "data against statement")
     else:
         verification.check("users", _users, artifact, recipe, dataset)
-        verification.check("data against statement", _data_part, artifact, dataset)
+        verification.check("data against statement", _data_part, artifact, dataset, read_prior(folder))
     return verification
 
 
@@ -168,12 +171,13 @@ def _users(artifact: Artifact, recipe: Recipe, dataset: Dataset) -> Outcome:
     )
 
 
-def _data_part(artifact: Artifact, dataset: Dataset) -> Outcome:
+def _data_part(artifact: Artifact, dataset: Dataset, prior: Prior | None = None) -> Outcome:
     """What the statement says of the catalogue and of the filters, against the manifest of the data."""
     said, expected = artifact.statement.data, data_part(dataset, artifact.statement.private)
+    outside = inherited(expected.outside_guarantee, prior.conditions.outside_guarantee if prior is not None else ())
     pairs: dict[str, tuple[object, object]] = {
         "catalogue": (expected.catalogue, said.catalogue),
-        "outside of the guarantee": (expected.outside_guarantee, said.outside_guarantee),
+        "outside of the guarantee": (outside, said.outside_guarantee),
     }
     return agreement(
         pairs, f"catalogue {said.catalogue!r}, {len(said.outside_guarantee)} things outside of the guarantee"
