@@ -25,7 +25,7 @@ from dpformer.fit import run as run_module
 from dpformer.fit.recipe import Recipe
 from dpformer.fit.run import resume, start
 from dpformer.training.ranks import Ranks, join
-from tests.fit.conftest import data, quick_accounting  # noqa: F401
+from tests.fit.conftest import data  # noqa: F401
 
 Work = Callable[[Ranks], Any]
 SECONDS = 120.0

@@ -19,7 +19,7 @@ from dpformer.fit.run import resume, start
 from dpformer.privacy import read_ledger
 from dpformer.training.ranks import Ranks
 from dpformer.training.restart import Job, meet, open_store
-from tests.fit.conftest import data, quick_accounting  # noqa: F401
+from tests.fit.conftest import data  # noqa: F401
 from tests.recipes import small_recipe
 
 Open = Callable[..., Any]

@@ -22,7 +22,7 @@ from dpformer.privacy.plan import GRADIENTS
 from dpformer.training.ranks import Ranks
 from tests.distributed.processes import ranks_of
 from tests.distributed.processes import together as run_together
-from tests.fit.conftest import data, quick_accounting  # noqa: F401
+from tests.fit.conftest import data  # noqa: F401
 
 BUDGET: dict[str, Any] = {"epsilon": 20.0, "delta": 1e-3, "seed": 1}
 SMALL: dict[str, Any] = {**BUDGET, "d": 8, "max_length": 6}

@@ -15,7 +15,7 @@ from dpformer.errors import DataError
 from dpformer.fit.run import resume, start
 from dpformer.privacy import read_ledger
 from tests.distributed.processes import ranks_of, together, train
-from tests.fit.conftest import data, quick_accounting  # noqa: F401
+from tests.fit.conftest import data  # noqa: F401
 from tests.recipes import small_recipe
 
 RECIPES = {

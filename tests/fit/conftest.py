@@ -1,19 +1,14 @@
 """A small log of people with recognisable ids, prepared once."""
 
-import functools
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import polars as pl
 import pytest
 
 from dpformer.data import prepare, save
-from dpformer.fit import recipe
 from dpformer.fit.run import Run
 from dpformer.fit.workers import Team, Worker
-from dpformer.privacy import build, plan
 
 USERS, ITEMS = 60, 20
 TITLES = {"i00": "Good, the Bad, the Ugly", "i01": "Toy,Story", "i02": "Heat"}
@@ -30,29 +25,6 @@ def small_log(users: int = USERS, items: int = ITEMS, seed: int = 0) -> pl.DataF
             rows.append((f"person-{user:04d}-x7Qz", item, time, TITLES.get(item, f"Title {here}")))
             here = (here + int(random.integers(1, 3))) % items
     return pl.DataFrame(rows, schema=["user_id", "item_id", "timestamp", "title"], orient="row")
-
-
-@pytest.fixture(scope="session", autouse=True)
-def quick_accounting() -> Iterator[None]:
-    """The same accounting, computed once for each question: dozens of runs here ask the same."""
-    with pytest.MonkeyPatch.context() as patched:
-        for module, name in [
-            (plan, "epsilon"),
-            (build, "epsilon"),
-            (build, "attack_bound"),
-            (build, "gaussian_multiplier"),
-        ]:
-            patched.setattr(module, name, functools.cache(getattr(module, name)))
-        made: dict[str, plan.PrivacyPlan] = {}
-
-        def make_plan(*arguments: Any, **options: Any) -> plan.PrivacyPlan:
-            key = repr((arguments, options))
-            if key not in made:
-                made[key] = plan.make_plan(*arguments, **options)
-            return made[key]
-
-        patched.setattr(recipe, "make_plan", make_plan)
-        yield
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from dataclasses import replace
 
 import polars as pl
 import pytest
@@ -17,11 +18,13 @@ from dpformer.fit.prior import prior_from, read_prior
 from dpformer.fit.run import start
 from dpformer.privacy import parse_statement, read_ledger
 from dpformer.privacy.account import PeopleAccount
-from dpformer.privacy.wording import round_up
+from dpformer.privacy.build import Conditions, inherited
+from dpformer.privacy.wording import EARLIER, SEEDED, round_up
 from dpformer.trust.verify.checks import NotChecked
 from dpformer.trust.verify.fields import fields
 from dpformer.trust.verify.ledger import account_against_run, gaussian_epsilon, ledger_against_statement, recount
 from dpformer.trust.verify.own import prior_again, rebuilt
+from dpformer.trust.verify.run import _data_part
 from tests.fit.conftest import small_log
 from tests.fit.test_commands import assert_one_line
 
@@ -154,6 +157,42 @@ def test_verify_makes_the_prior_again_and_says_so_if_it_cannot(weeks, dpformer):
             missing()
         if old.exists():
             old.rename(weeks / "runs" / "elsewhere")
+
+
+def test_a_refitted_model_has_the_conditions_of_the_runs_that_it_uses(weeks, dpformer):
+    """The prior shows which items the earlier log had, and what was done to it: a public catalogue now does not undo that."""
+    columns = ["--user", "who", "--item", "what", "--time", "bought"]
+    filtered = dpformer("prepare", weeks / "week1.csv", "-o", weeks / "own", *columns, "--min-events", 3)
+    assert filtered.code == 0, filtered
+    options = ["--preset", "transitions", "--epsilon", 3, "--delta", DELTA, "--seed", 5, "--account", weeks / "people"]
+    assert dpformer("fit", weeks / "own", "--run", weeks / "runs" / "own", *options, "--quiet").code == 0
+    before = parse_statement((weeks / "runs" / "own" / "privacy.json").read_bytes())
+    assert "the catalogue of items" in before.assumed_public
+    assert before.data.outside_guarantee
+    products = ["--catalogue", weeks / "products.csv"]
+    assert dpformer("prepare", weeks / "week2.csv", "-o", weeks / "week2", *columns, *products).code == 0
+    prior = prior_from(weeks / "runs" / "own", load(weeks / "week2"))
+    assert prior.histogram_precision[1:].min() == 0  # some products were not in the earlier log
+    recipe = read_recipe(weeks / "runs" / "own").changed({"epsilon": 1.0, "seed": None})
+    new, account = weeks / "runs" / "b", PeopleAccount(weeks / "people")
+    start(new, weeks / "week2", recipe, account=account, prior=prior).train()
+    statement = parse_statement((new / "privacy.json").read_bytes())
+    assert EARLIER + "the catalogue of items" in statement.assumed_public
+    assert statement.data.outside_guarantee == tuple(EARLIER + what for what in before.data.outside_guarantee)
+    assert statement.insecure == (EARLIER + SEEDED,)
+    assert ledger_against_statement(new, statement, recipe).good
+    # Of a third run they are the same, once each.
+    again = prior_from(new, load(weeks / "week2"))
+    assert again.conditions == Conditions.of(statement)
+    assert inherited(statement.assumed_public, again.conditions.assumed_public) == statement.assumed_public
+    # Planted: a statement that leaves them out.
+    for hidden in ({"assumed_public": statement.assumed_public[:1]}, {"insecure": ()}):
+        assert not ledger_against_statement(new, statement.model_copy(update=hidden), recipe).good
+    data = statement.data.model_copy(update={"outside_guarantee": ()})
+    artifact, dataset = load_model(new), load(weeks / "week2")
+    assert _data_part(artifact, dataset, again).good
+    artifact = replace(artifact, statement=statement.model_copy(update={"data": data}))
+    assert not _data_part(artifact, dataset, again).good
 
 
 def test_wrong_arguments_are_one_line(weeks, dpformer, tmp_path):

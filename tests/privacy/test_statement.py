@@ -20,7 +20,7 @@ from dpformer.errors import PrivacyError
 from dpformer.privacy.account import Cap, PeopleAccount, RunCharge, Spending
 from dpformer.privacy.accounting import NEIGHBOURS, epsilon
 from dpformer.privacy.attack_bounds import attack_bound, percent_up
-from dpformer.privacy.build import Circumstances, build_statement
+from dpformer.privacy.build import Circumstances, Conditions, build_statement
 from dpformer.privacy.ledger import create_ledger, read_ledger
 from dpformer.privacy.plan import make_plan
 from dpformer.privacy.statement import DataPart, TuningPart, json_schema, parse_statement
@@ -283,10 +283,10 @@ def test_a_changed_statement_is_refused(statement, change, word):
 
 
 def test_a_seeded_run_is_marked_insecure_everywhere(run):
-    seeded = build_statement(*run, Circumstances(LOG, seeded=True, insecure=("and slow",)), NO_TUNING)
+    seeded = build_statement(*run, Circumstances(LOG, seeded=True), NO_TUNING)
     assert seeded.noise.mode == "seeded"
     assert "OS entropy" not in seeded.text()
-    assert len(seeded.insecure) == 2
+    assert len(seeded.insecure) == 1
     assert any("seed" in reason for reason in seeded.insecure)
     assert seeded.text().startswith("INSECURE")
     with pytest.raises(PrivacyError, match="insecure"):
@@ -333,7 +333,7 @@ def test_a_model_that_uses_earlier_runs_states_the_pair_of_all_of_them(run, tmp_
     people_account = PeopleAccount.create(tmp_path / "people", Cap(20, 2e-5))
     for name, charged_plan in (("earlier", earlier), ("now", plan)):
         people_account.charge(RunCharge.of(name, name, charged_plan))
-    about = replace(ABOUT, account=people_account.read(), prior=True)
+    about = replace(ABOUT, account=people_account.read(), prior=Conditions())
     made = build_statement(plan, account, about, NO_TUNING)
     counted = PLDAccountant(NEIGHBOURS, value_discretization_interval=1e-4)
     gaussians = [*earlier.releases, *plan.releases]
@@ -345,7 +345,7 @@ def test_a_model_that_uses_earlier_runs_states_the_pair_of_all_of_them(run, tmp_
     assert made.epsilon == made.account.epsilon == pytest.approx(counted.get_epsilon(2e-5 - 1e-6), rel=2e-3)
     at_users = counted.get_epsilon(1 / 6040 - 1e-6)
     assert made.epsilon_at_delta_1_over_users == pytest.approx(at_users, rel=2e-3)
-    own = build_statement(plan, account, replace(about, prior=False), NO_TUNING)
+    own = build_statement(plan, account, replace(about, prior=None), NO_TUNING)
     assert (made.alone.epsilon, made.alone.delta) == (own.epsilon, own.delta)
     assert own.alone is None
     assert made.attack.true_positive_rate > own.attack.true_positive_rate
@@ -363,7 +363,7 @@ def test_thresholds_of_earlier_years_that_took_all_of_delta_leave_no_promise(run
     spending = Spending("id", Cap(20, 1.5e-5, "year"), (), ())
     runs = [RunCharge.of(str(year), "run", earlier, f"{year}") for year in (2024, 2025)]
     spending = replace(spending, runs=(*runs, RunCharge.of("now", "now", plan, "2026")), hashes=("", "", ""))
-    made = build_statement(plan, account, replace(ABOUT, account=spending, prior=True), NO_TUNING)
+    made = build_statement(plan, account, replace(ABOUT, account=spending, prior=Conditions()), NO_TUNING)
     assert made.epsilon == "inf"
     assert made.private
     assert made.text().startswith("(inf, 1.5e-05)-differential privacy")

@@ -19,6 +19,11 @@ def step(private, batch) -> bool:
     return private.step(lambda: losses(private.model, batch))
 
 
+def make_step(private, batches, batch) -> None:
+    while not step(private, batch):
+        batch = next(batches)
+
+
 def test_steps_beyond_the_plan(tmp_path):
     private = begin(tmp_path / "run")
     batch = next(iter(begin(tmp_path / "other")))
@@ -286,3 +291,21 @@ def test_commands_for_recommenders_refuse_the_folder(tmp_path, dpformer):
     train(begin(tmp_path / "run"))
     for command in ("show", "verify", "audit"):
         assert "is a run of PrivateTraining" in dpformer(command, tmp_path / "run").err
+
+
+@pytest.mark.parametrize("kind", ["plateau", "by hand"])
+def test_a_learning_rate_that_follows_losses(tmp_path, kind):
+    """The usual call after an epoch. Losses have no noise, so the next step would tell of them."""
+    private = begin(tmp_path / "run")
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(private.optimizer, patience=0)
+    batches = iter(private)
+    make_step(private, batches, next(batches))
+    loss, batch = private.report.mean_loss, next(batches)
+    if kind == "plateau":
+        for later in (loss, 2 * loss, 3 * loss):
+            plateau.step(later)
+    else:
+        private.optimizer.param_groups[0]["lr"] /= 1 + loss
+    with pytest.raises(PrivacyError, match=r"lr of the optimiser.*scheduler="):
+        make_step(private, batches, batch)
+    assert charged(private) == 1

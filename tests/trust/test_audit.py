@@ -17,7 +17,6 @@ from dpformer.trust.audit import Setting, audit, of_preset
 from dpformer.trust.audit import suite as parts
 from dpformer.trust.audit.attacks import Float32Noise, GridNoise, possible
 from dpformer.trust.audit.bounds import claimed_mu, epsilon_refuted, mu_refuted
-from tests.fit.conftest import quick_accounting  # noqa: F401
 from tests.trust import planted
 
 

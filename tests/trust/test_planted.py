@@ -22,7 +22,6 @@ from dpformer.trust.verify.answers import check_answers
 from dpformer.trust.verify.checks import Verification
 from dpformer.trust.verify.own import check_own
 from dpformer.trust.verify.run import check_files, embedded
-from tests.fit.conftest import quick_accounting  # noqa: F401
 from tests.recipes import plain_recipe
 from tests.trust import planted
 from tests.trust.planted import Asking, OnlyAnswer, Scaled, noise

@@ -36,12 +36,8 @@ from dpformer.trust.verify.ledger import gaussian_delta, gaussian_epsilon, ledge
 from dpformer.trust.verify.network import check_network, float32_slack
 from dpformer.trust.verify.noise import items_chosen, largest_mean_product, noise_outcome, ratio_interval
 from dpformer.trust.verify.people import a_few, emptied
-from dpformer.trust.verify.recorder import MakeCurator
 from dpformer.trust.verify.run import BUILT_IN, _data_part, check_files, embedded, make
-from tests.fit.conftest import (
-    quick_accounting,  # noqa: F401  (the same plans are asked for again and again)
-    small_log,
-)
+from tests.fit.conftest import small_log
 from tests.recipes import plain_recipe, small_recipe
 
 NETWORK = "gru"  # the quickest with a tied table
@@ -50,9 +46,9 @@ NETWORK = "gru"  # the quickest with a tied table
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     place = tmp_path_factory.mktemp("verify")
-    data = embedded(place / "data")
     for model in BUILT_IN:
-        make(model, place / model, data)
+        make(model, place / model)
+    embedded(place / "data")
     return {model: place / model for model in BUILT_IN}
 
 
@@ -65,6 +61,7 @@ def test_every_built_in_model_is_green(runs, model):
     found = verify_run(runs[model])
     assert found.passed, [check for check in found.checks if check.status == "fail"]
     assert set(statuses(found).values()) == {"pass"}
+    assert {"this run: model from answers", "model from answers", "resume equality"} <= statuses(found).keys()
     assert sum(check.false_alarm for check in found.checks) <= 1e-6
 
 
@@ -205,11 +202,11 @@ def any_replay_is_taken(patch):
 def test_a_resumed_run_that_is_another_one(runs, defect, recipe, tmp_path, monkeypatch):
     from dpformer.privacy import Curator
 
-    make_curator: MakeCurator = Curator
-    data = runs[NETWORK].parent / "data"
-    assert check_resume(tmp_path / "sound", data, recipe, make_curator).good
+    data, make_curator = runs[NETWORK].parent / "data", Curator
+    start(tmp_path / "whole", data, recipe).train()
+    assert check_resume(tmp_path / "whole", tmp_path / "sound", data, recipe, make_curator).good
     defect(monkeypatch)
-    assert not check_resume(tmp_path / "planted", data, recipe, make_curator).good
+    assert not check_resume(tmp_path / "whole", tmp_path / "planted", data, recipe, make_curator).good
 
 
 # --- the tests of noise -----------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from typing import Any, cast
 import torch
 
 from dpformer.artifact import publish
-from dpformer.artifact.layout import ANSWERS, EVENTS, PRIOR
+from dpformer.artifact.layout import ANSWERS, EVENTS
 from dpformer.data import Dataset, Sequences, load
 from dpformer.errors import DPFormerError, PrivacyError
 from dpformer.fit.dpsgd import Optimisation, Trainer, network_for_steps
@@ -218,7 +218,7 @@ class Run:
 
     def statement(self) -> PrivacyStatement:
         """The privacy statement, from what the ledger says was charged."""
-        about = circumstances(self.plan, self.recipe, self.dataset, (self.folder / PRIOR).exists())
+        about = circumstances(self.plan, self.recipe, self.dataset, read_prior(self.folder))
         return state_privacy(self.curator, about, TuningPart(**self.recipe.tuning.model_dump()), self._account)
 
     def close(self) -> None:

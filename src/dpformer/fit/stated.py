@@ -8,6 +8,7 @@ from dpformer.fit.recipe import Recipe
 from dpformer.privacy import PrivacyPlan
 from dpformer.privacy.build import Circumstances
 from dpformer.privacy.statement import DataPart
+from dpformer.statistics.prior import Prior
 from dpformer.training.groups import Groups, slack_in_words
 
 NOTHING_SELECTED = (
@@ -29,7 +30,7 @@ def assumptions(plan: PrivacyPlan) -> tuple[str, ...]:
     return (slack_in_words(Groups.of(plan.users, plan.rate, plan.declared)),) if plan.steps else ()
 
 
-def circumstances(plan: PrivacyPlan, recipe: Recipe, dataset: Dataset, prior: bool) -> Circumstances:
+def circumstances(plan: PrivacyPlan, recipe: Recipe, dataset: Dataset, prior: Prior | None) -> Circumstances:
     """What the statement of a run says beside plan and ledger. prior: see `Circumstances`."""
     data = data_part(dataset, plan.private, trained_on(recipe.hold_out, dataset.log.get("date")))
     public = ["the catalogue of items"] if data.catalogue == "log" else []
@@ -39,5 +40,5 @@ def circumstances(plan: PrivacyPlan, recipe: Recipe, dataset: Dataset, prior: bo
         data=data,
         assumed_public=tuple(public),
         assumptions=assumptions(plan),
-        prior=prior,
+        prior=None if prior is None else prior.conditions,
     )

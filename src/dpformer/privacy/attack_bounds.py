@@ -11,6 +11,7 @@ Gaussian mechanism of multiplier sigma the curve is beta = Phi(Phi^-1(alpha) + 1
 loss distribution, or, where that is not reliable, the one point (epsilon, delta).
 """
 
+import functools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -61,7 +62,13 @@ def attack_bound(
 
     threshold_delta: the part of delta that a threshold takes (see `selection`).
     """
-    charges = tuple(charges)
+    return _attack_bound(tuple(charges), delta, false_positive_rate, threshold_delta)
+
+
+@functools.lru_cache(maxsize=256)
+def _attack_bound(
+    charges: tuple[Charge, ...], delta: float, false_positive_rate: float, threshold_delta: float
+) -> AttackBound:
     # The curve is that of the charges; delta only limits how far it is computed, and PLD cannot compute its end.
     spent = epsilon(charges, max(delta - threshold_delta, PLD_DELTA))
     epsilons, deltas = delta_curve(charges, spent)

@@ -36,22 +36,40 @@ PACKAGES = ("dp-accounting", "numpy", "scipy", "torch")
 
 
 @dataclass(frozen=True)
+class Conditions:
+    """What a statement takes for granted or leaves out. A model that is made of what a run released has them too."""
+
+    assumed_public: tuple[str, ...] = ()
+    outside_guarantee: tuple[str, ...] = ()
+    insecure: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, statement: PrivacyStatement) -> "Conditions":
+        """Those of a statement, with those that it has from earlier runs."""
+        return cls(statement.assumed_public, statement.data.outside_guarantee, statement.insecure)
+
+
+def inherited(own: tuple[str, ...], earlier: tuple[str, ...]) -> tuple[str, ...]:
+    """The conditions of a run, and those of earlier runs that it does not have by itself."""
+    marked = (one if one.startswith(wording.EARLIER) else wording.EARLIER + one for one in earlier if one not in own)
+    return tuple(dict.fromkeys([*own, *marked]))
+
+
+@dataclass(frozen=True)
 class Circumstances:
     """What a statement says beside plan and ledger.
 
     assumed_public: what is assumed public beside the number of users. assumptions: what the guarantee rests on without a proof.
-    insecure: reasons not to rely on the guarantee; that of a seeded run is added automatically.
-    account: of the people, just after the charge of this run, if it was charged to one. prior: the model also uses what earlier
-    runs of that account released, so what is stated is of all of them together.
+    account: of the people, just after the charge of this run, if it was charged to one. prior: where the model also uses what
+    earlier runs of that account released, their conditions; what is stated is of all of them together.
     """
 
     data: DataPart
     seeded: bool = False
     assumed_public: tuple[str, ...] = ()
     assumptions: tuple[str, ...] = ()
-    insecure: tuple[str, ...] = ()
     account: Spending | None = None
-    prior: bool = False
+    prior: Conditions | None = None
 
 
 def build_statement(
@@ -69,7 +87,7 @@ def build_statement(
     charges = plan.charges() if account is None else account.spent()
     delta, threshold = plan.delta, plan.threshold_delta
     spent, alone = epsilon(charges, delta, threshold), None
-    if about.prior:
+    if about.prior is not None:
         if about.account is None or isinstance(tuning, Tuning):
             raise PrivacyError(
                 "the model uses what earlier runs released: charge all of them to one account of people, without accounted tuning"
@@ -92,6 +110,7 @@ def build_statement(
     sigma_1 = gaussian_multiplier(plan.epsilon, plan.delta - plan.threshold_delta)
     releases = (one for one in plan.releases if account is None or one.name in account.released)
     users = f"a declared population of {plan.users:,} users" if plan.declared else "the number of users"
+    earlier = about.prior or Conditions()
     mode: Literal["exact", "seeded", "none"] = "none" if not plan.private else "seeded" if about.seeded else "exact"
     return PrivacyStatement(
         private=plan.private,
@@ -102,7 +121,12 @@ def build_statement(
         unit=wording.UNIT,
         users=plan.users,
         users_declared=plan.declared,
-        data=about.data.model_copy(update={"threshold_delta": plan.threshold_delta}),
+        data=about.data.model_copy(
+            update={
+                "threshold_delta": plan.threshold_delta,
+                "outside_guarantee": inherited(about.data.outside_guarantee, earlier.outside_guarantee),
+            }
+        ),
         steps=_steps(plan, plan.steps if account is None else account.steps_charged) if plan.steps else None,
         noise=NoisePart(mode=mode, generator=wording.GENERATORS[mode], grid=wording.GRID if plan.private else ""),
         releases=tuple(_release(one, sigma_1) for one in releases),
@@ -115,11 +139,11 @@ def build_statement(
             note=note,
         ),
         attack=AttackPart(**asdict(attack), reading=attack.sentence()),
-        assumed_public=(users, *about.assumed_public),
+        assumed_public=inherited((users, *about.assumed_public), earlier.assumed_public),
         assumptions=about.assumptions,
         tuning=tuning,
         not_covered=wording.NOT_COVERED,
-        insecure=(wording.SEEDED, *about.insecure) if mode == "seeded" else about.insecure,
+        insecure=inherited((wording.SEEDED,) if mode == "seeded" else (), earlier.insecure),
         ledger=LedgerPart(run_id=account.run_id, **asdict(account.position)) if account else None,
         account=account_part(about.account) if about.account else None,
         alone=alone,

@@ -36,6 +36,7 @@ _SETTLED = 3e-4
 _MARGIN = 2e-5
 
 
+@functools.lru_cache(maxsize=256)
 def gaussian_multiplier(target: float, delta: float) -> float:
     """sigma_1: the smallest multiplier of one Gaussian mechanism that is (target, delta)-DP (Balle and Wang 2018)."""
     check_epsilon(target)
@@ -52,7 +53,14 @@ def step_multiplier(
 
     Within 0.1 % above the smallest value that keeps the whole (target, delta)-DP, and never below it.
     """
-    shares = shares or {}
+    return _step_multiplier(target, delta, rate, steps, tuple((shares or {}).items()))
+
+
+@functools.lru_cache(maxsize=256)  # a search takes seconds, and runs of one recipe ask the same
+def _step_multiplier(
+    target: float, delta: float, rate: float, steps: int, named_shares: tuple[tuple[str, float], ...]
+) -> float:
+    shares = dict(named_shares)
     sigma_1 = gaussian_multiplier(target, delta)
     releases, left = split_budget(sigma_1, shares), 1 - sum(shares.values())
     if steps < 1:

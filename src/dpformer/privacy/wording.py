@@ -26,6 +26,8 @@ GRID = (
     "above 2^24 numbers)"
 )
 SEEDED = "the noise came from a given seed and can be subtracted: for research, never to publish"
+# Before a condition that a model has from the runs that its prior is of.
+EARLIER = "of earlier runs that the model uses: "
 TUNED = "One trial is shown here; the tuning is counted by RDP, and epsilon includes it."
 _CATALOGUES = {
     "public": "The set of items was given from outside of the log and is public.",

@@ -8,11 +8,12 @@ C_0 = r C + noise with r = N_0 / N, and is combined with the new one by precisio
 If habits change, this is slow to follow; `refit --no-prior` starts anew.
 """
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
+from dpformer.privacy.build import Conditions
 from dpformer.privacy.query import Answer
 from dpformer.statistics.combine import Measured
 
@@ -22,7 +23,7 @@ class Prior:
     """What earlier runs measured, in the numbers of the new catalogue and in counts of `users` people.
 
     histogram, its precision [items + 1], 0 for items that were not asked about; head [P], counts and precision [P, P]; noise:
-    of `Measured`.
+    of `Measured`. conditions: of the statement of the last of these runs.
     """
 
     users: np.ndarray
@@ -32,6 +33,7 @@ class Prior:
     counts: np.ndarray
     precision: np.ndarray
     noise: np.ndarray
+    conditions: Conditions = field(default_factory=Conditions)
 
     @classmethod
     def of(cls, users: int, histogram: Answer, measured: Measured, numbers: np.ndarray, items: int) -> "Prior":
@@ -55,8 +57,8 @@ class Prior:
         )
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """All of it by name, for a file."""
-        return {one.name: np.ascontiguousarray(getattr(self, one.name)) for one in fields(self)}
+        """All arrays by name, for a file."""
+        return {name: np.ascontiguousarray(value) for name, value in vars(self).items() if name != "conditions"}
 
     def with_histogram(self, answer: Answer, users: int) -> Answer:
         """The new histogram combined with the earlier one. Items that are new keep the noise of the new answer alone."""

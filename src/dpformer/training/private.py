@@ -4,7 +4,7 @@
 
 A batch that is handed to the loop is private data in its owner's hands, as the data set is. What the guarantee rests on is that
 the model changes by answers of the Curator alone: the people of a step are the Curator's draw, each batch of them is added once,
-the Curator answers for exactly these, and weights that have changed in any other way are refused before anything is charged.
+the Curator answers for exactly these, and weights or learning rates that change in any other way are refused before a charge.
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ class PrivateTraining:
                         )
         finally:
             if self._loop == mine:
-                with suppress(DPFormerError):  # the loop may have ended by an error, and that is the one to show
+                with suppress(DPFormerError):  # an error that ended the loop is the one to show
                     self._save_if_open()
 
     def step(self, compute_losses: Losses) -> bool:
@@ -224,6 +224,7 @@ class PrivateTraining:
         self._watch.check()
         compute_loss().backward()
         self._update()
+        self._watch.note()
         self._run.public_steps += 1
         self.save()  # the same public batches need not come again, so this step cannot be made again
 
@@ -245,6 +246,7 @@ class PrivateTraining:
             self.scheduler.step()
         if self.average is not None:
             self.average.update_parameters(self.model)
+        self._watch.note()
         self._torn = False
         if self.steps_made == self.plan.steps:
             with self._membership.exchange():
@@ -261,10 +263,8 @@ class PrivateTraining:
             self._stepping = False
         for _, p in trainable(self.model):
             p.grad = None
-        self._watch.note()
 
     def _check_step(self, *_: object) -> None:
-        """Before any step of the optimiser."""
         if not self._stepping:
             left = "private.step makes its steps" if self._run.is_open else "all steps of the plan are made"
             raise PrivacyError(

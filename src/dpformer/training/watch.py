@@ -1,4 +1,4 @@
-"""What must stay as it is between two steps: the weights, and the parameters that optimiser and model share; and what moved."""
+"""What must stay as it is between two steps: weights, settings of the optimiser, its parameters; and what moved."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dpformer.training.clipped_sum import trainable
 
 
 class Watch:
-    """Notices weights and buffers that change outside of steps, and an optimiser that does not hold what the model trains."""
+    """Notices weights, buffers and learning rates that change outside of steps, and an optimiser of other parameters."""
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         self.model, self.optimizer = model, optimizer
@@ -25,7 +25,8 @@ class Watch:
         self.note()
 
     def note(self) -> None:
-        """Remember the weights as they are now."""
+        """Remember the weights and the settings of the optimiser as they are now."""
+        self._settings = settings(self.optimizer)
         self._seen = {name: fingerprint(value) for name, value in everything(self.model).items()}
 
     def check(self) -> None:
@@ -41,6 +42,12 @@ class Watch:
                 "the last checkpoint, start the program again"
             )
         self.check_parameters()
+        changed = [name for name, value in settings(self.optimizer).items() if value != self._settings.get(name)]
+        if changed:
+            raise PrivacyError(
+                f"{changed[0]} has changed outside of the steps: if it follows losses, these have no noise, and the next step "
+                "would tell of them. Choose a schedule beforehand and give it with scheduler="
+            )
 
     def check_parameters(self) -> None:
         """The optimiser must hold the trainable parameters of the model, and no others, as when training began."""
@@ -91,6 +98,20 @@ class Movement:
                 norms.append(float(before.norm()))
         still = tuple(name for name, distance in distances.items() if not distance)
         return cls(math.hypot(*distances.values()), math.hypot(*norms), still)
+
+
+def settings(optimizer: torch.optim.Optimizer) -> dict[str, object]:
+    """Learning rate and all else that an optimiser has for each group of parameters."""
+    return {
+        f"{name} of the optimiser" + (f" (group {number})" if number else ""): _plain(value)
+        for number, group in enumerate(optimizer.param_groups)
+        for name, value in group.items()
+        if name != "params"
+    }
+
+
+def _plain(value: object) -> object:
+    return value.tolist() if isinstance(value, Tensor) else value
 
 
 def everything(model: nn.Module) -> dict[str, Tensor]:

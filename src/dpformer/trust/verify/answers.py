@@ -22,7 +22,7 @@ from dpformer.fit.run import resume, start
 from dpformer.privacy import Answer, PrivacyPlan, Query, Sample, read_ledger
 from dpformer.privacy.plan import GRADIENTS
 from dpformer.training.groups import Groups
-from dpformer.trust.verify.checks import Outcome, Verification
+from dpformer.trust.verify.checks import NotChecked, Outcome, Verification
 from dpformer.trust.verify.noise import DRAWS, noise_outcome
 from dpformer.trust.verify.own import rebuilt
 from dpformer.trust.verify.people import emptied, write_data
@@ -194,13 +194,14 @@ class _AskingMore(Watched):
         return super().ask(_Larger(query))
 
 
-def check_resume(folder: Path, data: Path, recipe: Recipe, make: MakeCurator) -> Outcome:
-    """Two runs with one seed, one of them stopped, crashed and resumed.
+def check_resume(whole: Path, folder: Path, data: Path, recipe: Recipe, make: MakeCurator) -> Outcome:
+    """Two runs with one seed: `whole`, which nothing disturbed, and one in `folder` that is stopped, crashed and resumed.
 
     The model must be equal bit for bit, nothing charged twice, and another sum at a charged place refused.
     """
-    whole, cut, other = folder / "whole", folder / "cut", folder / "other"
-    start(whole, data, recipe, make_curator=make).train()
+    if not (whole / MODEL).exists():
+        raise NotChecked("the recorded run did not end, so there is nothing to compare with")
+    cut, other = folder / "cut", folder / "other"
     _crash(cut, data, recipe, make)
     shutil.copytree(cut, other)
     resume(cut, make_curator=make).train()

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import safe_open
-from safetensors.numpy import save as arrays_to_safetensors
 from safetensors.torch import save as to_safetensors
 
 from dpformer.artifact import Artifact
@@ -27,6 +26,7 @@ from dpformer.artifact.card import model_card
 from dpformer.files import read_json
 from dpformer.fit.presets import command
 from dpformer.fit.prior import read_prior
+from dpformer.fit.prior import to_bytes as prior_bytes
 from dpformer.fit.recipe import Recipe
 from dpformer.trust.verify.checks import Outcome
 
@@ -111,7 +111,7 @@ def _other_content(folder: Path, artifact: Artifact, recipe: Recipe) -> Iterator
         files.CARD: ((folder / files.CARD).read_text(), model_card(model.spec, artifact.statement, config)),
     }
     if (prior := read_prior(folder)) is not None:
-        expected[files.PRIOR] = ((folder / files.PRIOR).read_bytes(), arrays_to_safetensors(prior.arrays()))
+        expected[files.PRIOR] = ((folder / files.PRIOR).read_bytes(), prior_bytes(prior))
     for name, (found, made) in expected.items():
         if found != made:
             yield f"{name} has something that the rest of the folder does not explain"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,16 +14,18 @@ from scipy.optimize import brentq
 from scipy.stats import norm
 
 from dpformer.artifact import read_config
-from dpformer.artifact.layout import LOCAL, PRIOR
+from dpformer.artifact.layout import LOCAL
 from dpformer.data.split import trained_on
 from dpformer.files import read_json
+from dpformer.fit.prior import read_prior
 from dpformer.fit.recipe import Recipe
 from dpformer.fit.stated import assumptions
 from dpformer.privacy import PrivacyStatement, read_ledger
 from dpformer.privacy.account import PeopleAccount
 from dpformer.privacy.accounting import Charge, rdp_epsilon
+from dpformer.privacy.build import Conditions, inherited
 from dpformer.privacy.statement import NoisePart
-from dpformer.privacy.wording import GENERATORS, GRID, NEIGHBOURS, UNIT
+from dpformer.privacy.wording import GENERATORS, GRID, NEIGHBOURS, SEEDED, UNIT
 from dpformer.trust.verify.checks import NotChecked, Outcome, agreement
 
 ROOM = 2e-3
@@ -35,7 +38,8 @@ def ledger_against_statement(folder: Path, statement: PrivacyStatement, recipe: 
         raise NotChecked("the run is not private and says so: it has no ledger")
     account = read_ledger(folder)  # raises where a line was changed, moved or cut off behind the head
     plan, said, steps = account.plan, statement.ledger, statement.steps
-    names = [entry.name for entry in account.entries]
+    names, prior = [entry.name for entry in account.entries], read_prior(folder)
+    of_prior = Conditions() if prior is None else prior.conditions
     mode: Literal["exact", "seeded"] = "exact" if recipe.seed is None else "seeded"
     pairs: dict[str, tuple[object, object]] = {
         "run": (account.run_id, said and said.run_id),
@@ -55,11 +59,18 @@ def ledger_against_statement(folder: Path, statement: PrivacyStatement, recipe: 
         "unit": (UNIT, statement.unit),
         "neighbours": (NEIGHBOURS, statement.neighbours),
         "noise": (NoisePart(mode=mode, generator=GENERATORS[mode], grid=GRID), statement.noise),
-        "marked insecure": (recipe.seed is not None, bool(statement.insecure)),
+        "marked insecure": (
+            inherited((SEEDED,) if recipe.seed is not None else (), of_prior.insecure),
+            statement.insecure,
+        ),
+        "assumed public by earlier runs": (
+            inherited(statement.assumed_public, of_prior.assumed_public),
+            statement.assumed_public,
+        ),
         "trained on": (trained_on(recipe.hold_out, read_config(folder)["log"].get("date")), statement.data.trained_on),
         "steps": (bool(plan.steps), steps is not None),
         "assumptions": (assumptions(plan), statement.assumptions),
-        "prior of earlier runs": ((folder / PRIOR).exists(), statement.alone is not None),
+        "prior of earlier runs": (prior is not None, statement.alone is not None),
     }
     if steps is not None:
         pairs |= {
@@ -142,11 +153,12 @@ def account_against_run(folder: Path, statement: PrivacyStatement) -> Outcome:
 
 def _fits(stated: float, charges: Sequence[Charge], delta: float) -> tuple[bool, str]:
     """Whether a stated epsilon is what charges can have at `delta`, and how that was counted."""
-    low, high, how = interval(charges, delta)
+    low, high, how = interval(tuple(charges), delta)
     return low * (1 - ROOM) <= stated <= high * (1 + ROOM), how
 
 
-def interval(charges: Sequence[Charge], delta: float) -> tuple[float, float, str]:
+@functools.lru_cache(maxsize=64)
+def interval(charges: tuple[Charge, ...], delta: float) -> tuple[float, float, str]:
     """The least and the largest epsilon that charges can have at `delta`, and how they were counted."""
     gaussian = [one for one in charges if one.rate == 1 and one.times]
     poisson = [one for one in charges if one.rate < 1 and one.times]

@@ -9,7 +9,6 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from safetensors.numpy import save
 
 from dpformer.artifact import load
 from dpformer.artifact.layout import ANSWERS, LOCAL, PRIOR
@@ -17,7 +16,7 @@ from dpformer.data import Dataset, Sequences
 from dpformer.files import read_json
 from dpformer.fit.dpsgd import Optimisation, Trainer, network_for_steps
 from dpformer.fit.folder import read_recipe
-from dpformer.fit.prior import prior_from, read_prior
+from dpformer.fit.prior import prior_from, read_prior, to_bytes
 from dpformer.fit.stage import Outputs, Progress, Setup, item_features
 from dpformer.fit.statistics_stages import run_stages
 from dpformer.models import Recommender
@@ -113,7 +112,7 @@ def prior_again(folder: Path, dataset: Dataset | None, missing: str) -> Outcome:
             "the run that the prior was made of is not where it was; its answers are needed to make it again"
         )
     made = prior_from(earlier, dataset)
-    same = made is not None and save(made.arrays()) == (folder / PRIOR).read_bytes()
+    same = made is not None and to_bytes(made) == (folder / PRIOR).read_bytes()
     before, own = read_ledger(earlier).receipt, read_ledger(folder).receipt
     charged = before is not None and own is not None and before.account == own.account and before.entries < own.entries
     detail = f"made again from {earlier}: {'the same bits' if same else 'OTHER numbers'}; "
