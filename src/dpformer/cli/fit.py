@@ -56,7 +56,6 @@ def fit(
     """
     from dpformer.cli.plan import planned
     from dpformer.cli.plan import show as show_plan
-    from dpformer.fit.lead_and_follow import finished
     from dpformer.fit.run import start
 
     if dry_run:
@@ -70,9 +69,6 @@ def fit(
             return
         chosen, trackers = recipe(), _trackers(tensorboard)
         people = account_of(account)
-        if finished(run, ranks, resuming=False):
-            _show_finished(run, as_json)
-            return
         if ranks.size > 1 and not chosen.steps_on_data and not quiet:
             say(
                 f"{ranks.size} processes, and no steps to share out: one of them makes all of it, and the others end. Presets "
@@ -91,6 +87,7 @@ def resume(
     as_json: AsJson = False,
 ) -> None:
     """Go on with a run that was interrupted, exactly where an uninterrupted one would be. Also under torchrun, see `fit`."""
+    from dpformer.artifact import read_statement
     from dpformer.fit.lead_and_follow import finished
     from dpformer.fit.run import resume as resume_run
 
@@ -100,7 +97,8 @@ def resume(
             return
         trackers = _trackers(tensorboard)
         if finished(run, ranks):
-            _show_finished(run, as_json)
+            say(f"{run}: is finished; its model is released")
+            _show(run, read_statement(run), as_json)
             return
         train(resume_run(run, data, ranks), trackers, quiet, as_json)
 
@@ -177,14 +175,6 @@ def train(run: Run, trackers: list[Tracker], quiet: bool, as_json: bool) -> None
         say(f"stopped and saved {f'after step {run.step}' if run.step else 'before the first step'}; go on {way}")
         sys.exit(130)
     _show(run.folder, run.statement(), as_json)
-
-
-def _show_finished(folder: Path, as_json: bool) -> None:
-    """After a crash or a restart that came when all was done but for the last files."""
-    from dpformer.artifact import read_statement
-
-    say(f"{folder}: is finished; its model is released")
-    _show(folder, read_statement(folder), as_json)
 
 
 def _show(folder: Path, statement: PrivacyStatement, as_json: bool) -> None:
