@@ -17,42 +17,12 @@ from dpformer.errors import DataError
 
 # Functions whose value in a row depends on that row alone, and which make no text longer than their arguments together: an
 # aggregate would let one person's rows decide about the rows of others, and nested calls of `replace` would fill the memory.
-_FUNCTIONS = {
-    *(
-        "abs",
-        "ceil",
-        "ceiling",
-        "floor",
-        "round",
-        "mod",
-        "div",
-        "coalesce",
-        "ifnull",
-        "nullif",
-        "if",
-        "cast",
-        "try_cast",
-    ),
-    *("lower", "upper", "trim", "ltrim", "rtrim", "left", "right", "substr", "substring", "concat", "concat_ws"),
-    *("length", "char_length", "character_length", "octet_length", "starts_with", "ends_with", "regexp_like"),
-    *("array_contains", "extract", "date_part", "year", "quarter", "month", "week", "day", "hour", "minute", "second"),
-}
-_KEYWORDS = {
-    "and",
-    "or",
-    "not",
-    "in",
-    "between",
-    "like",
-    "ilike",
-    "when",
-    "then",
-    "else",
-    "is",
-    "case",
-    "regexp",
-    "rlike",
-}
+_FUNCTIONS = set(
+    "abs ceil ceiling floor round mod div coalesce ifnull nullif if cast try_cast lower upper trim ltrim rtrim left right "
+    "substr substring concat concat_ws length char_length character_length octet_length starts_with ends_with regexp_like "
+    "array_contains extract date_part year quarter month week day hour minute second".split()
+)
+_KEYWORDS = set("and or not in between like ilike when then else is case regexp rlike".split())
 _QUOTED = re.compile(r"""'[^']*'|"[^"]*\"""")
 _TEXT_MARK, _NAME_MARK = "\x00", "\x01"
 # What could hide a word from the check: other quotes, escapes, comments, prefixes of texts (E'...').

@@ -6,8 +6,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
 from rich.table import Table
+from typer import Argument, Option
 
 from dpformer.cli.options import AsJson
 from dpformer.cli.output import print_json, say, stdout, threads
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 
 def evaluate(
-    runs: Annotated[list[Path], typer.Argument(help="Folders of finished runs; several are compared with the first.")],
+    runs: Annotated[list[Path], Argument(help="Folders of finished runs; several are compared with the first.")],
     data: Annotated[
-        Path | None, typer.Option(help="A prepared folder of the same items; the one it was trained on by default.")
+        Path | None, Option(help="A prepared folder of the same items; the one it was trained on by default.")
     ] = None,
-    item: Annotated[str, typer.Option("--item", help="Which item is held out: test or validation.")] = "test",
-    k: Annotated[int, typer.Option("--k", "-k", min=1, help="Items at the top that count.")] = 10,
+    item: Annotated[str, Option("--item", help="Which item is held out: test or validation.")] = "test",
+    k: Annotated[int, Option("--k", "-k", min=1, help="Items at the top that count.")] = 10,
     sample: Annotated[
-        int | None, typer.Option(min=1, help="Evaluate so many users, drawn uniformly; the protocol line says so.")
+        int | None, Option(min=1, help="Evaluate so many users, drawn uniformly; the protocol line says so.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:

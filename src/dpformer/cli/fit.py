@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from dpformer.cli import output as screen
 from dpformer.cli.options import AccountFolder, AsJson, Quiet, account_of, chooses_recipe
@@ -25,23 +25,23 @@ if TYPE_CHECKING:
     from dpformer.training.ranks import Ranks
 
 Board = Annotated[
-    Path | None, typer.Option("--tensorboard", help="Write a TensorBoard log to this folder; losses are not private.")
+    Path | None, Option("--tensorboard", help="Write a TensorBoard log to this folder; losses are not private.")
 ]
 Timeout = Annotated[
     float,
-    typer.Option(min=1, help="Under torchrun: how many seconds rank 0 waits for another process before the run ends."),
+    Option(min=1, help="Under torchrun: how many seconds rank 0 waits for another process before the run ends."),
 ]
-Device = Annotated[str, typer.Option(help="auto, cpu or cuda, for steps by one process; a GPU is untested.")]
+Device = Annotated[str, Option(help="auto, cpu or cuda, for steps by one process; a GPU is untested.")]
 
 
 @chooses_recipe
 def fit(
-    data: Annotated[Path, typer.Argument(help="A folder made by `dpformer prepare`.")],
+    data: Annotated[Path, Argument(help="A folder made by `dpformer prepare`.")],
     run: Annotated[
-        Path | None, typer.Option("--run", "-o", help="Folder of the run; must be new. Under torchrun: -o.")
+        Path | None, Option("--run", "-o", help="Folder of the run; must be new. Under torchrun: -o.")
     ] = None,
     account: AccountFolder = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and end; as `dpformer plan`.")] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="Show the plan and end; as `dpformer plan`.")] = False,
     device: Device = "auto",
     timeout: Timeout = 1800,
     tensorboard: Board = None,
@@ -78,8 +78,8 @@ def fit(
 
 
 def resume(
-    run: Annotated[Path, typer.Argument(help="Folder of the run.")],
-    data: Annotated[Path | None, typer.Option(help="Where the data is now, if it was moved.")] = None,
+    run: Annotated[Path, Argument(help="Folder of the run.")],
+    data: Annotated[Path | None, Option(help="Where the data is now, if it was moved.")] = None,
     device: Device = "auto",
     timeout: Timeout = 1800,
     tensorboard: Board = None,

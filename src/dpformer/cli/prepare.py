@@ -6,8 +6,8 @@ import functools
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
 from rich.table import Table
+from typer import Argument, Option
 
 from dpformer.cli.options import AsJson, reads_log
 from dpformer.cli.output import print_json, say, stderr, stdout
@@ -18,15 +18,13 @@ from dpformer.errors import DataError
 def prepare(
     log: Annotated[
         str,
-        typer.Argument(
+        Argument(
             help="A log (file; folder or glob of Parquet or CSV files), or a data set: ml-1m, amazon-games, demo."
         ),
     ],
-    output: Annotated[Path, typer.Option("-o", "--output", help="Folder to write.")],
-    source: Annotated[
-        str | None, typer.Option("--from", help="The file of a named data set, instead of a download.")
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace a folder that prepare wrote.")] = False,
+    output: Annotated[Path, Option("-o", "--output", help="Folder to write.")],
+    source: Annotated[str | None, Option("--from", help="The file of a named data set, instead of a download.")] = None,
+    force: Annotated[bool, Option("--force", help="Replace a folder that prepare wrote.")] = False,
     as_json: AsJson = False,
     *,
     reading: dict[str, Any],
