@@ -28,8 +28,7 @@ Board = Annotated[
     Path | None, Option("--tensorboard", help="Write a TensorBoard log to this folder; losses are not private.")
 ]
 Timeout = Annotated[
-    float,
-    Option(min=1, help="Under torchrun: how many seconds rank 0 waits for another process before the run ends."),
+    float, Option(min=1, help="Under torchrun: how many seconds rank 0 waits for another process before the run ends.")
 ]
 Device = Annotated[str, Option(help="auto, cpu or cuda, for steps by one process; a GPU is untested.")]
 

@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 _ROWS = 16_384
 Count = Annotated[int, Option("-k", help="How many items.")]
 Only = Annotated[
-    str | None,
-    Option(help="Of these items alone: ids or titles separated by commas, or @FILE with one per line."),
+    str | None, Option(help="Of these items alone: ids or titles separated by commas, or @FILE with one per line.")
 ]
 Exclude = Annotated[str | None, Option(help="None of these items; as --only.")]
 Where = Annotated[
@@ -41,8 +40,7 @@ Where = Annotated[
 def recommend(
     run: RunFolder,
     history: Annotated[
-        str | None,
-        Option(help="Ids or titles of items, oldest first, separated by commas (a title may hold some)."),
+        str | None, Option(help="Ids or titles of items, oldest first, separated by commas (a title may hold some).")
     ] = None,
     file: Annotated[
         Path | None,
@@ -230,11 +228,7 @@ def _write(parts: Iterator[pl.DataFrame], output: Path) -> int:
                 part.write_parquet(Path(folder) / f"{number:08d}.part")
                 rows += len(part)
             whole = pl.scan_parquet(Path(folder) / "*.part")
-            sinks: dict[str, Any] = {
-                ".csv": whole.sink_csv,
-                ".parquet": whole.sink_parquet,
-                ".jsonl": whole.sink_ndjson,
-            }
+            sinks = {".csv": whole.sink_csv, ".parquet": whole.sink_parquet, ".jsonl": whole.sink_ndjson}
             sinks[output.suffix](aside)
             aside.replace(output)
     except OSError as error:

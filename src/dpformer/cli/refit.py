@@ -30,8 +30,7 @@ def refit(
     epsilon: Annotated[float | None, Option(help="The budget; inf trains without privacy.")] = None,
     account: AccountFolder = None,
     prior: Annotated[
-        bool,
-        Option("--prior/--no-prior", help="Combine the statistics with those of earlier runs of the account."),
+        bool, Option("--prior/--no-prior", help="Combine the statistics with those of earlier runs of the account.")
     ] = True,
     quiet: Quiet = False,
     as_json: AsJson = False,

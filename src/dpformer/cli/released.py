@@ -114,8 +114,7 @@ def export(
     onnx: Annotated[bool, Option("--onnx", help="Write model.onnx.")] = False,
     torch_export: Annotated[bool, Option("--torch", help="Write model.pt2, for torch.export.load.")] = False,
     states: Annotated[
-        bool,
-        Option("--states", help="Of a network, write the hidden state and the item table in place of scores."),
+        bool, Option("--states", help="Of a network, write the hidden state and the item table in place of scores.")
     ] = False,
     triton: Annotated[
         bool, Option("--triton", help="With --onnx: lay the folder out as a model of NVIDIA Triton.")

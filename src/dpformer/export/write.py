@@ -34,12 +34,7 @@ TRITON, TRITON_ONNX = "config.pbtxt", "1/model.onnx"
 
 
 def export_run(
-    run: Path,
-    folder: Path,
-    onnx: bool = True,
-    torch_export: bool = False,
-    states: bool = False,
-    triton: bool = False,
+    run: Path, folder: Path, onnx: bool = True, torch_export: bool = False, states: bool = False, triton: bool = False
 ) -> list[str]:
     """Write the export of a finished run.
 
@@ -171,10 +166,7 @@ def _running_min(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
 
 
 # Re-Attention's cap needs them.
-_RUNNING: dict[Any, Any] = {
-    torch.ops.aten.cummax.default: _running_max,
-    torch.ops.aten.cummin.default: _running_min,
-}
+_RUNNING: dict[Any, Any] = {torch.ops.aten.cummax.default: _running_max, torch.ops.aten.cummin.default: _running_min}
 
 
 def _readme(artifact: Artifact, states: bool, files: list[str]) -> str:

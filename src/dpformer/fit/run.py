@@ -104,12 +104,8 @@ class Run:
         drop_events(self.folder, self.step, self.recipe.steps_on_data)
         listeners = Trackers(trackers)
         recipe = self.recipe.settings()
-        about = {
-            "steps": self.plan.steps,
-            "recipe": recipe,
-            "budget": {name: recipe[name] for name in ("epsilon", "delta")},
-        }
-        listeners.on_event({"event": "start", "step": self.step, **about})
+        about = {"recipe": recipe, "budget": {name: recipe[name] for name in ("epsilon", "delta")}}
+        listeners.on_event({"event": "start", "step": self.step, "steps": self.plan.steps, **about})
         with enough_memory(self.folder), explained_rank_error(self.folder):
             done = self._train(on_progress, should_stop, checkpoint_seconds, listeners)
             self.ranks.broadcast({"released": done})

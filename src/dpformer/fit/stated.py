@@ -35,9 +35,4 @@ def circumstances(plan: PrivacyPlan, recipe: Recipe, dataset: Dataset, prior: bo
     public = ["the catalogue of items"] if data.catalogue == "log" else []
     if recipe.network is not None:
         public.append(f"the greatest length of a history, {recipe.network.max_length}")
-    return Circumstances(
-        data=data,
-        assumed_public=tuple(public),
-        assumptions=assumptions(plan),
-        prior=prior,
-    )
+    return Circumstances(data=data, assumed_public=tuple(public), assumptions=assumptions(plan), prior=prior)
