@@ -22,13 +22,13 @@ from dpformer.trust.verify.run import BUILT_IN
 
 def cached(function: Callable[..., Any]) -> Callable[..., Any]:
     """The same function, computed once for each set of arguments."""
-    known: dict[str, Any] = {}
+    kept: dict[str, Any] = {}
 
     def look_up(*arguments: Any, **options: Any) -> Any:
         key = repr((arguments, options))
-        if key not in known:
-            known[key] = function(*arguments, **options)
-        return known[key]
+        if key not in kept:
+            kept[key] = function(*arguments, **options)
+        return kept[key]
 
     return look_up
 
@@ -40,19 +40,19 @@ def main() -> None:
     given = options.parse_args()
     recipe.make_plan = cached(recipe.make_plan)  # type: ignore[assignment]
     ledger.interval = cached(ledger.interval)  # type: ignore[assignment]
-    found: dict[str, Any] = {name: {"verified": 0, "checks": 0, "failed": [], "not_checked": 0} for name in BUILT_IN}
+    counts: dict[str, Any] = {name: {"verified": 0, "checks": 0, "failed": [], "not_checked": 0} for name in BUILT_IN}
     if given.output.exists():
-        found |= json.loads(given.output.read_text())
-    while names := [name for name in BUILT_IN if found[name]["verified"] < given.times]:
+        counts |= json.loads(given.output.read_text())
+    while names := [name for name in BUILT_IN if counts[name]["verified"] < given.times]:
         for verification in verify_built_in(names):
-            one = found[verification.subject]
+            one = counts[verification.subject]
             one["verified"] += 1
             one["checks"] += len(verification.checks)
             one["failed"] += verification.failed
             one["not_checked"] += sum(check.status == "not checked" for check in verification.checks)
-            given.output.write_text(json.dumps(found, indent=1) + "\n")
-    failed = sum(len(one["failed"]) for one in found.values())
-    print(f"{sum(one['verified'] for one in found.values())} runs verified, {failed} false alarms")
+            given.output.write_text(json.dumps(counts, indent=1) + "\n")
+    failed = sum(len(one["failed"]) for one in counts.values())
+    print(f"{sum(one['verified'] for one in counts.values())} runs verified, {failed} false alarms")
     sys.exit(bool(failed))
 
 

@@ -76,7 +76,7 @@ def main() -> None:
             url = json.loads(text)["url"]
             body = json.dumps({"histories": [list(range(1, 31))], "k": 10})
             hey(url, body, 2, 4, None)  # warm
-            found = {
+            figures = {
                 "items": given.items,
                 "preset": given.preset,
                 "load_before": round(os.getloadavg()[0], 2),
@@ -88,7 +88,7 @@ def main() -> None:
         finally:
             server.send_signal(signal.SIGTERM)
             server.wait(30)
-    print(json.dumps(found, indent=2))
+    print(json.dumps(figures, indent=2))
 
 
 if __name__ == "__main__":

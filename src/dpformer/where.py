@@ -181,8 +181,8 @@ def _meant(node: Any, kind: str, kinds: dict[str, str]) -> None:
     parts = _parts(name, content)
     if name == "Column":
         # Text that is compared with text anywhere stays text, unless it is a date; `is null` says nothing.
-        known = kinds.get(content, "")
-        kinds[content] = known if not kind or known == _DATE or (known == _TEXT and kind != _DATE) else kind
+        before = kinds.get(content, "")
+        kinds[content] = before if not kind or before == _DATE or (before == _TEXT and kind != _DATE) else kind
         return
     if name == "BinaryExpr" and content["op"] not in ("And", "Or"):
         literal = next((made for made in map(_literal, parts) if made is not None), None)

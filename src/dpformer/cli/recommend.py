@@ -228,7 +228,11 @@ def _write(parts: Iterator[pl.DataFrame], output: Path) -> int:
                 part.write_parquet(Path(folder) / f"{number:08d}.part")
                 rows += len(part)
             whole = pl.scan_parquet(Path(folder) / "*.part")
-            sinks = {".csv": whole.sink_csv, ".parquet": whole.sink_parquet, ".jsonl": whole.sink_ndjson}
+            sinks: dict[str, Any] = {
+                ".csv": whole.sink_csv,
+                ".parquet": whole.sink_parquet,
+                ".jsonl": whole.sink_ndjson,
+            }
             sinks[output.suffix](aside)
             aside.replace(output)
     except OSError as error:

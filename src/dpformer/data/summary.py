@@ -14,7 +14,7 @@ QUANTILES = {0: "shortest", 10: "p10", 25: "p25", 50: "median", 75: "p75", 90: "
 RARE = 10
 
 
-def _item_counts(dataset: Dataset) -> np.ndarray:
+def item_counts(dataset: Dataset) -> np.ndarray:
     """Count events of items 1..M, int64 [M]; the most frequent item first."""
     return np.sort(np.bincount(dataset.sequences.items, minlength=len(dataset.catalogue) + 1)[1:])[::-1]
 
@@ -25,7 +25,7 @@ def statistics(dataset: Dataset) -> dict[str, Any]:
     density: events / (users * items). tail: share of events in the most frequent 10 % of items; share of items that make up
     the last 20 % of events; share of items with at most 10 events; Gini coefficient of events per item.
     """
-    lengths, counts = dataset.sequences.lengths, _item_counts(dataset)
+    lengths, counts = dataset.sequences.lengths, item_counts(dataset)
     users, items, events = len(lengths), len(counts), int(counts.sum())
     quantiles = np.percentile(lengths, list(QUANTILES)).tolist()
     short = int((~places(lengths, dataset.sequences.split, "test")[1]).sum())
@@ -47,7 +47,7 @@ def statistics(dataset: Dataset) -> dict[str, Any]:
 
 def draw_long_tail(dataset: Dataset, path: Path) -> None:
     """Plot events per item against rank, on logarithmic axes, as an SVG file."""
-    counts = _item_counts(dataset)
+    counts = item_counts(dataset)
     sizes = f"{len(dataset.sequences):,} users, {len(counts):,} items, {counts.sum():,} events"
     points = [(float(rank), float(count)) for rank, count in enumerate(counts, 1) if count > 0]
     plot = lines(

@@ -202,11 +202,11 @@ import polars as pl
 {load_lines}
 items = pl.read_ndjson("items.jsonl", infer_schema_length=None)
 session = onnxruntime.InferenceSession("{TRITON_ONNX if TRITON in files else ONNX}")
-known = [1, 2]  # item numbers
-history = np.array([known], dtype=np.int64)
-lengths = np.array([len(known)], dtype=np.int64)
+seen = [1, 2]  # item numbers
+history = np.array([seen], dtype=np.int64)
+lengths = np.array([len(seen)], dtype=np.int64)
 {score}
-scores[0, known] = -np.inf
+scores[0, seen] = -np.inf
 best = np.argsort(-scores[0], kind="stable")[:10]
 print(items[best - 1].with_columns(score=scores[0, best]))
 ```
