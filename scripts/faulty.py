@@ -37,7 +37,7 @@ from dpformer.fit.run import Run
 from dpformer.privacy import Curator, Keys, build, chain, ledger, plan, read_ledger, statement
 from dpformer.privacy.plan import spending
 
-PRESET = "pure"
+PRESET = "dpformer"
 SMALL = {"epsilon": 20, "delta": 0.001, "d": 8, "max_length": 6, "epochs": 5, "batch_size": 30}
 STEPS = 10
 Fault = Callable[[], None]

@@ -223,7 +223,7 @@ def released() -> Path:
     """A small released folder."""
     frame = pl.DataFrame(EVENTS, schema=["user_id", "item_id", "timestamp"], orient="row")
     save(prepare(frame), WORK / "data")
-    recipe = make_recipe("pure", epsilon=20, delta=0.01, d=4, max_length=4, epochs=2)
+    recipe = make_recipe("dpformer", epsilon=20, delta=0.01, d=4, max_length=4, epochs=2)
     run = start(WORK / "run", WORK / "data", recipe)
     run.train()
     return WORK / "run"

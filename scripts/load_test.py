@@ -34,7 +34,7 @@ def make_run(folder: Path, items: int, preset: str) -> Path:
     frame = pl.DataFrame({"user_id": users, "item_id": item, "timestamp": random.integers(0, 10**6, len(item))})
     titles = pl.format("An invented title, number {}", "item_id").alias("title")
     save(prepare(frame.with_columns(titles), title="title"), folder / "data")
-    settings = {"epochs": 0.5} if preset in ("pure", "whole", "paper") else {}  # one step
+    settings = {"epochs": 0.5} if preset in ("dpformer", "whole", "paper") else {}  # one step
     run = start(folder / "run", folder / "data", make_recipe(preset, **settings))
     run.train()
     run.close()
@@ -58,7 +58,7 @@ def hey(url: str, body: str, seconds: float, workers: int, rate: float | None) -
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--items", type=int, default=24_000)
-    parser.add_argument("--preset", default="pure")
+    parser.add_argument("--preset", default="dpformer")
     parser.add_argument("--rate", type=float, default=200)
     parser.add_argument("--seconds", type=float, default=20)
     given = parser.parse_args()

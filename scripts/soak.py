@@ -55,7 +55,7 @@ def make_log(dice: random.Random) -> pl.DataFrame:
 
 def make_settings(dice: random.Random) -> dict[str, Any]:
     """A preset and settings that make sense together, anywhere in their ranges."""
-    preset = dice.choice(["pure"] * 2 + ["paper"] * 2 + ["whole", "default", "popularity", "transitions"])
+    preset = dice.choice(["dpformer"] * 2 + ["paper"] * 2 + ["whole", "default", "popularity", "transitions"])
     settings: dict[str, Any] = {"preset": preset, "epsilon": dice.choice([0.5, 2.0, 8.0, 30.0]), "delta": 1e-3}
     settings |= dice.choice([{}, {"seed": dice.randrange(1000)}])
     if preset in ("popularity", "transitions"):
