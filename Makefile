@@ -50,6 +50,7 @@ pages: $(STAMP)
 	$(BIN)/dpformer reproduce claims -o docs
 	$(BIN)/python scripts/readme_tables.py README.md
 	$(BIN)/python scripts/cli_reference.py docs/cli.md
+	$(BIN)/python scripts/sizes.py docs/design.md
 
 # All trainings behind docs/results.md and docs/paper.md, then their pages. It takes days from nothing, needs both data sets
 # (docs/results.md), and can be stopped and started again; finished trainings are in runs.jsonl.

@@ -2,7 +2,7 @@
 
 unit        no other process, no accountant: the code as it is, in under a minute
 guarantee   clipping, noise, ledger, runs, attacks: what the promise rests on, in a few minutes
-nightly     pages of the documentation, Spark, torchrun, faults by system calls, experiments, properties of the accountants
+nightly     pages of the documentation, torchrun, faults by system calls, experiments, properties of the accountants
 """
 
 import pytest
@@ -27,7 +27,6 @@ GUARANTEE = (
 NIGHTLY = (
     *(
         "experiments/",
-        "tests/data/test_spark.py",
         "tests/distributed/test_lost.py",
         "tests/distributed/test_torchrun.py",
     ),

@@ -51,8 +51,8 @@ def opacus_error(one: Architecture, attention: str, padded: bool) -> float | str
         if any(g is None and any(own[k].any() for own in gradients) for k, g in enumerate(samples)):
             return "no gradient"  # its optimiser raises; a parameter without a use could be frozen
         samples = [g for g in samples if g is not None]
-        found = torch.stack([g.double().flatten(1).norm(dim=1) for g in samples]).norm(dim=0)
-        return float((found / norms - 1).abs().max()) if found.shape == norms.shape else "wrong number of samples"
+        theirs = torch.stack([g.double().flatten(1).norm(dim=1) for g in samples]).norm(dim=0)
+        return float((theirs / norms - 1).abs().max()) if theirs.shape == norms.shape else "wrong number of samples"
     except Exception as error:  # noqa: BLE001  (what it raises is the result)
         return type(error).__name__
 
@@ -60,9 +60,9 @@ def opacus_error(one: Architecture, attention: str, padded: bool) -> float | str
 def row(one: Architecture) -> tuple[str, bool, str]:
     """The line of the table, whether ours is exact in all variants, and what Opacus' outcome is in one word."""
     variants = [(attention, padded) for attention in one.attentions for padded in one.paddings]
-    found = [ours(one, *variant) for variant in variants]
-    refusals = [x for x in found if isinstance(x, str)]
-    worst = max((x for x in found if isinstance(x, float)), default=0.0)
+    errors = [ours(one, *variant) for variant in variants]
+    refusals = [x for x in errors if isinstance(x, str)]
+    worst = max((x for x in errors if isinstance(x, float)), default=0.0)
     exact = not refusals and worst < EXACT
     mine = (
         f"{worst:.0e}" if exact else f"refused: {refusals[0].split(':')[0]}" if refusals else f"**wrong, {worst:.0e}**"

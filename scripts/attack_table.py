@@ -30,37 +30,37 @@ def main() -> None:
     options.add_argument("--only-table", action="store_true")
     options.add_argument("--html", type=Path, default=None, help="also write a page")
     given = options.parse_args()
-    found = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"cpu_seconds": {}, "audits": []}
+    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"cpu_seconds": {}, "audits": []}
     for epsilon in [] if given.only_table else given.epsilons:
         for preset in given.presets:
             began = time.process_time()
             done = audit(of_preset(preset, epsilon, fits=given.fits))
-            found["cpu_seconds"][f"{preset} {epsilon:g}"] = round(time.process_time() - began)
-            others = [one for one in found["audits"] if key(one) != key(done.to_json())]
-            found["audits"] = sorted([*others, done.to_json()], key=key)
-            RESULTS.write_text(json.dumps(found, indent=1) + "\n")
-            print(markdown([done]), found["cpu_seconds"], flush=True)
-    audits = [read(one) for one in found["audits"]]
+            results["cpu_seconds"][f"{preset} {epsilon:g}"] = round(time.process_time() - began)
+            others = [one for one in results["audits"] if key(one) != key(done.to_json())]
+            results["audits"] = sorted([*others, done.to_json()], key=key)
+            RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+            print(markdown([done]), results["cpu_seconds"], flush=True)
+    audits = [read(one) for one in results["audits"]]
     write_table(audits)
     if given.html:
         given.html.write_text(html(audits))
 
 
-def key(found: dict) -> tuple[int, float]:
+def key(audit: dict) -> tuple[int, float]:
     """Presets in their order, then the claim; audits that are not made again are kept."""
-    return list(PRESETS).index(found["setting"].removeprefix("preset ")), round(found["epsilon"], 2)
+    return list(PRESETS).index(audit["setting"].removeprefix("preset ")), round(audit["epsilon"], 2)
 
 
-def read(found: dict) -> Audit:
+def read(audit: dict) -> Audit:
     """An audit from its JSON."""
     attacks = [
         Attack(
             *(one["name"], one["what"], one["defect"], Finding(**one["found"]), Finding(**one["control"])),
             *(one["claimed_epsilon"], one["claimed_mu"]),
         )
-        for one in found["attacks"]
+        for one in audit["attacks"]
     ]
-    own = {name: found[name] for name in ("setting", "seed", "fits", "epsilon", "delta", "mu")}
+    own = {name: audit[name] for name in ("setting", "seed", "fits", "epsilon", "delta", "mu")}
     return Audit(**own, attacks=attacks)
 
 

@@ -57,22 +57,22 @@ def kills(stage: Stage, dice: random.Random, tries: int) -> Problems:
             if end.code not in (0, -signal.SIGKILL):
                 yield [f"ended by itself: {end.err[-300:]}"]
                 return
-            found = stage.problems(folder)
+            problems = stage.problems(folder)
             lines = _lines(folder)
             if (folder / "model.safetensors").exists():
-                found += stage.finish(folder, same=seeded, **settings)
+                problems += stage.finish(folder, same=seeded, **settings)
             elif (step_of(folder) < step and not end_is_written(folder)) or lines < charged:
-                found.append("a checkpoint or a charge that was there has gone")
+                problems.append("a checkpoint or a charge that was there has gone")
             step, charged = max(step, step_of(folder)), lines
             if end.code:
                 done += 1
-                yield found
-            elif found:
-                yield found
+                yield problems
+            elif problems:
+                yield problems
         if not (folder / "model.safetensors").exists():
-            found = stage.finish(folder, same=seeded, **settings)
-            if found:
-                yield found
+            problems = stage.finish(folder, same=seeded, **settings)
+            if problems:
+                yield problems
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -88,14 +88,14 @@ def stops(stage: Stage, dice: random.Random, tries: int) -> Problems:
         child = Child(stage.work, stage.fit(folder), witness(stage.log(folder)))
         child.signal(dice.uniform(0, stage.seconds), dice.choice((signal.SIGTERM, signal.SIGINT)))
         end = child.wait()
-        found = stage.problems(folder)
+        problems = stage.problems(folder)
         if "saved after step" in end.err:
-            told = int(end.err.split("saved after step ")[1].split(";")[0])
-            if step_of(folder) != told:
-                found.append(f"step {told} was reported as saved, and the checkpoint is of {step_of(folder)}")
+            reported = int(end.err.split("saved after step ")[1].split(";")[0])
+            if step_of(folder) != reported:
+                problems.append(f"step {reported} was reported as saved, and the checkpoint is of {step_of(folder)}")
         if "Traceback" in end.err:
-            found.append(end.err[-300:])
-        yield found + stage.finish(folder)
+            problems.append(end.err[-300:])
+        yield problems + stage.finish(folder)
 
 
 def full_disk(stage: Stage, dice: random.Random, tries: int) -> Problems:
@@ -108,11 +108,11 @@ def full_disk(stage: Stage, dice: random.Random, tries: int) -> Problems:
             folder = place / "run"
             stage.log(folder).unlink(missing_ok=True)
             end = stage.run(stage.fit(folder), witness(stage.log(folder)), save_often)
-            found = stage.problems(folder)
+            problems = stage.problems(folder)
             if end.code:
-                found += _told(end, "No space left", "resume", "Free space", "space left", "untouched")
+                problems += _told(end, "No space left", "resume", "Free space", "space left", "untouched")
             mount(place, "remount,", 1 << 14)
-            yield found + stage.finish(folder)
+            yield problems + stage.finish(folder)
         finally:
             subprocess.run(["umount", str(place)], check=True)
 
@@ -130,10 +130,10 @@ def file_limit(stage: Stage, dice: random.Random, tries: int) -> Problems:
         # What the child says goes through a pipe that has no size.
         folder = stage.fresh(f"limit-{number}")
         end = stage.run(stage.fit(folder), witness(stage.log(folder)), save_often, limited)
-        found = stage.problems(folder)
+        problems = stage.problems(folder)
         if end.code:
-            found += _told(end, "File too large") if size > 400 else []  # below, the line itself does not fit
-        yield found + stage.finish(folder)
+            problems += _told(end, "File too large") if size > 400 else []  # below, the line itself does not fit
+        yield problems + stage.finish(folder)
 
 
 def read_only(stage: Stage, dice: random.Random, tries: int) -> Problems:
@@ -147,13 +147,13 @@ def read_only(stage: Stage, dice: random.Random, tries: int) -> Problems:
             steps = dice.randint(1, STEPS - 1)
             stage.run(stage.fit(folder), witness(stage.log(folder)), stop_after(steps))
             mount(place, "remount,ro,", 1 << 14)
-            found = _told(stage.run(["resume", folder], witness(stage.log(folder))), "Read-only", "permissions")
-            found += _told(stage.run(stage.fit(place / "new")), "Read-only")
-            found += stage.problems(folder)
+            problems = _told(stage.run(["resume", folder], witness(stage.log(folder))), "Read-only", "permissions")
+            problems += _told(stage.run(stage.fit(place / "new")), "Read-only")
+            problems += stage.problems(folder)
             mount(place, "remount,rw,", 1 << 14)
             if step_of(folder) != steps:
-                found.append("the checkpoint has changed")
-            yield found + stage.finish(folder)
+                problems.append("the checkpoint has changed")
+            yield problems + stage.finish(folder)
         finally:
             subprocess.run(["umount", str(place)], check=True)
 
@@ -184,11 +184,11 @@ def damaged_state(stage: Stage, dice: random.Random, tries: int) -> Problems:
         path = next((folder / "private").rglob(name)) if name.startswith("s") else folder / name
         how = damage(path, dice)
         end = stage.run(["resume", folder], witness(stage.log(folder)))
-        found = _told(end) if end.code else stage.wrong_end(folder)
+        problems = _told(end) if end.code else stage.wrong_end(folder)
         seen = set(stage.log(folder).read_text().split()) - set(stage.log(good).read_text().split())
         if end.code and seen:
-            found.append("noise was drawn before the damage was noticed")
-        yield [f"{name}, {how}: {problem}" for problem in found]
+            problems.append("noise was drawn before the damage was noticed")
+        yield [f"{name}, {how}: {problem}" for problem in problems]
         shutil.rmtree(folder)
 
 
@@ -200,11 +200,11 @@ def damaged_release(stage: Stage, dice: random.Random, tries: int) -> Problems:
         shutil.copytree(stage.whole, folder)
         name = RELEASED[number % len(RELEASED)]
         how = damage(folder / name, dice)
-        found = []
+        problems = []
         for end, expected in zip(answers(stage, folder), right, strict=True):
             said = end.out.replace("whole-copy", "whole")
-            found += _told(end) if end.code else ["damage was not noticed"] * (said != expected.out)
-        yield [f"{name}, {how}: {problem}" for problem in found]
+            problems += _told(end) if end.code else ["damage was not noticed"] * (said != expected.out)
+        yield [f"{name}, {how}: {problem}" for problem in problems]
 
 
 def answers(stage: Stage, folder: Path) -> list[Outcome]:
@@ -257,17 +257,19 @@ def two_processes(stage: Stage, dice: random.Random, tries: int) -> Problems:
         intruder = Child(stage.work, ["resume", folder], slow(dice.random()))
         ends, late = [child.wait() for child in running], intruder.wait()
         winners = [k for k, end in enumerate(ends) if end.code == 0]
-        found = [problem for end in ends if end.code for problem in _told(end, "in use by another", "exists already")]
-        found += _told(late, "in use by another", "missing", "finished", "no run", "is not") if late.code else []
+        problems = [
+            problem for end in ends if end.code for problem in _told(end, "in use by another", "exists already")
+        ]
+        problems += _told(late, "in use by another", "missing", "finished", "no run", "is not") if late.code else []
         if len(winners) + (late.code == 0) != 1:
-            found.append(f"{len(winners)} processes think that they have made the run")
+            problems.append(f"{len(winners)} processes think that they have made the run")
         elif winners:
             seed = json.loads((folder / "config.json").read_text())["recipe"]["seed"]
             if seed != winners[0] + 1:
-                found.append("the settings in the folder are another process's")
+                problems.append("the settings in the folder are another process's")
             if budget == 20 and seed == 1:
-                found += stage.wrong_end(folder)
-        yield found
+                problems += stage.wrong_end(folder)
+        yield problems
 
 
 def slow(seconds: float) -> Fault:
@@ -282,11 +284,11 @@ def memory(stage: Stage, dice: random.Random, tries: int) -> Problems:
         kind = ("python", "torch", "limit")[number % 3]
         folder = stage.fresh(f"memory-{number}")
         end = stage.run(stage.fit(folder), witness(stage.log(folder)), short_of_memory(kind, step))
-        found = stage.problems(folder) + _told(end, "out of memory")
+        problems = stage.problems(folder) + _told(end, "out of memory")
         charged = _charged(folder)
         if charged != step - 1:
-            found.append(f"{charged} steps are charged, and {step - 1} were made")
-        yield [f"{kind}: {problem}" for problem in found + stage.finish(folder)]
+            problems.append(f"{charged} steps are charged, and {step - 1} were made")
+        yield [f"{kind}: {problem}" for problem in problems + stage.finish(folder)]
 
 
 def _charged(folder: Path) -> int:

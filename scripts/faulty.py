@@ -37,7 +37,7 @@ from dpformer.fit.run import Run
 from dpformer.privacy import Curator, Keys, build, chain, ledger, plan, read_ledger, statement
 from dpformer.privacy.plan import spending
 
-PRESET = "pure"
+PRESET = "dpformer"
 SMALL = {"epsilon": 20, "delta": 0.001, "d": 8, "max_length": 6, "epochs": 5, "batch_size": 30}
 STEPS = 10
 Fault = Callable[[], None]
@@ -250,29 +250,29 @@ class Stage:
         except DPFormerError as error:
             return [f"noise was drawn, and the ledger cannot be read: {error}"] if seen else []
         charged = {entry.tag for entry in account.entries}
-        found = []
+        problems = []
         if not seen <= charged:
-            found.append(f"{len(seen - charged)} answers could be seen and are not in the ledger")
+            problems.append(f"{len(seen - charged)} answers could be seen and are not in the ledger")
         if account.steps_charged > account.plan.steps:
-            found.append("more steps charged than planned")
-        return found
+            problems.append("more steps charged than planned")
+        return problems
 
     def wrong_end(self, folder: Path, same: bool = True) -> list[str]:
         """What is wrong with a run that was brought to its end after all."""
-        found = self.problems(folder)
+        problems = self.problems(folder)
         if not (folder / "model.safetensors").exists():
-            return [*found, "no model was released"]
+            return [*problems, "no model was released"]
         if same and (folder / "model.safetensors").read_bytes() != self.model:
-            found.append("the model is not that of the undisturbed run")
+            problems.append("the model is not that of the undisturbed run")
         if (folder / "private").exists():
-            found.append("private state is left")
+            problems.append("private state is left")
         said = json.loads((folder / "privacy.json").read_text())
         account = read_ledger(folder)
         if said["steps"]["charged"] != account.steps_charged or said["ledger"]["hash"] != account.position.hash:
-            found.append("the statement does not say what the ledger says")
+            problems.append("the statement does not say what the ledger says")
         if account.steps_charged != STEPS:
-            found.append(f"{account.steps_charged} steps are charged, not {STEPS}")
-        return found
+            problems.append(f"{account.steps_charged} steps are charged, not {STEPS}")
+        return problems
 
     def finish(self, folder: Path, same: bool = True, **settings: Any) -> list[str]:
         """Bring a run to its end, and say what is wrong with it."""
@@ -311,8 +311,8 @@ def end_is_written(folder: Path) -> bool:
 
 def step_of(folder: Path) -> int:
     """The step of a run's newest checkpoint; -1 without one."""
-    found = sorted((folder / "private").glob("checkpoint-*/state.json"))
-    return int(json.loads(found[-1].read_text()).get("step", 0)) if found else -1
+    states = sorted((folder / "private").glob("checkpoint-*/state.json"))
+    return int(json.loads(states[-1].read_text()).get("step", 0)) if states else -1
 
 
 def can_mount() -> bool:

@@ -223,7 +223,7 @@ def released() -> Path:
     """A small released folder."""
     frame = pl.DataFrame(EVENTS, schema=["user_id", "item_id", "timestamp"], orient="row")
     save(prepare(frame), WORK / "data")
-    recipe = make_recipe("pure", epsilon=20, delta=0.01, d=4, max_length=4, epochs=2)
+    recipe = make_recipe("dpformer", epsilon=20, delta=0.01, d=4, max_length=4, epochs=2)
     run = start(WORK / "run", WORK / "data", recipe)
     run.train()
     return WORK / "run"
@@ -239,11 +239,11 @@ def read_released(name: str, data: bytes) -> None:
     shutil.copytree(released(), folder)
     (folder / name).write_bytes(data)
     if name != "files.json":
-        known = json.loads((folder / "files.json").read_text())
-        known |= {n: sha256(folder / n) for n in RELEASED if n != "items.jsonl"}
+        hashes = json.loads((folder / "files.json").read_text())
+        hashes |= {n: sha256(folder / n) for n in RELEASED if n != "items.jsonl"}
         if name == "items.jsonl":
-            known[name] = {"item_id": column_hash(folder / name)}
-        (folder / "files.json").write_text(json.dumps(known))
+            hashes[name] = {"item_id": column_hash(folder / name)}
+        (folder / "files.json").write_text(json.dumps(hashes))
     model = load_model(folder)
     model.recommend([["i1", "i2"], []], k=3)
 
@@ -334,7 +334,7 @@ def targets() -> dict[str, tuple[Callable[[Any], None], st.SearchStrategy[Any], 
     data = {
         name: (WORK / "data" / name).read_bytes() for name in ("manifest.json", "sequences.parquet", "items.parquet")
     }
-    found: dict[str, Any] = {
+    targets: dict[str, Any] = {
         "readers": (
             read_log,
             st.one_of(mutated(logs), tables(), json_lines(), parquets(), st.binary(max_size=80)),
@@ -349,15 +349,15 @@ def targets() -> dict[str, tuple[Callable[[Any], None], st.SearchStrategy[Any], 
     more = {"model.json": specs(), "model.safetensors": models(), "items.jsonl": json_lines()}
     for name in (*RELEASED, "files.json"):
         given_bytes = st.one_of(mutated([whole[name]]), *([more[name]] if name in more else []))
-        found[f"released {name}"] = (lambda b, n=name: read_released(n, b), given_bytes, [whole[name]])
+        targets[f"released {name}"] = (lambda b, n=name: read_released(n, b), given_bytes, [whole[name]])
     for name, content in data.items():
         wild = [parquets()] if name.endswith("parquet") else []
-        found[f"prepared {name}"] = (
+        targets[f"prepared {name}"] = (
             lambda b, n=name: read_prepared(n, b),
             st.one_of(mutated([content]), *wild),
             [content],
         )
-    return found
+    return targets
 
 
 class Tally:
@@ -391,9 +391,9 @@ def by_hypothesis(tally: Tally, strategy: st.SearchStrategy[Any], examples: int,
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt):
             raise
-        found = getattr(error, "exceptions", (error,))
+        errors = getattr(error, "exceptions", (error,))
         return " | ".join(
-            f"{type(e).__name__}: {str(e)[:200]} {' '.join(getattr(e, '__notes__', []))[:400]}" for e in found
+            f"{type(e).__name__}: {str(e)[:200]} {' '.join(getattr(e, '__notes__', []))[:400]}" for e in errors
         )
     return None
 

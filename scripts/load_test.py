@@ -34,7 +34,7 @@ def make_run(folder: Path, items: int, preset: str) -> Path:
     frame = pl.DataFrame({"user_id": users, "item_id": item, "timestamp": random.integers(0, 10**6, len(item))})
     titles = pl.format("An invented title, number {}", "item_id").alias("title")
     save(prepare(frame.with_columns(titles), title="title"), folder / "data")
-    settings = {"epochs": 0.5} if preset in ("pure", "whole", "paper") else {}  # one step
+    settings = {"epochs": 0.5} if preset in ("dpformer", "whole", "paper") else {}  # one step
     run = start(folder / "run", folder / "data", make_recipe(preset, **settings))
     run.train()
     run.close()
@@ -58,7 +58,7 @@ def hey(url: str, body: str, seconds: float, workers: int, rate: float | None) -
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--items", type=int, default=24_000)
-    parser.add_argument("--preset", default="pure")
+    parser.add_argument("--preset", default="dpformer")
     parser.add_argument("--rate", type=float, default=200)
     parser.add_argument("--seconds", type=float, default=20)
     given = parser.parse_args()
@@ -76,7 +76,7 @@ def main() -> None:
             url = json.loads(text)["url"]
             body = json.dumps({"histories": [list(range(1, 31))], "k": 10})
             hey(url, body, 2, 4, None)  # warm
-            found = {
+            figures = {
                 "items": given.items,
                 "preset": given.preset,
                 "load_before": round(os.getloadavg()[0], 2),
@@ -88,7 +88,7 @@ def main() -> None:
         finally:
             server.send_signal(signal.SIGTERM)
             server.wait(30)
-    print(json.dumps(found, indent=2))
+    print(json.dumps(figures, indent=2))
 
 
 if __name__ == "__main__":

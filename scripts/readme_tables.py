@@ -36,18 +36,18 @@ RATIOS = {
 
 def results() -> str:
     """NDCG@10 by method and epsilon, on both data sets."""
-    found = {}
+    records = {}
     for name in SETS:
         for row in json.loads((RESULTS / f"{name}.json").read_text())["rows"]:
-            found[name, row["method"], float(row["epsilon"])] = row
+            records[name, row["method"], float(row["epsilon"])] = row
     head = ["NDCG@10, %"]
     for title in SETS.values():
         head += [f"{title}, epsilon {EPSILONS[0]:g}", *(f"{e:g}" for e in EPSILONS[1:])]
     rows = []
     for label, method, key in ROWS:
-        figures = [found.get((name, method, e), {}).get(key) for name in SETS for e in EPSILONS]
+        figures = [records.get((name, method, e), {}).get(key) for name in SETS for e in EPSILONS]
         if not any(figures):  # not private: one figure for each data set
-            without = {name: found.get((name, method, math.inf), {}).get(key) for name in SETS}
+            without = {name: records.get((name, method, math.inf), {}).get(key) for name in SETS}
             figures = [without[name] if e == EPSILONS[0] else None for name in SETS for e in EPSILONS]
         if any(figures):  # a method that has not been run has no row
             rows.append((label, ["" if figure is None else f"{figure:.2f}" for figure in figures]))
@@ -77,7 +77,7 @@ def fill(text: str) -> str:
         mark = re.compile(rf"(<!-- {name}: [^\n]*-->\n)(\n|\|[^\n]*\n)*")
         if len(mark.findall(text)) != 1:
             raise SystemExit(f"README.md: one comment <!-- {name}: ... --> is needed")
-        text = mark.sub(lambda found, table=table: f"{found[1]}\n{table}\n\n", text)
+        text = mark.sub(lambda match, table=table: f"{match[1]}\n{table}\n\n", text)
     return text
 
 

@@ -22,7 +22,7 @@ from dpformer.data import demo_frame
 USERS = 300
 FITS = {
     "default": [],
-    "pure": ["--preset", "pure"],
+    "dpformer": ["--preset", "dpformer"],
     "whole": ["--preset", "whole"],
     "paper": ["--preset", "paper"],
     "transitions": ["--preset", "transitions"],

@@ -91,7 +91,7 @@ def main() -> None:
             run("recommend --all", "recommend", fitted, "--all", data, "-o", str(folder / "recs.parquet")),
         ]
         lists = pl.scan_parquet(folder / "recs.parquet").select(pl.col("user_id").n_unique()).collect().item()
-    found = {
+    figures = {
         "people": given.people,
         "items": given.items,
         "events": events,
@@ -101,10 +101,10 @@ def main() -> None:
         "measured_on": f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}",
     }
     if given.json:
-        print(json.dumps(found, indent=2))
+        print(json.dumps(figures, indent=2))
         return
     print(
-        f"\n{given.people:,} people, {given.items:,} items, {events:,} events; {found['measured_on']}; load {found['load']}\n"
+        f"\n{given.people:,} people, {given.items:,} items, {events:,} events; {figures['measured_on']}; load {figures['load']}\n"
     )
     print("| command | seconds | CPU seconds | peak memory | people per second |\n|---|---|---|---|---|")
     for row in rows:

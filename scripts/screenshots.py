@@ -51,7 +51,7 @@ def page(browser: Any, run: Path, figures: Path) -> None:
     server = subprocess.Popen(command, stderr=subprocess.STDOUT, stdout=subprocess.PIPE, text=True)
     try:
         assert server.stdout is not None
-        address = next(found[0] for line in server.stdout if (found := re.search(r"http://[\d.]+:\d+", line)))
+        address = next(match[0] for line in server.stdout if (match := re.search(r"http://[\d.]+:\d+", line)))
         looks = {"page.png": WIDE | {"viewport": {"width": 1280, "height": 800}}, "page-dark-narrow.png": NARROW}
         for name, look in looks.items():
             tab = browser.new_context(**look).new_page()

@@ -55,7 +55,7 @@ def make_log(dice: random.Random) -> pl.DataFrame:
 
 def make_settings(dice: random.Random) -> dict[str, Any]:
     """A preset and settings that make sense together, anywhere in their ranges."""
-    preset = dice.choice(["pure"] * 2 + ["paper"] * 2 + ["whole", "default", "popularity", "transitions"])
+    preset = dice.choice(["dpformer"] * 2 + ["paper"] * 2 + ["whole", "default", "popularity", "transitions"])
     settings: dict[str, Any] = {"preset": preset, "epsilon": dice.choice([0.5, 2.0, 8.0, 30.0]), "delta": 1e-3}
     settings |= dice.choice([{}, {"seed": dice.randrange(1000)}])
     if preset in ("popularity", "transitions"):
@@ -174,8 +174,8 @@ def finish_in_pieces(folder: Path, dice: random.Random) -> None:
 def check_account(folder: Path, recipe: Recipe, check: Any) -> None:
     """The statement against the ledger, read anew."""
     statement, account = parse_statement((folder / "privacy.json").read_bytes()), read_ledger(folder)
-    said, found = statement.ledger, account.position
-    check("ledger = statement", said is not None and (said.entries, said.hash) == (found.entries, found.hash))
+    said, position = statement.ledger, account.position
+    check("ledger = statement", said is not None and (said.entries, said.hash) == (position.entries, position.hash))
     stated = 0 if statement.steps is None else statement.steps.charged
     check("steps charged", stated == account.steps_charged == account.plan.steps, account.steps_charged)
     check("within the budget", float(statement.epsilon) <= recipe.epsilon * (1 + 1e-9), statement.epsilon)
@@ -219,9 +219,9 @@ def main() -> None:
     prints: list[dict[str, float]] = []
     with tempfile.TemporaryDirectory(prefix="dpformer-soak-") as folder:
         while time.monotonic() < end or number < 2:
-            checked, found = soak_one(Path(folder) / "work", random.Random(1000 * options.seed + number))
+            checked, problems = soak_one(Path(folder) / "work", random.Random(1000 * options.seed + number))
             total += checked
-            wrong += [f"run {number}: {problem}" for problem in found]
+            wrong += [f"run {number}: {problem}" for problem in problems]
             prints.append(footprint())
             number += 1
             if not options.json and number % 10 == 0:

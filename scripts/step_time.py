@@ -30,7 +30,10 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent
 # The network, the expected batch (a part of all users if below 1), and whether items are restricted to a vocabulary.
 SETTINGS: dict[str, dict[str, Any]] = {
-    "pure": {"batch": 0.25, "network": {"max_length": 200, "d": 32, "blocks": 1, "recency": 1.2, "vocabulary": 1000}},
+    "dpformer": {
+        "batch": 0.25,
+        "network": {"max_length": 200, "d": 32, "blocks": 1, "recency": 1.2, "vocabulary": 1000},
+    },
     "bench": {"batch": 1024, "network": {"max_length": 200, "d": 64, "blocks": 2, "recency": None, "vocabulary": None}},
 }
 STEPS, EPSILON, DELTA, SIGMA = 2000, 1e6, 1e-5, 4.0
@@ -40,7 +43,7 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("data", type=Path)
     arguments.add_argument("commit", nargs="?", default="8e3cf82")
-    arguments.add_argument("--setting", choices=SETTINGS, default="pure")
+    arguments.add_argument("--setting", choices=SETTINGS, default="dpformer")
     arguments.add_argument("--rounds", type=int, default=9)
     arguments.add_argument("--steps", type=int, default=2, help="per round and version")
     arguments.add_argument("--threads", type=int, default=1)

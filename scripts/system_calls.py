@@ -91,15 +91,15 @@ def calls_of(stage: Stage, arguments: Sequence[object], *faults: Callable[[], No
     end = traced(stage, arguments, stage.work / "calls", "", *faults)
     assert end.code == 0, end.err
     count: Counter[tuple[str, str]] = Counter()
-    found = []
+    calls = []
     for line in (stage.work / "calls").read_text(errors="replace").splitlines():
         call = re.match(r"(\d+) +(\w+)\((.*)", line)
         if call and call[2] in CALLS:
             count[call[1], call[2]] += 1
             reading = call[2] == "openat" and "O_CREAT" not in call[3]
             if in_files(stage, line) and not reading:
-                found.append((call[2], count[call[1], call[2]]))
-    return found
+                calls.append((call[2], count[call[1], call[2]]))
+    return calls
 
 
 def injections(calls: list[Call], dice: random.Random, tries: int) -> Iterator[str]:
@@ -159,12 +159,12 @@ def in_resume(stage: Stage, dice: random.Random, tries: int) -> Problems:
 
 
 def _after(stage: Stage, folder: Path, end: Outcome, inject: str) -> list[str]:
-    found = ended(end) + stage.problems(folder) + secrets_of(folder)
+    problems = ended(end) + stage.problems(folder) + secrets_of(folder)
     if end.code == 0 and not (folder / "model.safetensors").exists():
-        found.append("reported as done, and there is no model")
-    found += stage.finish(folder)
+        problems.append("reported as done, and there is no model")
+    problems += stage.finish(folder)
     shutil.rmtree(folder, ignore_errors=True)
-    return [f"{inject}: {problem}" for problem in found]
+    return [f"{inject}: {problem}" for problem in problems]
 
 
 def in_account(stage: Stage, dice: random.Random, tries: int) -> Problems:
@@ -180,13 +180,13 @@ def in_account(stage: Stage, dice: random.Random, tries: int) -> Problems:
         end = traced(stage, ["account", "add", place, stage.whole], stage.work / "calls", inject)
         if not hit(stage, stage.work / "calls", inject):
             continue
-        found = ended(end)
+        problems = ended(end)
         if end.code == 0 and len(PeopleAccount(place).read().runs) != 1:
-            found.append("the charge was confirmed, and is not there")
+            problems.append("the charge was confirmed, and is not there")
         again = stage.run(["account", "add", place, stage.whole])
         if again.code or len(PeopleAccount(place).read().runs) != 1:
-            found.append(f"charging again ended with {again.code}: {again.err.strip()[-200:]}")
-        yield [f"{inject}: {problem}" for problem in found]
+            problems.append(f"charging again ended with {again.code}: {again.err.strip()[-200:]}")
+        yield [f"{inject}: {problem}" for problem in problems]
 
 
 def in_refit(stage: Stage, dice: random.Random, tries: int) -> Problems:
@@ -213,9 +213,9 @@ def in_refit(stage: Stage, dice: random.Random, tries: int) -> Problems:
         end = traced(stage, arguments, stage.work / "calls", inject, witness(stage.log(new)), save_often)
         if not hit(stage, stage.work / "calls", inject):
             continue
-        found = ended(end) + stage.problems(new) + secrets_of(new)
+        problems = ended(end) + stage.problems(new) + secrets_of(new)
         if stage.log(new).exists() and len(PeopleAccount(place).read().runs) != 2:
-            found.append("noise was drawn, and the account has no charge for it")
+            problems.append("noise was drawn, and the account has no charge for it")
         if end.code:
             resumed = any((new / "private").glob("checkpoint-*")) or end_is_written(new)
             if not resumed:
@@ -223,10 +223,10 @@ def in_refit(stage: Stage, dice: random.Random, tries: int) -> Problems:
                     shutil.rmtree(path, ignore_errors=True)
             again = stage.run(["resume", new] if resumed else arguments, witness(stage.log(new)))
             finished = (new / "model.safetensors").exists()
-            found += (
+            problems += (
                 [] if again.code == 0 or finished else [f"could not be brought to its end: {again.err.strip()[-300:]}"]
             )
-        yield [f"{inject}: {problem}" for problem in found + stage.problems(new)]
+        yield [f"{inject}: {problem}" for problem in problems + stage.problems(new)]
 
 
 def old_copies(stage: Stage, dice: random.Random, tries: int) -> Problems:
@@ -237,14 +237,14 @@ def old_copies(stage: Stage, dice: random.Random, tries: int) -> Problems:
             folder = stage.started("old-run", dice.randint(1, 8))
             copied = stage.fresh("old-run-copy")
             shutil.copytree(folder, copied)
-            found = stage.finish(folder)
+            problems = stage.finish(folder)
             first = set(stage.log(folder).read_text().split())
             shutil.rmtree(folder)
             shutil.copytree(copied, folder)
-            found += stage.finish(folder)
+            problems += stage.finish(folder)
             if set(stage.log(folder).read_text().split()) != first:
-                found.append("the old copy drew noise for other sums")
-            yield found
+                problems.append("the old copy drew noise for other sums")
+            yield problems
             continue
         for path in (place, last_week):
             shutil.rmtree(path, ignore_errors=True)
@@ -256,7 +256,9 @@ def old_copies(stage: Stage, dice: random.Random, tries: int) -> Problems:
         shutil.rmtree(place)
         shutil.copytree(last_week, place)
         late = stage.run([*stage.fit(runs[2], epochs=1), "--account", place])
-        found = [end.err for end in ends if end.code]
+        problems = [end.err for end in ends if end.code]
         yield (
-            found if late.clear and "old copy" in late.err else [*found, f"an old account was taken: {late.err[-200:]}"]
+            problems
+            if late.clear and "old copy" in late.err
+            else [*problems, f"an old account was taken: {late.err[-200:]}"]
         )

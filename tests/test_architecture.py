@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from scripts.sizes import fill
+
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "dpformer"
 ANY = {"errors", "files", "notebook", "svg", "where", "__version__"}
@@ -67,6 +69,27 @@ def test_a_room_shows_few_names_and_the_documentation_has_them(room):
     assert len(shown) <= 15
     pages = "".join(path.read_text() for path in (ROOT / "docs" / "api").glob("*.md"))
     assert sorted(re.findall(rf"^::: dpformer\.{room}\.(\w+)$", pages, re.MULTILINE)) == sorted(shown)
+
+
+def test_no_module_is_long():
+    lengths = {path.relative_to(SOURCE).as_posix(): len(path.read_text().splitlines()) for path in SOURCE.rglob("*.py")}
+    assert not {name: lines for name, lines in lengths.items() if lines > 300}
+
+
+def test_the_table_of_sizes_is_of_today():
+    """Within 5 %, so that not every change is one of the page; and each room has a row."""
+    page = (ROOT / "docs" / "design.md").read_text()
+    now, then = (
+        re.findall(r"^\| (.+?) \| [\d,]* \| ([\d,]+) \| ([\d,]+) \|", text, re.M) for text in (fill(page), page)
+    )
+    rooms = {path.name for path in SOURCE.iterdir() if (path / "__init__.py").exists()}
+    assert set(re.findall(r"`(\w+)`", " ".join(name for name, *_ in now))) == rooms
+    for (name, *today), (_, *written) in zip(now, then, strict=True):
+        for new, old in zip(today, written, strict=True):
+            one, other = (int(text.replace(",", "")) for text in (new, old))
+            assert abs(one - other) <= 0.05 * one, (
+                f"{name}: {new}, not {old}; run: python scripts/sizes.py docs/design.md"
+            )
 
 
 def uses(pattern: str) -> set[str]:

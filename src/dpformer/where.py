@@ -17,42 +17,12 @@ from dpformer.errors import DataError
 
 # Functions whose value in a row depends on that row alone, and which make no text longer than their arguments together: an
 # aggregate would let one person's rows decide about the rows of others, and nested calls of `replace` would fill the memory.
-_FUNCTIONS = {
-    *(
-        "abs",
-        "ceil",
-        "ceiling",
-        "floor",
-        "round",
-        "mod",
-        "div",
-        "coalesce",
-        "ifnull",
-        "nullif",
-        "if",
-        "cast",
-        "try_cast",
-    ),
-    *("lower", "upper", "trim", "ltrim", "rtrim", "left", "right", "substr", "substring", "concat", "concat_ws"),
-    *("length", "char_length", "character_length", "octet_length", "starts_with", "ends_with", "regexp_like"),
-    *("array_contains", "extract", "date_part", "year", "quarter", "month", "week", "day", "hour", "minute", "second"),
-}
-_KEYWORDS = {
-    "and",
-    "or",
-    "not",
-    "in",
-    "between",
-    "like",
-    "ilike",
-    "when",
-    "then",
-    "else",
-    "is",
-    "case",
-    "regexp",
-    "rlike",
-}
+_FUNCTIONS = set(
+    "abs ceil ceiling floor round mod div coalesce ifnull nullif if cast try_cast lower upper trim ltrim rtrim left right "
+    "substr substring concat concat_ws length char_length character_length octet_length starts_with ends_with regexp_like "
+    "array_contains extract date_part year quarter month week day hour minute second".split()
+)
+_KEYWORDS = set("and or not in between like ilike when then else is case regexp rlike".split())
 _QUOTED = re.compile(r"""'[^']*'|"[^"]*\"""")
 _TEXT_MARK, _NAME_MARK = "\x00", "\x01"
 # What could hide a word from the check: other quotes, escapes, comments, prefixes of texts (E'...').
@@ -211,8 +181,8 @@ def _meant(node: Any, kind: str, kinds: dict[str, str]) -> None:
     parts = _parts(name, content)
     if name == "Column":
         # Text that is compared with text anywhere stays text, unless it is a date; `is null` says nothing.
-        known = kinds.get(content, "")
-        kinds[content] = known if not kind or known == _DATE or (known == _TEXT and kind != _DATE) else kind
+        before = kinds.get(content, "")
+        kinds[content] = before if not kind or before == _DATE or (before == _TEXT and kind != _DATE) else kind
         return
     if name == "BinaryExpr" and content["op"] not in ("And", "Or"):
         literal = next((made for made in map(_literal, parts) if made is not None), None)

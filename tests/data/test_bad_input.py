@@ -172,7 +172,7 @@ CASES: dict[str, tuple[Callable[[Path], object], list[str]]] = {
     "binary": (text(b"\x00\x01\x02\x03" * 10), ["neither text (UTF-8)"]),
     "one column": (text("user\n1\n2\n"), ["row 1 has one field"]),
     "no header, three numbers": (text("1,2,3\n1,3,4\n"), ["no header", "--user column_1 --item column_2", "--time"]),
-    "folder without Parquet": (lambda folder: (folder / "log").mkdir(), ["folder without .parquet"]),
+    "folder without Parquet": (lambda folder: (folder / "log").mkdir(), ["folder without .parquet or .csv"]),
 }
 
 
@@ -265,7 +265,11 @@ def test_globs(tmp_path: Path, dpformer: Callable):
     (tmp_path / "a.csv").write_text("user,item\n1,2\n")
     done = dpformer("prepare", f"{tmp_path}/*.csv", "-o", tmp_path / "out")
     assert done.code == 2
-    assert "a.csv: is not a Parquet file" in done.err
+    assert "each of 1 users has only one event" in done.err
+    (tmp_path / "b.csv").write_text("user,thing\n1,2\n")
+    done = dpformer("prepare", f"{tmp_path}/*.csv", "-o", tmp_path / "out", "--item", "item")
+    assert done.code == 2
+    assert "b.csv" in done.err
 
 
 FRAMES = {

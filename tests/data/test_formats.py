@@ -157,6 +157,42 @@ def test_parquet_folder_and_glob(events: Events, parts: int, tmp_path_factory: p
     )
 
 
+@pytest.mark.parametrize("form", ["snappy.parquet", "csv", "csv.gz"])
+def test_a_folder_as_spark_writes_it(form: str, tmp_path: Path):
+    """Parts with long names beside files that are not data: a mark, checksums, and parts of a write that did not end."""
+    log = pl.DataFrame(
+        {"user_id": ["a", "b"] * 20, "item_id": [f"i{n % 7}" for n in range(40)], "timestamp": range(40)}
+    )
+    for place, rows in enumerate((log[:15], log[15:15], log[15:])):
+        for folder in (tmp_path, tmp_path / "_temporary" / "0"):
+            folder.mkdir(parents=True, exist_ok=True)
+            part = folder / f"part-{place:05}-0c5a-c000.{form}"
+            if form == "snappy.parquet":
+                rows.write_parquet(part, compression="snappy")
+            else:
+                text = rows.write_csv().encode() if len(rows) else b""
+                part.write_bytes(gzip.compress(text) if form == "csv.gz" and text else text)
+            part.with_name(f".{part.name}.crc").write_bytes(b"crc")
+    (tmp_path / "_SUCCESS").touch()
+    dataset, whole = prepare(tmp_path), prepare(log)
+    assert found(dataset) == found(whole)
+    assert dataset.manifest["counts"]["read"]["events"] == 40
+    assert dataset.manifest["input"]["files"] == (3 if "parquet" in form else 2)
+
+
+def test_an_error_in_a_folder_of_text_names_the_file_and_its_row(tmp_path: Path):
+    for name, row in (("a", "u,2,1600000001"), ("b", "u,,1600000002")):
+        (tmp_path / f"{name}.csv").write_text(f"user,item,time\nu,1,1600000000\n{row}\n")
+    with pytest.raises(DataError, match=r"b\.csv: row 2, column 'item': no item"):
+        prepare(tmp_path)
+    (tmp_path / "b.csv").write_text("user,item,time\nu,1,1600000000,9\n")
+    with pytest.raises(DataError, match=r"b\.csv: row 1 has 4 fields"):
+        prepare(tmp_path)
+    (tmp_path / "b.csv").write_text("user,item,seconds\nu,1,1600000000\n")
+    with pytest.raises(DataError, match=r"b\.csv: has other columns than .*a\.csv"):
+        prepare(tmp_path)
+
+
 @settings(max_examples=30, deadline=None)
 @given(events=logs(anything()))
 def test_frames(events: Events):

@@ -52,7 +52,7 @@ def test_users_without_events_keep_their_places(tmp_path: Path):
         users = pl.Series("user_id", ["a", "b", "c"])
         sequences = Sequences(users, np.array(items, dtype=np.int32), np.array(offsets))
         assert [len(row) for row in sequences.frame()["items"]] == np.diff(offsets).tolist()
-        again = Sequences.from_frames([sequences.frame()[:1], sequences.frame()[1:]])
+        again = Sequences.from_frame(sequences.frame())
         assert np.array_equal(again.offsets, sequences.offsets)
         assert np.array_equal(again.items, sequences.items)
         if items:
@@ -61,6 +61,16 @@ def test_users_without_events_keep_their_places(tmp_path: Path):
             assert held_out(sequences).evaluated.tolist() == [1]
             assert sum(len(part) for part in cut(np.arange(3), sequences.lengths, 10)) == 3
             assert collate(sequences, np.array([0, 2]), 5).tokens.shape == (2, 0)
+
+
+def test_a_user_who_is_in_a_folder_twice_is_refused(tmp_path: Path):
+    """That user would be drawn and clipped twice, under a guarantee for one."""
+    whole = prepare(LOG)
+    frame = whole.sequences.frame()
+    twice = Sequences.from_frame(pl.concat([frame, frame[:1]]))
+    save(Dataset(twice, whole.catalogue, whole.manifest), tmp_path / "out")
+    with pytest.raises(DataError, match="1 users are in it more than once; run dpformer prepare again"):
+        load(tmp_path / "out")
 
 
 def test_what_a_folder_holds(tmp_path: Path):

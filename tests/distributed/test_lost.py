@@ -1,6 +1,5 @@
 """A process that is lost, hangs or differs ends the run with its name; the ledger never says less than was released."""
 
-import json
 import os
 import re
 import signal
@@ -16,10 +15,9 @@ from dpformer.fit import lead_and_follow
 from dpformer.fit.dpsgd import Trainer
 from dpformer.fit.gradient_sum import GradientSum
 from dpformer.fit.lead_and_follow import follow
-from dpformer.fit.run import resume, start
+from dpformer.fit.run import resume
 from dpformer.privacy import read_ledger
 from dpformer.training.ranks import Ranks
-from dpformer.training.restart import Job
 from tests.distributed.conftest import begun, copied, fork_ranks, train_on
 from tests.recipes import small_recipe
 
@@ -250,23 +248,6 @@ def test_nobody_but_rank_0_has_keys(loaded, whole, tmp_path):
     assert (first.error, second.error) == ("", "")
     assert {"Sequences", "Worker"} <= set(second.value)  # so the search looks there
     assert not {"Curator", "Keys", "Ledger"} & set(second.value)
-
-
-def test_only_a_restart_of_the_same_job_goes_on(tmp_path, loaded):
-    folder, recipe = tmp_path / "run", small_recipe()
-    run = start(folder, loaded, recipe, Ranks(job=Job("a")))
-    run.begin_steps().make_step(run.curator)
-    run.save()
-    run.close()
-    for job in (Job(), Job("a"), Job("b", 1), Job(None, 1)):
-        with pytest.raises(DPFormerError, match="exists already"):
-            start(folder, loaded, recipe, Ranks(job=job))
-    again = start(folder, loaded, recipe, Ranks(job=Job("a", 1)))
-    assert again.step == 1
-    assert again.train()
-    assert json.loads((folder / "privacy.json").read_text())["steps"]["charged"] == again.plan.steps
-    released = [path for path in folder.iterdir() if path.suffix == ".json" and path.name != "local.json"]
-    assert b'"a"' not in b"".join(path.read_bytes() for path in released)
 
 
 def test_what_processes_say_to_one_another(tmp_path):

@@ -19,6 +19,8 @@ from dpformer.fit.recipe import (
     Tuning,
 )
 from dpformer.fit.run import resume, start
+from dpformer.models import Network, build, recommender
+from dpformer.models.network import NetworkSpec
 from tests.recipes import small_recipe
 
 TRAINING = Path(__file__).parent.parent.parent / "docs" / "training.md"
@@ -354,6 +356,24 @@ def test_another_network_leaves_out_what_only_a_transformer_has(preset):
     assert recipe.network.model == "gru"
     with pytest.raises(DPFormerError, match="blocks is for the transformer, not for 'gru'; leave it out"):
         make_recipe(preset, model="gru", blocks=3)
+
+
+def test_a_network_that_is_registered_is_a_setting(monkeypatch):
+    """To add a network takes its module and one import."""
+
+    class Spec(NetworkSpec):
+        kind: str = "mean"
+
+    class Mean(Network):
+        pass
+
+    monkeypatch.setattr(recommender, "_MODELS", dict(recommender._MODELS))
+    with pytest.raises(DPFormerError, match="must be one of gru, lstm, transformer, not 'mean'"):
+        make_recipe("dpformer", model="mean")
+    recommender.register("mean", Spec)(Mean)
+    network = make_recipe("dpformer", model="mean", d=8).network
+    assert network.spec(9) == Spec(items=9, d=8, max_length=200, vocabulary=1000)
+    assert isinstance(build(network.spec(9)), Mean)
 
 
 def test_a_change_of_a_group_that_does_not_exist_is_an_error():

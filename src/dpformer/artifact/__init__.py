@@ -12,16 +12,5 @@ from dpformer.artifact.read import (
 )
 from dpformer.artifact.write import complete, is_written, publish
 
-__all__ = [
-    "Artifact",
-    "check_files",
-    "check_version",
-    "complete",
-    "is_written",
-    "load",
-    "publish",
-    "read_config",
-    "read_spec",
-    "read_statement",
-    "refuse_unfinished",
-]
+__all__ = ["Artifact", "check_files", "check_version", "complete", "is_written", "load", "publish", "read_config"]
+__all__ += ["read_spec", "read_statement", "refuse_unfinished"]

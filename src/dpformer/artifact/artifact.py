@@ -184,8 +184,8 @@ class Artifact:
         allowed, _ = self.allowed(only, exclude, where)
         scores = scores.masked_fill(~allowed, -torch.inf) if allowed is not None else scores.clone()
         scores[[0, numbers[0]]] = -torch.inf
-        values, found = top(scores[None], k)
-        return self.frame(torch.where(values > -torch.inf, found, 0).numpy(), values.numpy()).drop("history")
+        values, items = top(scores[None], k)
+        return self.frame(torch.where(values > -torch.inf, items, 0).numpy(), values.numpy()).drop("history")
 
     def frame(self, best: np.ndarray, values: np.ndarray) -> pl.DataFrame:
         """The result of `rank` as a table with one row per recommendation."""

@@ -13,9 +13,7 @@ def main() -> None:
     try:
         app()
     except DPFormerError as error:
-        from dpformer.cli.output import stderr
-
-        stderr.print(f"[bold red]error:[/] {_plain(error.typed)}", soft_wrap=True, highlight=False)
+        _print_error(error.typed)
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
@@ -23,18 +21,18 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except (MemoryError, OSError) as error:
-        from dpformer.cli.output import stderr
-
         reason = "out of memory; close other programs, or use a machine with more"
         if isinstance(error, OSError):
             what = f"{error.filename or 'a file'}: {error.strerror or error}"
             reason = f"{what}; check the path, its permissions and the space left"
-        stderr.print(f"[bold red]error:[/] {_plain(reason)}", soft_wrap=True, highlight=False)
+        _print_error(reason)
         sys.exit(1)
 
 
-def _plain(message: str) -> str:
-    """One line, with nothing in it read as markup."""
+def _print_error(message: str) -> None:
+    """One line on stderr, with nothing in it read as markup."""
     from rich.markup import escape
 
-    return escape(" ".join(message.split()))
+    from dpformer.cli.output import stderr
+
+    stderr.print(f"[bold red]error:[/] {escape(' '.join(message.split()))}", soft_wrap=True, highlight=False)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
+from typer import Argument, Option
 
 from dpformer.cli import output as screen
 from dpformer.cli.options import AsJson
@@ -22,18 +23,16 @@ account = typer.Typer(
     no_args_is_help=True,
     help="The account of people: what several runs on the same people spend together, under a cap.",
 )
-Folder = Annotated[Path, typer.Argument(help="Folder of the account, such as people.account.")]
+Folder = Annotated[Path, Argument(help="Folder of the account, such as people.account.")]
 BAR = 20
 
 
 @account.command()
 def new(
     folder: Folder,
-    epsilon: Annotated[float, typer.Option(help="The cap: what all runs together may spend.")],
-    delta: Annotated[float, typer.Option(help="Of all runs together; below 1 / people.")] = 1e-5,
-    per: Annotated[
-        str, typer.Option(help="`year`: the cap is for each calendar year; for life the years add up.")
-    ] = "",
+    epsilon: Annotated[float, Option(help="The cap: what all runs together may spend.")],
+    delta: Annotated[float, Option(help="Of all runs together; below 1 / people.")] = 1e-5,
+    per: Annotated[str, Option(help="`year`: the cap is for each calendar year; for life the years add up.")] = "",
     as_json: AsJson = False,
 ) -> None:
     """Open an account for a population. Every `fit --account` is charged to it before it asks anything."""
@@ -47,7 +46,7 @@ def new(
 
 
 @account.command()
-def add(folder: Folder, run: Annotated[Path, typer.Argument(help="A run that was charged to no account.")]) -> None:
+def add(folder: Folder, run: Annotated[Path, Argument(help="A run that was charged to no account.")]) -> None:
     """Charge a run that was made without the account, by its ledger. A run is charged once, however often it is added."""
     from dpformer.privacy import read_ledger
     from dpformer.privacy.account import PeopleAccount, RunCharge, receipts_beside
@@ -62,7 +61,7 @@ def add(folder: Folder, run: Annotated[Path, typer.Argument(help="A run that was
 def show(
     folder: Folder,
     plot: Annotated[
-        Path | None, typer.Option(help="Draw what was spent over time into this SVG file.", metavar="FILE.svg")
+        Path | None, Option(help="Draw what was spent over time into this SVG file.", metavar="FILE.svg")
     ] = None,
     as_json: AsJson = False,
 ) -> None:

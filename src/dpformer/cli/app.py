@@ -3,6 +3,7 @@
 from typing import Annotated
 
 import typer
+from typer import Option
 
 from dpformer import __version__
 from dpformer.cli.account import account
@@ -35,7 +36,7 @@ def _print_version(asked: bool) -> None:
 @app.callback(help=ABOUT)
 def options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version.")
+        bool, Option("--version", callback=_print_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
     """Take the options that stand before a command."""

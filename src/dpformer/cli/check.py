@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 from rich.table import Table
+from typer import Argument, Option
 
 from dpformer.cli.options import AsJson
 from dpformer.cli.output import print_json, say, stderr, stdout
@@ -18,16 +19,14 @@ if TYPE_CHECKING:
 
 
 def verify(
-    run: Annotated[
-        Path | None, typer.Argument(help="Folder of a finished run; every built-in model by default.")
-    ] = None,
+    run: Annotated[Path | None, Argument(help="Folder of a finished run; every built-in model by default.")] = None,
     module: Annotated[
         str | None,
-        typer.Option(help="Your own model: package.module:factory, which returns (module, compute_losses, samples)."),
+        Option(help="Your own model: package.module:factory, which returns (module, compute_losses, samples)."),
     ] = None,
-    data: Annotated[Path | None, typer.Option(help="The run's prepared data, if it was moved.")] = None,
-    max_norm: Annotated[float, typer.Option(help="With --module: the clipping norm C.")] = 1.0,
-    rule: Annotated[str, typer.Option(help="With --module: automatic or flat.")] = "automatic",
+    data: Annotated[Path | None, Option(help="The run's prepared data, if it was moved.")] = None,
+    max_norm: Annotated[float, Option(help="With --module: the clipping norm C.")] = 1.0,
+    rule: Annotated[str, Option(help="With --module: automatic or flat.")] = "automatic",
     as_json: AsJson = False,
 ) -> None:
     """Check clipping, noise, steps, resuming, ledger and statement. Exit code 1 if a check fails."""
@@ -59,12 +58,12 @@ def verify(
 
 
 def audit(
-    run: Annotated[Path | None, typer.Argument(help="A run whose recipe is audited; a preset by default.")] = None,
-    preset: Annotated[str, typer.Option(help="Audit this preset.")] = "default",
-    epsilon: Annotated[float, typer.Option(help="The claim, with a preset.")] = 4.0,
-    fits: Annotated[int | None, typer.Option(min=2, help="How many fits are attacked; more show more.")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of canaries, coins and noise: the same figures every time.")] = 1,
-    output: Annotated[Path | None, typer.Option("-o", "--output", help="Write a report: a file.html.")] = None,
+    run: Annotated[Path | None, Argument(help="A run whose recipe is audited; a preset by default.")] = None,
+    preset: Annotated[str, Option(help="Audit this preset.")] = "default",
+    epsilon: Annotated[float, Option(help="The claim, with a preset.")] = 4.0,
+    fits: Annotated[int | None, Option(min=2, help="How many fits are attacked; more show more.")] = None,
+    seed: Annotated[int, Option(min=0, help="Of canaries, coins and noise: the same figures every time.")] = 1,
+    output: Annotated[Path | None, Option("-o", "--output", help="Write a report: a file.html.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Empirical lower bounds beside the claimed epsilon, each with a planted defect. Exit code 1: refuted, or no verdict."""

@@ -4,8 +4,8 @@ import shutil
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
 from rich.table import Table
+from typer import Option
 
 from dpformer.cli import output as screen
 from dpformer.cli.evaluate import table as figures_table
@@ -19,8 +19,8 @@ _NOT_PRIVATE = "* computed on people's data without noise, to look at: not priva
 
 
 def demo(
-    output: Annotated[Path, typer.Option("-o", "--output", help="Folder to write.")] = Path("demo-output"),
-    epsilon: Annotated[float, typer.Option(help="The budget.")] = 8.0,
+    output: Annotated[Path, Option("-o", "--output", help="Folder to write.")] = Path("demo-output"),
+    epsilon: Annotated[float, Option(help="The budget.")] = 8.0,
     as_json: AsJson = False,
 ) -> None:
     """Prepare the embedded data, train privately by the default and by DP-SGD, evaluate, recommend, report: about a minute."""

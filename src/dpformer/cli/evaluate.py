@@ -6,8 +6,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
 from rich.table import Table
+from typer import Argument, Option
 
 from dpformer.cli.options import AsJson
 from dpformer.cli.output import print_json, say, stdout, threads
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 
 def evaluate(
-    runs: Annotated[list[Path], typer.Argument(help="Folders of finished runs; several are compared with the first.")],
+    runs: Annotated[list[Path], Argument(help="Folders of finished runs; several are compared with the first.")],
     data: Annotated[
-        Path | None, typer.Option(help="A prepared folder of the same items; the one it was trained on by default.")
+        Path | None, Option(help="A prepared folder of the same items; the one it was trained on by default.")
     ] = None,
-    item: Annotated[str, typer.Option("--item", help="Which item is held out: test or validation.")] = "test",
-    k: Annotated[int, typer.Option("--k", "-k", min=1, help="Items at the top that count.")] = 10,
+    item: Annotated[str, Option("--item", help="Which item is held out: test or validation.")] = "test",
+    k: Annotated[int, Option("--k", "-k", min=1, help="Items at the top that count.")] = 10,
     sample: Annotated[
-        int | None, typer.Option(min=1, help="Evaluate so many users, drawn uniformly; the protocol line says so.")
+        int | None, Option(min=1, help="Evaluate so many users, drawn uniformly; the protocol line says so.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -59,17 +59,19 @@ def evaluate(
         _refuse_seen(run, model, item, folder, dataset)
     held = held_out(dataset.sequences, item)
     how: dict[str, Any] = {"cutoffs": (*CUTOFFS, k), "sample": sample}
-    found: dict[str, Evaluation] = {}
+    evaluations: dict[str, Evaluation] = {}
     for run, model in models.items():
         numbered = held.renumbered(_numbers(run, model, dataset, folder))
         with counting("people", len(held.evaluated)) as done:
             how_fast: dict[str, Any] = {"on_progress": done, "threads": threads()}
-            found[str(run)] = evaluate_model(model, numbered, model.item_count, **how, **how_fast)
+            evaluations[str(run)] = evaluate_model(model, numbered, model.item_count, **how, **how_fast)
     items = len(dataset.catalogue)
     popular = evaluate_model(count_events(held.histories, items), held, items, **how)
-    first, *others = found
-    differences = {name: difference(found[name].ranks, found[first].ranks, cutoffs=how["cutoffs"]) for name in others}
-    shown: dict[str, Any] = {name: one.figures() for name, one in found.items()}
+    first, *others = evaluations
+    differences = {
+        name: difference(evaluations[name].ranks, evaluations[first].ranks, cutoffs=how["cutoffs"]) for name in others
+    }
+    shown: dict[str, Any] = {name: one.figures() for name, one in evaluations.items()}
     others_data = [str(run) for run in runs if _recorded(run) not in (None, folder.resolve())]
     for run in runs:
         shown[str(run)]["popularity"] = popular.figures()["masked"]
@@ -81,7 +83,7 @@ def evaluate(
         return
     name = models[runs[0]].model.spec.name
     title = f"{name}, {item} item" if not others else f"{item} item, seen masked"
-    stdout.print(table(title, found, popular, differences, k))
+    stdout.print(table(title, evaluations, popular, differences, k))
     kept = f"; written to {METRICS} of each run" if not others_data else ""
     say(f"computed on people's data without noise: not private{kept}")
     if others_data:
@@ -90,21 +92,21 @@ def evaluate(
 
 def table(
     title: str,
-    found: dict[str, Evaluation],
+    evaluations: dict[str, Evaluation],
     popular: Evaluation,
     differences: dict[str, dict[str, Figure]] | None = None,
     k: int = 10,
 ) -> Table:
     """The figures at k, in percent, with their intervals; the others are in metrics.json."""
-    first = next(iter(found))
+    first = next(iter(evaluations))
     metrics = [f"ndcg@{k}", f"hit@{k}"]
-    protocol = found[first].protocol.line()
+    protocol = evaluations[first].protocol.line()
     shown = Table("", *map(str.upper, metrics), title=title, caption=protocol, caption_justify="left")
     if differences:
-        rows = {name: one.masked for name, one in found.items()}
+        rows = {name: one.masked for name, one in evaluations.items()}
         rows |= {f"{name} minus {first}": figures for name, figures in differences.items()}
     else:
-        one = found[first]
+        one = evaluations[first]
         rows = {"seen masked": one.masked, "unmasked": one.unmasked}
         rows |= {f"{name} targets ({part.users:,})": part.metrics for name, part in one.slices.items()}
     for name, figures in (rows | {"popularity, counted without noise": popular.masked}).items():

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from dpformer.cli import output as screen
 from dpformer.cli.options import AccountFolder, AsJson, Quiet, account_of, chooses_recipe
@@ -25,23 +25,22 @@ if TYPE_CHECKING:
     from dpformer.training.ranks import Ranks
 
 Board = Annotated[
-    Path | None, typer.Option("--tensorboard", help="Write a TensorBoard log to this folder; losses are not private.")
+    Path | None, Option("--tensorboard", help="Write a TensorBoard log to this folder; losses are not private.")
 ]
 Timeout = Annotated[
-    float,
-    typer.Option(min=1, help="Under torchrun: how many seconds rank 0 waits for another process before the run ends."),
+    float, Option(min=1, help="Under torchrun: how many seconds rank 0 waits for another process before the run ends.")
 ]
-Device = Annotated[str, typer.Option(help="auto, cpu or cuda, for steps by one process; a GPU is untested.")]
+Device = Annotated[str, Option(help="auto, cpu or cuda, for steps by one process; a GPU is untested.")]
 
 
 @chooses_recipe
 def fit(
-    data: Annotated[Path, typer.Argument(help="A folder made by `dpformer prepare`.")],
+    data: Annotated[Path, Argument(help="A folder made by `dpformer prepare`.")],
     run: Annotated[
-        Path | None, typer.Option("--run", "-o", help="Folder of the run; must be new. Under torchrun: -o.")
+        Path | None, Option("--run", "-o", help="Folder of the run; must be new. Under torchrun: -o.")
     ] = None,
     account: AccountFolder = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and end; as `dpformer plan`.")] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="Show the plan and end; as `dpformer plan`.")] = False,
     device: Device = "auto",
     timeout: Timeout = 1800,
     tensorboard: Board = None,
@@ -56,7 +55,6 @@ def fit(
     """
     from dpformer.cli.plan import planned
     from dpformer.cli.plan import show as show_plan
-    from dpformer.fit.lead_and_follow import finished
     from dpformer.fit.run import start
 
     if dry_run:
@@ -70,9 +68,6 @@ def fit(
             return
         chosen, trackers = recipe(), _trackers(tensorboard)
         people = account_of(account)
-        if finished(run, ranks, resuming=False):
-            _show_finished(run, as_json)
-            return
         if ranks.size > 1 and not chosen.steps_on_data and not quiet:
             say(
                 f"{ranks.size} processes, and no steps to share out: one of them makes all of it, and the others end. Presets "
@@ -82,8 +77,8 @@ def fit(
 
 
 def resume(
-    run: Annotated[Path, typer.Argument(help="Folder of the run.")],
-    data: Annotated[Path | None, typer.Option(help="Where the data is now, if it was moved.")] = None,
+    run: Annotated[Path, Argument(help="Folder of the run.")],
+    data: Annotated[Path | None, Option(help="Where the data is now, if it was moved.")] = None,
     device: Device = "auto",
     timeout: Timeout = 1800,
     tensorboard: Board = None,
@@ -91,6 +86,7 @@ def resume(
     as_json: AsJson = False,
 ) -> None:
     """Go on with a run that was interrupted, exactly where an uninterrupted one would be. Also under torchrun, see `fit`."""
+    from dpformer.artifact import read_statement
     from dpformer.fit.lead_and_follow import finished
     from dpformer.fit.run import resume as resume_run
 
@@ -100,7 +96,8 @@ def resume(
             return
         trackers = _trackers(tensorboard)
         if finished(run, ranks):
-            _show_finished(run, as_json)
+            say(f"{run}: is finished; its model is released")
+            _show(run, read_statement(run), as_json)
             return
         train(resume_run(run, data, ranks), trackers, quiet, as_json)
 
@@ -177,14 +174,6 @@ def train(run: Run, trackers: list[Tracker], quiet: bool, as_json: bool) -> None
         say(f"stopped and saved {f'after step {run.step}' if run.step else 'before the first step'}; go on {way}")
         sys.exit(130)
     _show(run.folder, run.statement(), as_json)
-
-
-def _show_finished(folder: Path, as_json: bool) -> None:
-    """After a crash or a restart that came when all was done but for the last files."""
-    from dpformer.artifact import read_statement
-
-    say(f"{folder}: is finished; its model is released")
-    _show(folder, read_statement(folder), as_json)
 
 
 def _show(folder: Path, statement: PrivacyStatement, as_json: bool) -> None:

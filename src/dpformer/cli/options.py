@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
-import typer
+from typer import Argument, Option
 
 from dpformer.errors import DPFormerError
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from dpformer.fit.recipe import Recipe
     from dpformer.privacy.account import PeopleAccount
 
-RunFolder = Annotated[Path, typer.Argument(help="Folder of a finished run.")]
-AsJson = Annotated[bool, typer.Option("--json", help="The result as JSON on stdout.")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="No progress.")]
+RunFolder = Annotated[Path, Argument(help="Folder of a finished run.")]
+AsJson = Annotated[bool, Option("--json", help="The result as JSON on stdout.")]
+Quiet = Annotated[bool, Option("--quiet", help="No progress.")]
 AccountFolder = Annotated[
     Path | None,
-    typer.Option("--account", help="The account of these people (`dpformer account new`), charged before the start."),
+    Option("--account", help="The account of these people (`dpformer account new`), charged before the start."),
 ]
 Command = Callable[..., None]
 _READING: dict[str, tuple[type, str]] = {
@@ -107,7 +107,7 @@ def _with_options(
     further = []
     for name, (kind, text) in options.items():
         flag = flags.get(name, f"--{name.replace('_', '-')}")
-        hint = Annotated[kind | None, typer.Option(flag, help=text)]  # type: ignore[valid-type]
+        hint = Annotated[kind | None, Option(flag, help=text)]  # type: ignore[valid-type]
         further.append(inspect.Parameter(f"{group}_{name}", keyword, default=None, annotation=hint))
     # The options of a recipe stand before that of its account; others at the end.
     names = [one.name for one in own]

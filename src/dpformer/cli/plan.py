@@ -8,8 +8,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
 from rich.table import Table
+from typer import Argument, Option
 
 from dpformer.cli.options import AccountFolder, AsJson, account_of, chooses_recipe
 from dpformer.cli.output import print_json, stdout
@@ -32,13 +32,11 @@ MEASURED: dict[str, dict[float, float]] = {
 @chooses_recipe
 def plan(
     data: Annotated[
-        Path | None, typer.Argument(help="A folder made by `dpformer prepare`; or give --population instead.")
+        Path | None, Argument(help="A folder made by `dpformer prepare`; or give --population instead.")
     ] = None,
     account: AccountFolder = None,
-    weekly: Annotated[
-        int | None, typer.Option(min=1, help="Divide --total among so many runs on the same people.")
-    ] = None,
-    total: Annotated[float | None, typer.Option(help="With --weekly: epsilon of all these runs together.")] = None,
+    weekly: Annotated[int | None, Option(min=1, help="Divide --total among so many runs on the same people.")] = None,
+    total: Annotated[float | None, Option(help="With --weekly: epsilon of all these runs together.")] = None,
     as_json: AsJson = False,
     *,
     recipe: functools.partial[Any],

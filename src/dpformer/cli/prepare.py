@@ -6,8 +6,8 @@ import functools
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
 from rich.table import Table
+from typer import Argument, Option
 
 from dpformer.cli.options import AsJson, reads_log
 from dpformer.cli.output import print_json, say, stderr, stdout
@@ -18,16 +18,13 @@ from dpformer.errors import DataError
 def prepare(
     log: Annotated[
         str,
-        typer.Argument(help="A log (file; folder or glob of Parquet files), or a data set: ml-1m, amazon-games, demo."),
+        Argument(
+            help="A log (file; folder or glob of Parquet or CSV files), or a data set: ml-1m, amazon-games, demo."
+        ),
     ],
-    output: Annotated[Path, typer.Option("-o", "--output", help="Folder to write.")],
-    source: Annotated[
-        str | None, typer.Option("--from", help="The file of a named data set, instead of a download.")
-    ] = None,
-    engine: Annotated[
-        str, typer.Option(help="polars, or spark for a log larger than this machine; the result is the same.")
-    ] = "polars",
-    force: Annotated[bool, typer.Option("--force", help="Replace a folder that prepare wrote.")] = False,
+    output: Annotated[Path, Option("-o", "--output", help="Folder to write.")],
+    source: Annotated[str | None, Option("--from", help="The file of a named data set, instead of a download.")] = None,
+    force: Annotated[bool, Option("--force", help="Replace a folder that prepare wrote.")] = False,
     as_json: AsJson = False,
     *,
     reading: dict[str, Any],
@@ -38,8 +35,6 @@ def prepare(
     from dpformer.data.named import DEMO, NAMED
     from dpformer.data.store import PLOT, check_target
 
-    if engine not in ("polars", "spark"):
-        raise DataError(f"--engine {engine} is unknown; give polars or spark")
     check_target(output, force)
     named = log in NAMED or log == DEMO
     if named and reading:
@@ -47,8 +42,6 @@ def prepare(
             f"{log} has its own columns and filter; to change them, prepare its file as a log of your own "
             f"(for a file called {log}: ./{log})"
         )
-    if named and engine == "spark":
-        raise DataError(f"{log} is small; leave out --engine spark")
     if not named and source is not None:
         raise DataError(f"--from is for named data sets ({', '.join(NAMED)}); give {source} itself as the log")
     if "filter" in reading and "min_events" not in reading:
@@ -58,17 +51,11 @@ def prepare(
         def stage(name: str) -> None:
             status.update(f"{name} ...")
 
-        if engine == "spark":
-            from dpformer.data.spark import prepare_spark
-
-            manifest = prepare_spark(log, output, force=force, on_stage=stage, **reading)
-            figures = manifest.pop("statistics")
-        else:
-            make = functools.partial(prepare_named, log, source) if named else functools.partial(prepare_log, log)
-            dataset = make(on_stage=stage, **reading)
-            stage("writing")
-            save(dataset, output, force=force)
-            manifest, figures = dataset.manifest, statistics(dataset)
+        make = functools.partial(prepare_named, log, source) if named else functools.partial(prepare_log, log)
+        dataset = make(on_stage=stage, **reading)
+        stage("writing")
+        save(dataset, output, force=force)
+    manifest, figures = dataset.manifest, statistics(dataset)
     if as_json:
         print_json({**figures, "output": str(output), "manifest": manifest})
         return

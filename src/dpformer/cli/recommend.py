@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
 from rich.table import Table
+from typer import Argument, Option
 
 from dpformer.cli.options import AsJson, RunFolder, reads_log
 from dpformer.cli.output import print_json, say, stdout, threads
@@ -25,15 +25,14 @@ if TYPE_CHECKING:
     from dpformer.models.top import Best
 
 _ROWS = 16_384
-Count = Annotated[int, typer.Option("-k", help="How many items.")]
+Count = Annotated[int, Option("-k", help="How many items.")]
 Only = Annotated[
-    str | None,
-    typer.Option(help="Of these items alone: ids or titles separated by commas, or @FILE with one per line."),
+    str | None, Option(help="Of these items alone: ids or titles separated by commas, or @FILE with one per line.")
 ]
-Exclude = Annotated[str | None, typer.Option(help="None of these items; as --only.")]
+Exclude = Annotated[str | None, Option(help="None of these items; as --only.")]
 Where = Annotated[
     str | None,
-    typer.Option(help="An SQL condition on columns of the catalogue, such as \"category = 'Drama' and in_stock\"."),
+    Option(help="An SQL condition on columns of the catalogue, such as \"category = 'Drama' and in_stock\"."),
 ]
 
 
@@ -41,28 +40,27 @@ Where = Annotated[
 def recommend(
     run: RunFolder,
     history: Annotated[
-        str | None,
-        typer.Option(help="Ids or titles of items, oldest first, separated by commas (a title may hold some)."),
+        str | None, Option(help="Ids or titles of items, oldest first, separated by commas (a title may hold some).")
     ] = None,
     file: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             "--all",
             "--file",
             help="A log, read like the one the model was fitted on, or a prepared folder: one list per user.",
         ),
     ] = None,
-    users: Annotated[str | None, typer.Option(help="With --all: only these users, separated by commas.")] = None,
+    users: Annotated[str | None, Option(help="With --all: only these users, separated by commas.")] = None,
     k: Count = 10,
-    seen: Annotated[bool, typer.Option("--seen", help="Recommend items of the history too.")] = False,
+    seen: Annotated[bool, Option("--seen", help="Recommend items of the history too.")] = False,
     only: Only = None,
     exclude: Exclude = None,
     where: Where = None,
     exclude_for: Annotated[
-        Path | None, typer.Option(help="With --all: a table of users and items that they are not to get.")
+        Path | None, Option(help="With --all: a table of users and items that they are not to get.")
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Write to a .csv, .parquet or .jsonl file instead.")
+        Path | None, Option("-o", "--output", help="Write to a .csv, .parquet or .jsonl file instead.")
     ] = None,
     as_json: AsJson = False,
     *,
@@ -111,7 +109,7 @@ def recommend(
 
 def similar(
     run: RunFolder,
-    item: Annotated[str, typer.Argument(help="An item id or a title.")],
+    item: Annotated[str, Argument(help="An item id or a title.")],
     k: Count = 10,
     only: Only = None,
     exclude: Exclude = None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from dpformer.cli.fit import train
 from dpformer.cli.options import AccountFolder, AsJson, Quiet, account_of, reads_log
@@ -19,19 +19,18 @@ if TYPE_CHECKING:
 
 @reads_log()
 def refit(
-    run: Annotated[Path, typer.Argument(help="Folder of the last run.")],
-    log: Annotated[Path, typer.Argument(help="The new log, or a folder made of it by `dpformer prepare`.")],
-    new: Annotated[Path, typer.Option("--run", "-o", help="Folder of the new run.")],
-    data: Annotated[Path | None, typer.Option(help="Folder for the prepared log; NEW-data by default.")] = None,
+    run: Annotated[Path, Argument(help="Folder of the last run.")],
+    log: Annotated[Path, Argument(help="The new log, or a folder made of it by `dpformer prepare`.")],
+    new: Annotated[Path, Option("--run", "-o", help="Folder of the new run.")],
+    data: Annotated[Path | None, Option(help="Folder for the prepared log; NEW-data by default.")] = None,
     catalogue: Annotated[
-        str | None, typer.Option(help="A new FILE of public items; by default the items of the last run.")
+        str | None, Option(help="A new FILE of public items; by default the items of the last run.")
     ] = None,
-    date: Annotated[str | None, typer.Option(help="Split the new log by time, at this date.")] = None,
-    epsilon: Annotated[float | None, typer.Option(help="The budget; inf trains without privacy.")] = None,
+    date: Annotated[str | None, Option(help="Split the new log by time, at this date.")] = None,
+    epsilon: Annotated[float | None, Option(help="The budget; inf trains without privacy.")] = None,
     account: AccountFolder = None,
     prior: Annotated[
-        bool,
-        typer.Option("--prior/--no-prior", help="Combine the statistics with those of earlier runs of the account."),
+        bool, Option("--prior/--no-prior", help="Combine the statistics with those of earlier runs of the account.")
     ] = True,
     quiet: Quiet = False,
     as_json: AsJson = False,

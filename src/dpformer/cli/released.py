@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from dpformer.cli import output as screen
 from dpformer.cli.options import AsJson, RunFolder
@@ -25,7 +25,7 @@ def _opened(run: Path) -> dict[str, Any]:
     return config
 
 
-def show(run: Annotated[Path, typer.Argument(help="Folder of a run.")], as_json: AsJson = False) -> None:
+def show(run: Annotated[Path, Argument(help="Folder of a run.")], as_json: AsJson = False) -> None:
     """Show a run: its state, its budget, its settings, its privacy statement."""
     from dpformer.artifact import read_config, read_spec, read_statement
     from dpformer.artifact.layout import LEDGER, OLD_FORMAT
@@ -60,12 +60,10 @@ def show(run: Annotated[Path, typer.Argument(help="Folder of a run.")], as_json:
 
 def privacy(
     run: RunFolder,
-    registry: Annotated[
-        bool, typer.Option("--registry", help="As an entry of a registry of deployments (JSON).")
-    ] = False,
-    organisation: Annotated[str | None, typer.Option(help="For the registry: who releases the model.")] = None,
-    intended_use: Annotated[str | None, typer.Option(help="For the registry: what it is released for.")] = None,
-    justification: Annotated[str | None, typer.Option(help="For the registry: why this epsilon and delta.")] = None,
+    registry: Annotated[bool, Option("--registry", help="As an entry of a registry of deployments (JSON).")] = False,
+    organisation: Annotated[str | None, Option(help="For the registry: who releases the model.")] = None,
+    intended_use: Annotated[str | None, Option(help="For the registry: what it is released for.")] = None,
+    justification: Annotated[str | None, Option(help="For the registry: why this epsilon and delta.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Print the privacy statement of a run, in words, as JSON, or as an entry of a public registry."""
@@ -86,11 +84,11 @@ def privacy(
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="Folders of finished runs; several are compared.")],
-    output: Annotated[Path, typer.Option("-o", "--output", help="The file to write.")] = Path("report.html"),
+    runs: Annotated[list[Path], Argument(help="Folders of finished runs; several are compared.")],
+    output: Annotated[Path, Option("-o", "--output", help="The file to write.")] = Path("report.html"),
     history: Annotated[
         list[str] | None,
-        typer.Option(help="Ids or titles separated by commas: a history to show recommendations for; repeat for more."),
+        Option(help="Ids or titles separated by commas: a history to show recommendations for; repeat for more."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -113,18 +111,15 @@ def report(
 
 def export(
     run: RunFolder,
-    onnx: Annotated[bool, typer.Option("--onnx", help="Write model.onnx.")] = False,
-    torch_export: Annotated[bool, typer.Option("--torch", help="Write model.pt2, for torch.export.load.")] = False,
+    onnx: Annotated[bool, Option("--onnx", help="Write model.onnx.")] = False,
+    torch_export: Annotated[bool, Option("--torch", help="Write model.pt2, for torch.export.load.")] = False,
     states: Annotated[
-        bool,
-        typer.Option("--states", help="Of a network, write the hidden state and the item table in place of scores."),
+        bool, Option("--states", help="Of a network, write the hidden state and the item table in place of scores.")
     ] = False,
     triton: Annotated[
-        bool, typer.Option("--triton", help="With --onnx: lay the folder out as a model of NVIDIA Triton.")
+        bool, Option("--triton", help="With --onnx: lay the folder out as a model of NVIDIA Triton.")
     ] = False,
-    output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Folder to write to; RUN/export by default.")
-    ] = None,
+    output: Annotated[Path | None, Option("-o", "--output", help="Folder to write to; RUN/export by default.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Export a released model as a graph from histories to scores, with its catalogue and privacy statement."""
@@ -144,28 +139,28 @@ def export(
 
 def serve(
     run: RunFolder,
-    host: Annotated[str, typer.Option(help="Address to listen on; the default is this machine alone.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8000,
-    max_k: Annotated[int, typer.Option(min=1, help="Largest k of a request.")] = 100,
-    max_history: Annotated[int, typer.Option(min=1, help="Most items of a history.")] = 1000,
-    max_body: Annotated[int, typer.Option(min=1, help="Largest body of a request, in bytes.")] = 1_000_000,
-    timeout: Annotated[float, typer.Option(min=0.01, help="Seconds that a request may take.")] = 5.0,
+    host: Annotated[str, Option(help="Address to listen on; the default is this machine alone.")] = "127.0.0.1",
+    port: Annotated[int, Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8000,
+    max_k: Annotated[int, Option(min=1, help="Largest k of a request.")] = 100,
+    max_history: Annotated[int, Option(min=1, help="Most items of a history.")] = 1000,
+    max_body: Annotated[int, Option(min=1, help="Largest body of a request, in bytes.")] = 1_000_000,
+    timeout: Annotated[float, Option(min=0.01, help="Seconds that a request may take.")] = 5.0,
     watch: Annotated[
-        bool, typer.Option("--watch", help="Load the model again when the folder, or a link to it, changes.")
+        bool, Option("--watch", help="Load the model again when the folder, or a link to it, changes.")
     ] = False,
     token_file: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             help="File with a token that clients must send as 'authorization: Bearer TOKEN'; or set DPFORMER_TOKEN."
         ),
     ] = None,
     no_auth: Annotated[
-        bool, typer.Option("--no-auth", help="Serve without a token on an address that other machines reach.")
+        bool, Option("--no-auth", help="Serve without a token on an address that other machines reach.")
     ] = False,
     not_private: Annotated[
-        bool, typer.Option("--not-private", help="Serve even a model without a guarantee; the page says so.")
+        bool, Option("--not-private", help="Serve even a model without a guarantee; the page says so.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="The address as JSON on stdout, once it is served.")] = False,
+    as_json: Annotated[bool, Option("--json", help="The address as JSON on stdout, once it is served.")] = False,
 ) -> None:
     """Serve recommendations: an API, and a page at /. The log goes to stderr as JSON lines, without histories.
 

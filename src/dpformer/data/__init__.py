@@ -10,20 +10,5 @@ from dpformer.data.split import HeldOut, held_out
 from dpformer.data.store import load, save
 from dpformer.data.summary import statistics
 
-__all__ = [
-    "Dataset",
-    "HeldOut",
-    "MicroBatch",
-    "Options",
-    "Sequences",
-    "collate",
-    "demo_frame",
-    "held_out",
-    "like",
-    "load",
-    "micro_batches",
-    "prepare",
-    "prepare_named",
-    "save",
-    "statistics",
-]
+__all__ = ["Dataset", "HeldOut", "MicroBatch", "Options", "Sequences", "collate", "demo_frame", "held_out", "like"]
+__all__ += ["load", "micro_batches", "prepare", "prepare_named", "save", "statistics"]

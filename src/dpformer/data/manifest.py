@@ -1,4 +1,4 @@
-"""Record what is done to a log: counts, notes for the user, and the manifest. Both engines use it."""
+"""Record what is done to a log: counts, notes for the user, and the manifest."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace

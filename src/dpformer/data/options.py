@@ -147,11 +147,11 @@ def like(log: Mapping[str, Any], whole: bool = False, **given: Any) -> dict[str,
         DataError: `log` is not what a `Dataset` has.
     """
     columns, options = log.get("columns", {}), log.get("options", {})
-    known, options = READING, dict(options) if isinstance(options, dict) else {"damaged": True}
+    allowed, options = READING, dict(options) if isinstance(options, dict) else {"damaged": True}
     if whole:
-        known, options = READING | PREPARING, options | log.get("preparing", {})
-    sound = isinstance(columns, dict) and set(options) <= set(known)
-    sound = sound and all(isinstance(value, known[name]) for name, value in options.items())
+        allowed, options = READING | PREPARING, options | log.get("preparing", {})
+    sound = isinstance(columns, dict) and set(options) <= set(allowed)
+    sound = sound and all(isinstance(value, allowed[name]) for name, value in options.items())
     if not sound or not all(
         isinstance(name, str) for name in (*columns, *columns.values(), *options.get("null_values", ()))
     ):

@@ -9,7 +9,7 @@ import functools
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -25,11 +25,6 @@ from dpformer.data.read.times import check_times, time_expression
 from dpformer.data.sequences import Dataset, Sequences, TimeSplit, numbers_of, starts
 from dpformer.files import sha256_of
 
-if TYPE_CHECKING:
-    from dpformer.data.spark import SparkEvents
-
-E = TypeVar("E", "Events", "SparkEvents")
-
 
 def prepare(log: Any, *, on_stage: Callable[[str], None] = lambda stage: None, **options: Any) -> Dataset:
     """Turn a log into sequences.
@@ -44,11 +39,11 @@ def prepare(log: Any, *, on_stage: Callable[[str], None] = lambda stage: None, *
     """
     on_stage("reading")
     record = open_log(log, Options(**options))
-    read = record.log.collect(columns(record.log))
-    events = check(record, read.lazy()).collect()
+    read = record.log.collect(_columns(record.log))
+    events = _check(record, read.lazy()).collect()
     del read
     on_stage("numbering users and items")
-    kept = reduce(_numbered(events, record.log), record, on_stage)
+    kept = _reduce(_numbered(events, record.log), record, on_stage)
     on_stage("sorting by time")
     sequences = kept.sequences()
     if record.cut is not None:
@@ -63,17 +58,16 @@ def prepare(log: Any, *, on_stage: Callable[[str], None] = lambda stage: None, *
     return Dataset(sequences, catalogue, record.manifest(kept.sizes(), sha256))
 
 
-def columns(log: Log, *further: pl.Expr) -> pl.LazyFrame:
-    """The ids and the times of a log as numbers, and further columns; not read yet."""
+def _columns(log: Log) -> pl.LazyFrame:
+    """The ids and the times of a log as numbers; not read yet."""
     wanted = [id_expression(log, role).alias(role) for role in (USER, ITEM)]
     if TIME in log.columns:
-        # -0.0 becomes 0.0: engines may order them differently.
-        wanted += [(time_expression(log)[0] + 0).alias(TIME), ids.no_time(log).alias(NO_TIME)]
-    return log.frame.select(*wanted, *further)
+        wanted += [(time_expression(log)[0] + 0).alias(TIME), ids.no_time(log).alias(NO_TIME)]  # + 0: -0.0 becomes 0.0
+    return log.frame.select(*wanted)
 
 
-def check(record: Record, events: pl.LazyFrame) -> pl.LazyFrame:
-    """Check `columns`, in memory or on disk; record what is missing, and return the events that lack nothing."""
+def _check(record: Record, events: pl.LazyFrame) -> pl.LazyFrame:
+    """Check `_columns`; record what is missing, and return the events that lack nothing."""
     log = record.log
     missing = ids.missing_rows(log, events)
     any_missing = functools.reduce(operator.or_, missing.values())
@@ -190,7 +184,7 @@ def keep_frequent(users: np.ndarray, items: np.ndarray, least: int, rule: str) -
         kept = still
 
 
-def reduce(events: E, record: Record, on_stage: Callable[[str], None]) -> E:
+def _reduce(events: Events, record: Record, on_stage: Callable[[str], None]) -> Events:
     """Drop duplicates, items outside the catalogue, and users and items with too few events; count each step."""
     options, counts = record.options, record.counts
     counts["read"] = events.sizes()

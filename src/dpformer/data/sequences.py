@@ -101,25 +101,11 @@ class Sequences:
         return complete.select(self.users.alias("user_id"), pl.col("items").fill_null(nothing), *before)
 
     @classmethod
-    def from_frames(cls, frames: Iterable[pl.DataFrame], date: str | None = None) -> "Sequences":
-        """Read one or several parts that `frame` wrote. date: of a split by time.
-
-        Memory holds the result and one part: the array of items grows in place.
-        """
-        users: list[pl.Series] = []
-        before: list[np.ndarray] = []
-        lengths: list[np.ndarray] = []
-        items = np.empty(0, dtype=np.int32)
-        for frame in frames:
-            users.append(frame["user_id"])
-            lengths.append(frame["items"].list.len().to_numpy().astype(np.int64))
-            part = flat(frame["items"]).to_numpy()
-            items.resize(len(items) + len(part), refcheck=False)
-            items[len(items) - len(part) :] = part
-            if date is not None:
-                before.append(frame["before"].to_numpy().astype(np.int64))
-        split = None if date is None else TimeSplit(date, np.concatenate(before))
-        return cls(pl.concat(users), items, starts(np.concatenate(lengths)), split)
+    def from_frame(cls, frame: pl.DataFrame, date: str | None = None) -> "Sequences":
+        """Read what `frame` wrote. date: of a split by time."""
+        lengths = frame["items"].list.len().to_numpy().astype(np.int64)
+        split = None if date is None else TimeSplit(date, frame["before"].to_numpy().astype(np.int64))
+        return cls(frame["user_id"], flat(frame["items"]).to_numpy(), starts(lengths), split)
 
 
 def starts(lengths: np.ndarray) -> np.ndarray:

@@ -40,9 +40,9 @@ def held_out(sequences: Sequences, item: str = "test") -> HeldOut:
     Raises:
         DataError: `item` is neither.
     """
-    known, evaluated, asked, left_out = places(sequences.lengths, sequences.split, item)
-    targets = sequences.items[(sequences.offsets[:-1] + known)[evaluated]]
-    histories = sequences.first(np.where(evaluated, known, sequences.lengths))
+    before, evaluated, asked, left_out = places(sequences.lengths, sequences.split, item)
+    targets = sequences.items[(sequences.offsets[:-1] + before)[evaluated]]
+    histories = sequences.first(np.where(evaluated, before, sequences.lengths))
     date = None if sequences.split is None else sequences.split.date
     return HeldOut(item, histories, np.flatnonzero(evaluated), targets, asked, left_out, date)
 
@@ -53,17 +53,17 @@ def places(lengths: np.ndarray, split: TimeSplit | None, item: str) -> tuple[np.
         raise DataError(f"no item {item!r} is held out; there are: test, validation")
     if split is None:
         asked = {"test": "last item", "validation": "second to last item"}[item] + ", from everything before it"
-        left_out, known = f"with fewer than {SHORTEST_SPLIT} events", lengths - HELD_OUT[item]
+        left_out, before = f"with fewer than {SHORTEST_SPLIT} events", lengths - HELD_OUT[item]
         evaluated = lengths >= SHORTEST_SPLIT
     elif item == "test":
         asked = f"first item from {split.date} (UTC) on, from everything before that date"
-        left_out, known = "without events on both sides of that date", split.before
-        evaluated = (known > 0) & (known < lengths)
+        left_out, before = "without events on both sides of that date", split.before
+        evaluated = (before > 0) & (before < lengths)
     else:
         asked = f"last item before {split.date} (UTC), from everything before that item"
-        left_out, known = "with fewer than 2 events before that date", split.before - 1
-        evaluated = known > 0
-    return known, evaluated, f"each user's {asked}", left_out
+        left_out, before = "with fewer than 2 events before that date", split.before - 1
+        evaluated = before > 0
+    return before, evaluated, f"each user's {asked}", left_out
 
 
 def trained_on(hold_out: str, date: str | None = None) -> str:

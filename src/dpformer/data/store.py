@@ -2,28 +2,23 @@
 
 import json
 import os
-import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import polars as pl
 
 from dpformer.data.manifest import MANIFEST_FORMAT, MANIFEST_VERSION
 from dpformer.data.options import BY_TIME
 from dpformer.data.read.log import READ_ERRORS, first_line, scan
 from dpformer.data.sequences import Dataset, Sequences, flat
-from dpformer.data.summary import draw_long_tail, item_counts
+from dpformer.data.summary import draw_long_tail
 from dpformer.errors import DataError
 from dpformer.files import sha256_of, to_json
 
 SEQUENCES, ITEMS, MANIFEST, PLOT = "sequences.parquet", "items.parquet", "manifest.json", "long-tail.svg"
-# The Spark engine writes several files with sequences: sequences/part-00000.parquet, ...
-SHARDS = "sequences"
-_SHARD = re.compile(rf"{SHARDS}/part-\d{{5}}\.parquet")
 _AGAIN = "run dpformer prepare again"
 
 
@@ -43,11 +38,13 @@ def save(dataset: Dataset, folder: Path | str, *, force: bool = False) -> None:
     Raises:
         DataError: the folder exists (see `force`), is not prepared data, or cannot be written.
     """
-    with whole_folder(Path(folder), force=force) as aside:
+    with _whole_folder(Path(folder), force=force) as aside:
         with polars_writes():
             dataset.sequences.frame().write_parquet(aside / SEQUENCES)
             dataset.catalogue.write_parquet(aside / ITEMS)
-        finish(aside, len(dataset.sequences), item_counts(dataset), dataset.manifest, (SEQUENCES, ITEMS))
+        draw_long_tail(dataset, aside / PLOT)
+        hashes = {name: sha256_of([aside / name]) for name in (SEQUENCES, ITEMS)}
+        (aside / MANIFEST).write_bytes(to_json({**dataset.manifest, "files": hashes}))
 
 
 @contextmanager
@@ -59,13 +56,6 @@ def polars_writes() -> Iterator[None]:
         raise OSError(first_line(error)) from None
 
 
-def finish(aside: Path, users: int, counts: np.ndarray, manifest: dict[str, Any], names: Sequence[str]) -> None:
-    """Write the plot and the manifest for the files `names`. counts: events per item, int [M]."""
-    draw_long_tail(users, counts, aside / PLOT)
-    hashes = {name: sha256_of([aside / name]) for name in names}
-    (aside / MANIFEST).write_bytes(to_json({**manifest, "files": hashes}))
-
-
 def load(folder: Path | str) -> Dataset:
     """Read a folder that `prepare` wrote, and check the hashes of its files.
 
@@ -74,18 +64,17 @@ def load(folder: Path | str) -> Dataset:
     """
     folder = Path(folder)
     manifest = _read_manifest(folder)
-    files = sequence_files(folder, manifest)
     hashes = manifest.get("files")
-    for file in (*files, folder / ITEMS):
+    for file in (folder / SEQUENCES, folder / ITEMS):
         if not file.is_file():
             raise DataError(f"{file}: is missing; {_AGAIN}")
-        if not isinstance(hashes, dict) or sha256_of([file]) != hashes.get(file.relative_to(folder).as_posix()):
+        if not isinstance(hashes, dict) or sha256_of([file]) != hashes.get(file.name):
             raise DataError(f"{file}: is not what the manifest says (sha256 differs); {_AGAIN}")
     try:
         catalogue = scan(folder / ITEMS).collect()
         _check_catalogue(catalogue)
         date = _date(manifest)
-        sequences = Sequences.from_frames((_checked(file, catalogue, date) for file in files), date)
+        sequences = Sequences.from_frame(_checked(folder / SEQUENCES, catalogue, date), date)
     except (*READ_ERRORS, ValueError) as error:
         raise DataError(f"{folder}: was not written by dpformer prepare ({first_line(error)}); {_AGAIN}") from None
     # A user in two rows would be sampled and clipped as two users, and the guarantee is for one.
@@ -93,13 +82,6 @@ def load(folder: Path | str) -> Dataset:
         raise DataError(f"{folder}: {twice} users are in it more than once; {_AGAIN}")
     del manifest["files"]
     return Dataset(sequences, catalogue, manifest)
-
-
-def sequence_files(folder: Path, manifest: dict[str, Any] | None = None) -> list[Path]:
-    """Return the files that contain the sequences, in order."""
-    hashes = (_read_manifest(folder) if manifest is None else manifest).get("files")
-    parts = sorted(name for name in hashes if _SHARD.fullmatch(name)) if isinstance(hashes, dict) else []
-    return [folder / name for name in parts or [SEQUENCES]]
 
 
 def _read_manifest(folder: Path) -> dict[str, Any]:
@@ -153,7 +135,7 @@ def _manifest(folder: Path) -> dict[str, Any] | None:
 
 
 @contextmanager
-def whole_folder(folder: Path, *, force: bool) -> Iterator[Path]:
+def _whole_folder(folder: Path, *, force: bool) -> Iterator[Path]:
     """Give a temporary folder to write into, then rename it: a reader never sees a partial folder."""
     check_target(folder, force)
     aside, old = (folder.parent / f".{folder.name}.{os.getpid()}.{end}" for end in ("partial", "old"))

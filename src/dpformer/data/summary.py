@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from dpformer.data.sequences import Dataset, TimeSplit
+from dpformer.data.sequences import Dataset
 from dpformer.data.split import places
 from dpformer.svg import Axis, Series, alone, lines
 
@@ -15,25 +15,20 @@ RARE = 10
 
 
 def item_counts(dataset: Dataset) -> np.ndarray:
-    """Count events of items 1..M, int64 [M]."""
-    return np.bincount(dataset.sequences.items, minlength=len(dataset.catalogue) + 1)[1:]
+    """Count events of items 1..M, int64 [M]; the most frequent item first."""
+    return np.sort(np.bincount(dataset.sequences.items, minlength=len(dataset.catalogue) + 1)[1:])[::-1]
 
 
 def statistics(dataset: Dataset) -> dict[str, Any]:
-    """Return sizes, density, quantiles of lengths, and measures of the long tail; see `figures`."""
-    return figures(dataset.sequences.lengths, item_counts(dataset), dataset.sequences.split)
-
-
-def figures(lengths: np.ndarray, counts: np.ndarray, split: TimeSplit | None = None) -> dict[str, Any]:
-    """Compute statistics from lengths of sequences, int [N], and events per item, int [M].
+    """Return sizes, density, quantiles of lengths, and measures of the long tail.
 
     density: events / (users * items). tail: share of events in the most frequent 10 % of items; share of items that make up
     the last 20 % of events; share of items with at most 10 events; Gini coefficient of events per item.
     """
-    counts = np.sort(counts)[::-1]
+    lengths, counts = dataset.sequences.lengths, item_counts(dataset)
     users, items, events = len(lengths), len(counts), int(counts.sum())
     quantiles = np.percentile(lengths, list(QUANTILES)).tolist()
-    short = int((~places(lengths, split, "test")[1]).sum())
+    short = int((~places(lengths, dataset.sequences.split, "test")[1]).sum())
     running = np.cumsum(counts) / events
     head = max(1, round(items / 10))
     gini = float(2 * (np.arange(items, 0, -1) * counts).sum() / (items * events) - (items + 1) / items)
@@ -50,10 +45,10 @@ def figures(lengths: np.ndarray, counts: np.ndarray, split: TimeSplit | None = N
     }
 
 
-def draw_long_tail(users: int, counts: np.ndarray, path: Path) -> None:
-    """Plot events per item (counts: int [M]) against rank, on logarithmic axes, as an SVG file."""
-    counts = np.sort(counts)[::-1]
-    sizes = f"{users:,} users, {len(counts):,} items, {counts.sum():,} events"
+def draw_long_tail(dataset: Dataset, path: Path) -> None:
+    """Plot events per item against rank, on logarithmic axes, as an SVG file."""
+    counts = item_counts(dataset)
+    sizes = f"{len(dataset.sequences):,} users, {len(counts):,} items, {counts.sum():,} events"
     points = [(float(rank), float(count)) for rank, count in enumerate(counts, 1) if count > 0]
     plot = lines(
         f"events by rank of the item; {sizes}",

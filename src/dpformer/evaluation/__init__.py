@@ -6,18 +6,5 @@ from dpformer.evaluation.metrics import HEADLINE, Figure, difference, metrics
 from dpformer.evaluation.ranking import Ranks, rank
 from dpformer.models.top import Scorer
 
-__all__ = [
-    "HEADLINE",
-    "Evaluation",
-    "Figure",
-    "HeldOut",
-    "Protocol",
-    "Ranks",
-    "Scorer",
-    "Slice",
-    "difference",
-    "evaluate",
-    "held_out",
-    "metrics",
-    "rank",
-]
+__all__ = ["HEADLINE", "Evaluation", "Figure", "HeldOut", "Protocol", "Ranks", "Scorer", "Slice", "difference"]
+__all__ += ["evaluate", "held_out", "metrics", "rank"]

@@ -73,9 +73,9 @@ class Evaluation:
 
     def figures(self) -> dict[str, Any]:
         """Ready for JSON, the protocol beside the figures; None for a mean over no users."""
-        found = _plain(asdict(self))
-        del found["ranks"]
-        return {**found, "protocol": self.protocol.line()}
+        plain = _plain(asdict(self))
+        del plain["ranks"]
+        return {**plain, "protocol": self.protocol.line()}
 
     def __repr__(self) -> str:
         shown = ", ".join(f"{name.upper()} {100 * self.masked[name].value:.2f} %" for name in HEADLINE)
@@ -84,7 +84,7 @@ class Evaluation:
     def _repr_html_(self) -> str:
         kinds = {"items of the history masked": self.masked, "unmasked": self.unmasked}
         kinds |= {f"{name} targets ({part.users:,} users)": part.metrics for name, part in self.slices.items()}
-        rows = [(kind, *(found[name].text() for name in HEADLINE)) for kind, found in kinds.items()]
+        rows = [(kind, *(of_kind[name].text() for name in HEADLINE)) for kind, of_kind in kinds.items()]
         notes = (self.protocol.line(), "Computed on people's data without noise: not private.")
         return notebook.table("Evaluation, in %", ("", *(name.upper() for name in HEADLINE)), rows, notes)
 

@@ -60,8 +60,8 @@ def rank(
             target = scores.gather(1, own)
             # numpy counts ten times as fast as torch sums booleans. A target that is taken out, or no candidate, is missed.
             others = len(columns.items) - 1 - np.count_nonzero((scores < target).numpy(), axis=1)
-            found = here & (target[:, 0] != -torch.inf).numpy()
-            ranks[kind][part] = np.where(found, np.minimum(others, depth), depth)
+            ranked = here & (target[:, 0] != -torch.inf).numpy()
+            ranks[kind][part] = np.where(ranked, np.minimum(others, depth), depth)
             values, best_places = top(scores, depth)
             shown = torch.where(values > -torch.inf, columns.items[best_places], 0)
             lists[kind][part, : shown.shape[1]] = shown.numpy()

@@ -34,12 +34,7 @@ TRITON, TRITON_ONNX = "config.pbtxt", "1/model.onnx"
 
 
 def export_run(
-    run: Path,
-    folder: Path,
-    onnx: bool = True,
-    torch_export: bool = False,
-    states: bool = False,
-    triton: bool = False,
+    run: Path, folder: Path, onnx: bool = True, torch_export: bool = False, states: bool = False, triton: bool = False
 ) -> list[str]:
     """Write the export of a finished run.
 
@@ -171,10 +166,7 @@ def _running_min(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
 
 
 # Re-Attention's cap needs them.
-_RUNNING: dict[Any, Any] = {
-    torch.ops.aten.cummax.default: _running_max,
-    torch.ops.aten.cummin.default: _running_min,
-}
+_RUNNING: dict[Any, Any] = {torch.ops.aten.cummax.default: _running_max, torch.ops.aten.cummin.default: _running_min}
 
 
 def _readme(artifact: Artifact, states: bool, files: list[str]) -> str:
@@ -210,11 +202,11 @@ import polars as pl
 {load_lines}
 items = pl.read_ndjson("items.jsonl", infer_schema_length=None)
 session = onnxruntime.InferenceSession("{TRITON_ONNX if TRITON in files else ONNX}")
-known = [1, 2]  # item numbers
-history = np.array([known], dtype=np.int64)
-lengths = np.array([len(known)], dtype=np.int64)
+seen = [1, 2]  # item numbers
+history = np.array([seen], dtype=np.int64)
+lengths = np.array([len(seen)], dtype=np.int64)
 {score}
-scores[0, known] = -np.inf
+scores[0, seen] = -np.inf
 best = np.argsort(-scores[0], kind="stable")[:10]
 print(items[best - 1].with_columns(score=scores[0, best]))
 ```

@@ -22,7 +22,7 @@ from dpformer.artifact import check_version, complete, is_written, read_config
 from dpformer.artifact.layout import CONFIG, EVENTS, FORMAT, LOCAL, LOCK, MODEL, PRIVATE, VERSION
 from dpformer.artifact.read import has_checkpoint
 from dpformer.data import Dataset, load
-from dpformer.data.store import sequence_files
+from dpformer.data.store import SEQUENCES
 from dpformer.errors import DPFormerError
 from dpformer.files import read_json, sha256, sha256_of, to_json, write_file, write_json
 from dpformer.fit.presets import command
@@ -166,7 +166,7 @@ def account_of(folder: Path) -> PeopleAccount | None:
 
 
 def _hash(data: Path, salt: bytes) -> str:
-    return hmac.new(salt, sha256_of(sequence_files(data)).encode(), hashlib.sha256).hexdigest()
+    return hmac.new(salt, sha256_of([data / SEQUENCES]).encode(), hashlib.sha256).hexdigest()
 
 
 @contextmanager

@@ -108,13 +108,9 @@ def follow(ranks: Ranks, data: Path | None = None) -> Follower | None:
     return Follower(trainer.query, people)
 
 
-def finished(folder: Path, ranks: Ranks, resuming: bool = True) -> bool:
-    """Is the model released, but for its last files? Then they are put in place, and nothing is left to do, for any process.
-
-    resuming: False for a command that starts a run; only a restart of it may end what it started.
-    """
-    done = (resuming or ranks.job.began(folder)) and (finish_written(folder) or ranks.job.ended(folder))
-    if done:
+def finished(folder: Path, ranks: Ranks) -> bool:
+    """Is the model released, but for its last files? Then they are put in place, and nothing is left to do, for any process."""
+    if done := finish_written(folder):
         ranks.release_others()
     return done
 

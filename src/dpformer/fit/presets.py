@@ -41,14 +41,7 @@ PRESETS: dict[str, Values] = {
     },
     # The paper's settings, with one choice of its grid of batch sizes and learning rates.
     "paper": {
-        "network": {
-            "d": 64,
-            "blocks": 2,
-            "norm": "post",
-            "dropout": 0.2,
-            "max_length": 200,
-            "reattention": "logits",
-        },
+        "network": {"d": 64, "blocks": 2, "norm": "post", "dropout": 0.2, "max_length": 200, "reattention": "logits"},
         "stages": [
             {"stage": "histogram", "share": 0.05},
             {"stage": "dpsgd", "epochs": 100.0, "batch_size": 1024, "learning_rate": 3e-3},

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from dpformer.models import ReAttention, RecurrentSpec, TransformerSpec
+from dpformer.models import ReAttention, TransformerSpec, parse_spec
 from dpformer.models.network import NetworkSpec
+from dpformer.models.recommender import kinds
 from dpformer.privacy import PrivacyPlan, make_plan
 from dpformer.privacy.plan import declared_users
 from dpformer.statistics.histogram import HISTOGRAM
@@ -50,7 +51,7 @@ TRANSFORMER_ONLY = ("blocks", "norm", "recency", "reattention")
 class NetworkSettings(Settings):
     """The network that `distil` and `dpsgd` train."""
 
-    model: Literal["transformer", "gru", "lstm"] = Field("transformer", description="The kind of network.")
+    model: str = Field("transformer", description="The kind of network.")
     max_length: int = Field(50, ge=1, le=10**6, description="Items of a history that are used, from its end.")
     d: int = Field(32, ge=1, le=2**14, description="Width of embeddings and hidden states.")
     blocks: int = Field(1, ge=1, le=256, description="Transformer blocks.")
@@ -76,6 +77,13 @@ class NetworkSettings(Settings):
     def _none(cls, value: Any) -> Any:
         return None if value == "none" else value  # TOML has no null
 
+    @field_validator("model")
+    @classmethod
+    def _registered(cls, value: str) -> str:
+        if value not in (there := kinds(NetworkSpec)):
+            raise ValueError(f"must be one of {', '.join(there)}")
+        return value
+
     @model_validator(mode="after")
     def _of_transformer(self) -> NetworkSettings:
         for name in TRANSFORMER_ONLY if self.model != "transformer" else ():
@@ -88,7 +96,7 @@ class NetworkSettings(Settings):
         shared: dict[str, Any] = self.model_dump(include={"max_length", "d", "dropout", "vocabulary", "tied"})
         shared |= {"items": items, "frequencies": frequencies}
         if self.model != "transformer":
-            return RecurrentSpec(kind=self.model, **shared)
+            return cast(NetworkSpec, parse_spec({"kind": self.model, **shared}))
         correction = None
         if self.reattention == "accumulated":
             correction = ReAttention(error="accumulated")

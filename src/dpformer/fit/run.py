@@ -104,12 +104,8 @@ class Run:
         drop_events(self.folder, self.step, self.recipe.steps_on_data)
         listeners = Trackers(trackers)
         recipe = self.recipe.settings()
-        about = {
-            "steps": self.plan.steps,
-            "recipe": recipe,
-            "budget": {name: recipe[name] for name in ("epsilon", "delta")},
-        }
-        listeners.on_event({"event": "start", "step": self.step, **about})
+        about = {"recipe": recipe, "budget": {name: recipe[name] for name in ("epsilon", "delta")}}
+        listeners.on_event({"event": "start", "step": self.step, "steps": self.plan.steps, **about})
         with enough_memory(self.folder), explained_rank_error(self.folder):
             done = self._train(on_progress, should_stop, checkpoint_seconds, listeners)
             self.ranks.broadcast({"released": done})
@@ -240,14 +236,11 @@ def start(
 ) -> Run:
     """Start a run in a new folder, on data that `dpformer prepare` wrote.
 
-    Of several processes rank 0 calls it, while the others `follow`; without steps they are not needed. When torchrun has
-    restarted its processes, the run that they started is resumed. make_curator: for tests that plant a defect. account: of the
-    people, charged with the whole plan before anything is asked. prior: of earlier runs, charged to the same account.
+    Of several processes rank 0 calls it, while the others `follow`; without steps they are not needed.
+    make_curator: for tests that plant a defect. account: of the people, charged with the whole plan before anything is asked.
+    prior: of earlier runs, charged to the same account.
     """
-    if ranks.job.began(folder):
-        return resume(folder, data, ranks, make_curator)
     with explained_rank_error(folder):
-        ranks.job.refuse_second(folder)
         refuse_used(folder)
         if prior is not None and account is None:
             raise PrivacyError("a prior of earlier runs needs the account of people that they were charged to; give it")
@@ -259,7 +252,6 @@ def start(
         held = hold_new(folder)
         with held.closed_on_error(), explained(folder):
             begin(held, data, recipe, plan, dataset.log, account)
-            ranks.job.take(folder)
             if prior is not None:
                 write_prior(folder, prior)
             begun, keys = Begun.new(folder, data, recipe.seed), Keys(recipe.seed)
@@ -286,7 +278,6 @@ def resume(folder: Path, data: Path | None = None, ranks: Ranks = SINGLE, make_c
             begun = Begun(**values["begun"])
             torch.set_num_threads(begun.threads)
             compare_data(ranks, dataset, data or data_of(folder))
-            ranks.job.take(folder)
             curator = make_curator(dataset.train(recipe.hold_out), plan, held.ledger, keys)
             run = Run(dataset, recipe, curator, begun, held)
             run.ranks = ranks

@@ -112,27 +112,6 @@ class MLflow:
             self._client.set_terminated(str(self.run_id), "FINISHED" if event["released"] else "KILLED")
 
 
-class WeightsAndBiases:
-    """Writes a run to Weights & Biases. options: those of `wandb.init`, such as project and mode."""
-
-    def __init__(self, **options: Any) -> None:
-        try:
-            import wandb
-        except ImportError:
-            raise DPFormerError("Weights & Biases is not installed: pip install 'dpformer[wandb]'") from None
-        self._init, self._options = wandb.init, options
-        self._run: Any = None
-
-    def on_event(self, event: Event) -> None:
-        """Start opens a run, step logs, end closes it."""
-        if event["event"] == "start":
-            self._run = self._init(config=flat_settings(event), **self._options)
-        elif event["event"] == "step":
-            self._run.log(labelled(event), step=event["step"])
-        elif event["event"] == "end":
-            self._run.finish(exit_code=0 if event["released"] else 1)
-
-
 def labelled(event: Event, prefix: str = "not_private/") -> dict[str, float]:
     """The figures of a step, those without noise under a prefix.
 

@@ -8,20 +8,5 @@ from dpformer.models.recurrent import GRU, LSTM, RecurrentSpec
 from dpformer.models.transformer import Transformer, TransformerSpec
 from dpformer.models.transitions import Popularity, TransitionScorer
 
-__all__ = [
-    "GRU",
-    "LSTM",
-    "Ensemble",
-    "Network",
-    "Popularity",
-    "ReAttention",
-    "Recommender",
-    "RecurrentSpec",
-    "Spec",
-    "Transformer",
-    "TransformerSpec",
-    "TransitionScorer",
-    "build",
-    "parse_spec",
-    "restore",
-]
+__all__ = ["GRU", "LSTM", "Ensemble", "Network", "Popularity", "ReAttention", "Recommender", "RecurrentSpec", "Spec"]
+__all__ += ["Transformer", "TransformerSpec", "TransitionScorer", "build", "parse_spec", "restore"]

@@ -91,8 +91,8 @@ class Ensemble(Recommender):
         return scores
 
     def similar(self, item: int) -> Tensor | None:
-        found = self.network.similar(item)
-        return self.transitions.similar(item) if found is None else found
+        own = self.network.similar(item)
+        return self.transitions.similar(item) if own is None else own
 
     def popularity(self) -> Tensor | None:
         own = self.network.popularity()

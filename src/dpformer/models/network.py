@@ -156,11 +156,11 @@ class Network(Recommender):
         bias, cold = self.output_bias[1:] if whole else self.output_bias[items], self._without_history()[items]
 
         def scores(history: Tensor, lengths: Tensor) -> Tensor:
-            found = torch.addmm(bias, self.last_state(history, lengths), table.T)
+            made = torch.addmm(bias, self.last_state(history, lengths), table.T)
             if whole and not every:
-                found = found[:, items - 1]
-            found[lengths == 0] = cold
-            return found
+                made = made[:, items - 1]
+            made[lengths == 0] = cold
+            return made
 
         return scores
 

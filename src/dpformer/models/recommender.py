@@ -116,6 +116,11 @@ def register(kind: str, spec: type[Spec]) -> Callable[[type[Model]], type[Model]
     return add
 
 
+def kinds(spec: type[Spec]) -> list[str]:
+    """The kinds of models whose spec is of this class."""
+    return [kind for kind, (own, _) in _MODELS.items() if issubclass(own, spec)]
+
+
 def build(spec: Spec) -> Recommender:
     """Build a new model."""
     return _MODELS[spec.kind][1](spec)

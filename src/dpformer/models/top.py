@@ -96,10 +96,10 @@ class Best:
             scores = columns.scores(torch.from_numpy(tokens), torch.from_numpy(lengths[part]))
             rows = np.repeat(np.arange(len(part)), gone[part])
             columns.leave_out(scores, torch.from_numpy(rows), torch.from_numpy(_joined(left_out, part)))
-            found, place = top(scores, self._k)
-            width = found.shape[1]
-            numbers[part, :width] = torch.where(found > -torch.inf, columns.items[place], 0).numpy()
-            values[part, :width] = found.numpy()
+            best, place = top(scores, self._k)
+            width = best.shape[1]
+            numbers[part, :width] = torch.where(best > -torch.inf, columns.items[place], 0).numpy()
+            values[part, :width] = best.numpy()
 
         for _ in in_threads(fill, self.batches(lengths, gone), threads):
             pass
@@ -128,8 +128,8 @@ def top(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """
     width = scores.shape[1]
     if width <= max(_WIDE, 2 * _GROUP * k):
-        found = scores.topk(min(k, width), dim=1)
-        return found.values, found.indices
+        best = scores.topk(min(k, width), dim=1)
+        return best.values, best.indices
     # Group g has the columns g, g + n, g + 2n, ...: the best k are in the k groups with the largest maxima.
     n = -(-width // _GROUP)
     size = -(-width // n)
@@ -138,5 +138,5 @@ def top(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
     groups = torch.maximum(scores[:, :whole].unflatten(1, (size - 1, n)).amax(1), last).topk(k, dim=1).indices
     columns = (groups[:, :, None] + n * torch.arange(size)).flatten(1)
     values = scores.gather(1, columns.clamp_max(width - 1)).masked_fill(columns >= width, -torch.inf)
-    found = values.topk(k, dim=1)
-    return found.values, columns.gather(1, found.indices)
+    best = values.topk(k, dim=1)
+    return best.values, columns.gather(1, best.indices)

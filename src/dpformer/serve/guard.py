@@ -64,11 +64,7 @@ class Guard:
     """The middleware."""
 
     def __init__(
-        self,
-        app: ASGIApp,
-        limits: Limits,
-        answered: Callable[[str, str, int, float], None],
-        token: str | None = None,
+        self, app: ASGIApp, limits: Limits, answered: Callable[[str, str, int, float], None], token: str | None = None
     ) -> None:
         self.app, self.limits, self.answered = app, limits, answered
         self._expected = None if token is None else f"Bearer {token}".encode()

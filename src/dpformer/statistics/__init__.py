@@ -7,16 +7,5 @@ from dpformer.statistics.score_matrix import score_matrix, scorer_arrays
 from dpformer.statistics.settings import Mix, TransitionSettings
 from dpformer.statistics.transitions import Transitions
 
-__all__ = [
-    "Histogram",
-    "ItemCounts",
-    "ItemFrequencies",
-    "Measured",
-    "Mix",
-    "TransitionSettings",
-    "Transitions",
-    "frequencies",
-    "measure",
-    "score_matrix",
-    "scorer_arrays",
-]
+__all__ = ["Histogram", "ItemCounts", "ItemFrequencies", "Measured", "Mix", "TransitionSettings", "Transitions"]
+__all__ += ["frequencies", "measure", "score_matrix", "scorer_arrays"]

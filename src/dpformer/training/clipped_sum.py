@@ -31,14 +31,7 @@ from dpformer.models.dropout import Masks, is_random, use_masks
 from dpformer.privacy import Sample
 from dpformer.privacy.noise import kept_by_dropout
 from dpformer.privacy.plan import GRADIENTS
-from dpformer.training.groups import (
-    Groups,
-    add_rounded,
-    check_dropout,
-    check_precision,
-    check_room,
-    whole_sums,
-)
+from dpformer.training.groups import Groups, add_rounded, check_dropout, check_precision, check_room, whole_sums
 from dpformer.training.ranks import SINGLE
 
 Losses = Callable[[], Tensor]

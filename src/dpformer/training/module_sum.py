@@ -105,14 +105,14 @@ class ModuleSum(ClippedSum):
         """Put the clipped sum of a micro-batch into `.grad`."""
 
         def losses() -> Tensor:
-            found = compute_losses()
-            if not isinstance(found, Tensor) or found.shape != (len(places),):
-                shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+            values = compute_losses()
+            if not isinstance(values, Tensor) or values.shape != (len(places),):
+                shape = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
                 raise PrivacyError(
                     f"the loss has shape {shape}, not [{len(places)}]: it must be one number for each person of the batch. Use "
                     "reduction='none' and average over each person's own positions"
                 )
-            return found
+            return values
 
         masks = self.masks(self._sample.key)
         random, nonfinite = random_states(), 0 if self.clipping is None else self.clipping.nonfinite

@@ -21,6 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from platform import node
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dpformer.errors import DPFormerError, RankError
-from dpformer.training.restart import NO_JOB, Job, meet, open_store
 
 # torch's own limit; loading data and the first answers of rank 0 must fit in.
 SECONDS = 1800.0
@@ -45,14 +45,13 @@ class LeaderError(RankError):
 class Ranks:
     """This process among `size`. Alone (the default), every exchange is trivial and torch.distributed is not touched.
 
-    device: where this process has its network. job: the torchrun that started it.
+    device: where this process has its network.
     """
 
     rank: int = 0
     size: int = 1
     device: torch.device = _CPU
     seconds: float = SECONDS
-    job: Job = NO_JOB
 
     @property
     def first(self) -> bool:
@@ -156,9 +155,8 @@ def join(
 ) -> Iterator[Ranks]:
     """Meet the other processes, if torchrun started this one (it says so by RANK and WORLD_SIZE); else be alone.
 
-    device: of a process that is alone; see `choose_device`.
-
-    An error of rank 0 ends the others too, which leave the word to rank 0. A program of the caller's may have met already.
+    device: of a process that is alone; see `choose_device`. An error of rank 0 ends the others too, which leave the word to
+    rank 0. A program of the caller's may have met already.
     """
     if dist.is_available() and dist.is_initialized():
         if (backend := dist.get_backend()) != "gloo":
@@ -173,14 +171,11 @@ def join(
     rank, size = int(environment["RANK"]), int(environment["WORLD_SIZE"])
     # Rank 0 may itself be waiting for another rank, so the others wait twice as long.
     wait = seconds if rank == 0 else 2 * seconds
-    elastic = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    kept = open_store(environment, wait) if elastic else None
-    job = NO_JOB if kept is None else Job.of(kept, rank)
+    store = _first_start(environment, rank, wait)
     if size == 1:
-        yield Ranks(device=choose_device(device, torch.cuda.is_available()), seconds=seconds, job=job)
+        yield Ranks(device=choose_device(device, torch.cuda.is_available()), seconds=seconds)
         return
     try:
-        store = None if kept is None else meet(kept, rank, size, wait)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=wait))
     except (RuntimeError, ValueError) as error:
         where = f"{environment.get('MASTER_ADDR')}:{environment.get('MASTER_PORT')}"
@@ -188,7 +183,7 @@ def join(
             f"rank {rank} of {size} did not meet the others at {where} ({_short(error)}); check that all machines were "
             "started, reach that address, and have the same --nnodes"
         ) from None
-    ranks = Ranks(rank, size, _own_device(environment), seconds, job)
+    ranks = Ranks(rank, size, _own_device(environment), seconds)
     sound = True
     try:
         with _stopping_others(ranks):
@@ -199,6 +194,32 @@ def join(
     finally:
         if sound:
             dist.destroy_process_group()
+
+
+def _first_start(environment: Mapping[str, str], rank: int, seconds: float) -> Any:
+    """A part of torchrun's store for this meeting; None where torchrun has no store. Refuses processes that were started again.
+
+    The store outlives the processes. How often torchrun has restarted does not tell a second start: every machine counts for
+    itself, and one that starts again because another one failed does not count that. So each process leaves its name there.
+    """
+    if environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return None
+    own, address, port = f"{node()} {os.getpid()}", environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
+    try:
+        server = dist.TCPStore(address, port, is_master=False, timeout=timedelta(seconds=seconds))  # type: ignore[attr-defined]
+        # Several torchruns may meet at one address, each under an id.
+        store = dist.PrefixStore(f"dpformer/{environment.get('TORCHELASTIC_RUN_ID', '')}", server)  # type: ignore[attr-defined]
+        before = store.compare_set(f"process {rank}", "", own).decode()
+        meeting = store.add(f"meetings {rank}", 1)
+    except RuntimeError as error:
+        raise RankError(f"torchrun's store cannot be reached ({_short(error)}); start it again") from None
+    if before != own:
+        raise RankError(
+            f"torchrun has started rank {rank} again (before it was process {before}). This start has begun and charged nothing, "
+            "and the run that was begun is kept: go on with `dpformer resume RUN` at no cost (a program of your own: start it "
+            "anew). Leave out --max-restarts"
+        )
+    return dist.PrefixStore(str(meeting), store)  # type: ignore[attr-defined]
 
 
 @contextmanager
@@ -238,10 +259,7 @@ class Membership:
 
 
 def choose_device(name: str, cuda: bool) -> torch.device:
-    """The device of a process that is alone: "auto", "cpu", "cuda" (or "cuda:1"), "mps". cuda: whether there is a GPU.
-
-    No GPU has been at hand to test on. Apple's has no float64, in which clipped gradients are added, so it is refused.
-    """
+    """The device of a process that is alone: "auto", "cpu", "cuda" (or "cuda:1"). cuda: whether there is a GPU."""
     if name == "auto":
         return torch.device("cuda") if cuda else _CPU
     if name == "mps":

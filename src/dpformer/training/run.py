@@ -128,13 +128,11 @@ class TrainingRun:
             own, ledger = self._restore(), self._folder.ledger
             self.curator = make_curator(people, plan() if ledger is None else ledger.plan, ledger, own)
         else:
-            self.ranks.job.refuse_second(self.path)
             new, settings = plan(), to_json({**self._settings, "dpformer": __version__})
             self._folder.begin(new, self.account, (TRAINING, settings))
             write_file(self._folder.private / START, pack(parameters(self.model)), 0o600)
             self.curator = make_curator(people, new, self._folder.ledger, keys())
             self.save()
-        self.ranks.job.note(self.path)
         return self.curator.plan
 
     def _contents(self) -> dict[str, Any]:

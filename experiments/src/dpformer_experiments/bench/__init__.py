@@ -12,6 +12,5 @@ BENCHMARKS: dict[str, str] = {
     "models": "dpformer_experiments.bench.models",
     "latency": "dpformer_experiments.bench.latency",
     "ranks": "dpformer_experiments.bench.ranks",
-    "spark": "dpformer_experiments.bench.spark",
 }
 DEFAULT = "training"

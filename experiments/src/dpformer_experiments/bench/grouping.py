@@ -34,7 +34,7 @@ from dpformer_experiments.curators import seeded_curator
 
 # The name of these figures in those of the training benchmark, whose page shows them.
 PART = "grouping"
-PRESETS = ("paper", "pure")
+PRESETS = ("paper", "dpformer")
 GRID = 2.0**-26
 TODAY, WHOLE = "by group", "whole batch"
 

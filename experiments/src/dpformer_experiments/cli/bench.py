@@ -9,7 +9,7 @@ import typer
 def bench(
     name: Annotated[
         str,
-        typer.Argument(help="Which benchmark: training, models, prepare, noise, grouping, latency, ranks or spark."),
+        typer.Argument(help="Which benchmark: training, models, prepare, noise, grouping, latency or ranks."),
     ] = "training",
     quick: Annotated[bool, typer.Option("--quick", help="Fewer and smaller measurements.")] = False,
     output: Annotated[

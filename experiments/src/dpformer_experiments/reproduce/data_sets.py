@@ -76,7 +76,7 @@ def run(*, data: Mapping[str, Path] | None = None) -> dict[str, Any]:
     for name in VARIABLES:
         dataset = find_set(name, data or {})
         rows.append({"dataset": name, **statistics(dataset)})
-        counts[name] = np.sort(item_counts(dataset))[::-1].tolist()
+        counts[name] = item_counts(dataset).tolist()
     return {"rows": rows, "counts": counts}
 
 

@@ -101,6 +101,11 @@ def row_name(name: str, family: str) -> str:
     return f"{name.partition(' (')[0]}, {family}"
 
 
+def shown(method: str) -> str:
+    """The name of a method on a page. Records keep the earlier name of the preset."""
+    return method.replace("DPFormer, pure", "DPFormer, preset dpformer")
+
+
 def _common(architecture: str, **more: Any) -> Method:
     """An architecture with the common recipe; with `more` it corrects attention, and has no row without noise."""
     corrected = bool(more)

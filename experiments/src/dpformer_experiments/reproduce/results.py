@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from dpformer.errors import DPFormerError
 from dpformer_experiments.reproduce import tables
+from dpformer_experiments.reproduce.methods import shown
 from dpformer_experiments.reproduce.page import Page, new_figure, save_figure
 from dpformer_experiments.reproduce.runs import read_lines
 from dpformer_experiments.reproduce.summary import METRICS
@@ -147,7 +148,7 @@ def _times(all_tables: dict[str, Any], out: Path) -> str:
     rows = [
         (
             row["dataset"],
-            row["method"],
+            shown(row["method"]),
             f"{float(row['epsilon']):g}",
             f"{row['minutes a seed']:.1f}",
             f"`{row['command']}`",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from dpformer.errors import DPFormerError
 from dpformer_experiments.reproduce import paper
 from dpformer_experiments.reproduce.cells import Cell
-from dpformer_experiments.reproduce.methods import DELTA, FAMILIES, METHODS, Method, in_order
+from dpformer_experiments.reproduce.methods import DELTA, FAMILIES, METHODS, Method, in_order, shown
 from dpformer_experiments.reproduce.page import Page, Part, new_figure
 from dpformer_experiments.reproduce.runner import CellResult, Running, run_cells
 from dpformer_experiments.reproduce.summary import (
@@ -139,7 +139,7 @@ def texts(row: dict[str, Any]) -> tuple[str, ...]:
     reasons = ["of an earlier version"] if row["version"] == "earlier" else list(dict.fromkeys(row["missing"].values()))
     at_n = row["epsilon at delta 1/N"]
     return (
-        row["method"],
+        shown(row["method"]),
         f"{float(row['epsilon']):g}",
         _pair(row, "reported "),
         with_spread(row, "ndcg@10") or "; ".join(reasons),
@@ -178,10 +178,12 @@ def draw_accuracy(axes: Any, figures: dict[str, Any]) -> None:
         mine = [row for row in rows if row["method"] == name and row["epsilon"] != "inf"]
         if mine:
             x, y = [row["epsilon"] for row in mine], [row["ndcg@10"] for row in mine]
-            axes.errorbar(x, y, yerr=[row["ndcg@10 std"] or 0.0 for row in mine], marker="o", capsize=3, label=name)
+            axes.errorbar(
+                x, y, yerr=[row["ndcg@10 std"] or 0.0 for row in mine], marker="o", capsize=3, label=shown(name)
+            )
     for row in rows:
         if row["epsilon"] == "inf":
-            label = f"{row['method'].removesuffix(', not private')}, not private"
+            label = f"{shown(row['method']).removesuffix(', not private')}, not private"
             axes.axhline(row["ndcg@10"], linewidth=1, linestyle=":", color="grey")
             place = {"xy": (0.01, row["ndcg@10"]), "xycoords": ("axes fraction", "data")}
             axes.annotate(label, **place, fontsize=7, va="bottom", color="grey")

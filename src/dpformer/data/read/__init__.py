@@ -3,9 +3,12 @@
 import shlex
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from glob import glob, has_magic
 from pathlib import Path
 from typing import Any
+
+import polars as pl
 
 from dpformer.data.read.columns import ITEM, TIME, TITLE, Wanted, is_alias
 from dpformer.data.read.delimited import read_delimited
@@ -21,7 +24,7 @@ from dpformer.where import condition
 def read_log(log: Any, wanted: Wanted) -> Log:
     """Find the columns of a log without reading its events; titles are read only if requested.
 
-    log: a path (file; folder or glob of Parquet files) or a pandas, polars or Arrow frame.
+    log: a path (file; folder or glob of Parquet or CSV files) or a pandas, polars or Arrow frame.
     """
     opened = _read(log, wanted)
     columns, title = dict(opened.columns), None
@@ -88,35 +91,61 @@ def _read(source: Any, wanted: Wanted) -> Log:
 
 
 def _read_path(name: str, wanted: Wanted) -> Log:
-    path = Path(name).expanduser()
-    if path.is_dir():
-        files = sorted(file for file in path.rglob("*.parquet") if file.is_file())
-        if not files:
-            raise DataError(f"{path}: is a folder without .parquet files; give the log file itself")
-        return read_parquet(name, files, wanted)
-    if not path.exists():
-        return read_parquet(name, _matching(name, path), wanted)
-    if _is_parquet(path) or path.suffix == ".parquet":
-        return read_parquet(name, [path], wanted)
+    files = _files(name)
+    with files[0].open("rb") as file:
+        if file.read(4) == b"PAR1" or files[0].suffix == ".parquet":
+            return read_parquet(name, files, wanted)
+    logs = [_read_text(file, wanted) for file in [file for file in files if file.stat().st_size] or files[:1]]
+    return logs[0] if len(logs) == 1 else _joined(name, logs)
+
+
+def _read_text(path: Path, wanted: Wanted) -> Log:
     text = sample(path)
     if looks_like_json(path, first_line_of(text)):
         return read_json_lines(path, wanted)
     return read_delimited(path, text, wanted)
 
 
-def _matching(name: str, path: Path) -> list[Path]:
-    """List the Parquet files that match a glob."""
+def _files(name: str) -> list[Path]:
+    """List the files of a log, in the order of their paths. Spark writes folders: names with _ or . in front are not data."""
+    path = Path(name).expanduser()
+    if path.is_dir():
+        inside = [file for file in path.rglob("*") if not any(part[0] in "_." for part in file.relative_to(path).parts)]
+        for kinds in ((".parquet",), (".csv", ".csv.gz")):
+            if files := sorted(file for file in inside if file.name.endswith(kinds) and file.is_file()):
+                return files
+        raise DataError(f"{path}: is a folder without .parquet or .csv files; give the log file itself")
+    if path.exists():
+        return [path]
     if not has_magic(name):
         raise DataError(f"{path}: no such file or folder; check the path")
-    files = sorted(Path(match) for match in glob(str(path), recursive=True) if Path(match).is_file())
-    if not files:
-        raise DataError(f"{name}: no file matches; check the pattern, and quote it in the shell")
-    for file in files:
-        if not _is_parquet(file):
-            raise DataError(f"{file}: is not a Parquet file; a glob reads only Parquet, so join other files into one")
-    return files
+    if files := sorted(Path(match) for match in glob(str(path), recursive=True) if Path(match).is_file()):
+        return files
+    raise DataError(f"{name}: no file matches; check the pattern, and quote it in the shell")
 
 
-def _is_parquet(path: Path) -> bool:
-    with path.open("rb") as file:
-        return file.read(4) == b"PAR1"
+def _joined(name: str, logs: list[Log]) -> Log:
+    """One log of text files that are written alike."""
+    first = logs[0]
+    schema = first.schema()
+    for log in logs[1:]:
+        if (log.format, log.columns, log.schema()) != (first.format, first.columns, schema):
+            raise DataError(
+                f"{log.name}: has other columns than {first.name}; write all files alike, or give one of them"
+            )
+    frames, files = [log.frame for log in logs], tuple(log.files[0] for log in logs)
+    form = f"{first.format}, {len(logs)} files"
+    explain = partial(_fault, logs)
+    return replace(
+        first, frame=pl.concat(frames), name=name, format=form, explain=explain, files=files, parts=tuple(frames)
+    )
+
+
+def _fault(logs: list[Log], error: BaseException) -> DataError:
+    """The error of the file that cannot be read. Only errors need this."""
+    for log in logs:
+        try:
+            log.collect(log.frame.select(pl.len()))
+        except DataError as fault:
+            return fault
+    return logs[0].explain(error)

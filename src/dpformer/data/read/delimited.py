@@ -174,10 +174,10 @@ def _first_line(layout: Layout, wrong: pl.Expr) -> int | None:
     """The number of the first line that is not empty and meets a condition."""
     lines = pl.scan_lines(layout.path).with_row_index("number", offset=1).filter(pl.col("line") != "")
     try:
-        found = lines.filter(wrong).select("number").head(1).collect(engine="streaming")
+        numbers = lines.filter(wrong).select("number").head(1).collect(engine="streaming")
     except READ_ERRORS as error:
         raise _fault(layout, error) from None
-    return found.item() if len(found) else None
+    return numbers.item() if len(numbers) else None
 
 
 def _fault(layout: Layout, error: BaseException) -> DataError:

@@ -21,7 +21,7 @@ class Log:
 
     frame: `user_id`, `item_id`, and `timestamp` if the log has times; `title` if requested; types as in the file.
     name: the log in messages. columns: role to the column's own name. explain: turns a reader's exception into an error message.
-    files: none for a frame in memory; only Parquet may have several. untyped_ids: ids come from a format without types (CSV).
+    files: none for a frame in memory. parts: the rows of each file. untyped_ids: ids come from a format without types (CSV).
     unused_title: a column that looks like titles and was not requested. sample: rows with all columns, if `frame` has not all.
     raw: the table before `keep`, the condition on rows, if there is one. nulls: spellings of missing values. time_format: how
     times are written, if that was given. fold_users: whether letter case and blanks of user ids are ignored.
@@ -43,6 +43,7 @@ class Log:
     time_format: str | None = None
     fold_users: bool = False
     named_by_rows: bool = False
+    parts: tuple[pl.LazyFrame, ...] = ()
 
     def collect(self, frame: pl.LazyFrame) -> pl.DataFrame:
         """Read `frame` as a stream."""
@@ -60,13 +61,10 @@ class Log:
         if self.raw is not None and self.keep is not None:
             kept = self.raw.with_row_index("row").filter(self.keep.expression).select("row")
             row = int(self.collect(kept.slice(row, 1)).item())
-        file: Path | str = self.files[0] if self.files else self.name
-        for file in self.files if len(self.files) > 1 else ():
-            rows = scan(file).select(pl.len()).collect().item()
-            if row < rows:
-                break
-            row -= rows
-        return f"{file}: row {row + 1}"
+        place = 0
+        while place < len(self.parts) - 1 and row >= (rows := self.parts[place].select(pl.len()).collect().item()):
+            place, row = place + 1, row - rows
+        return f"{self.files[place] if self.files else self.name}: row {row + 1}"
 
     def error(self, row: int, role: str, wrong: str, cure: str) -> DataError:
         """Return the error for a bad value: file, row, column, problem, cure."""

@@ -26,10 +26,10 @@ def read_parquet(name: str, files: Sequence[Path], wanted: Wanted) -> Log:
                     "write all files with one schema"
                 )
     # One by one, because columns that are not used may differ.
-    frame = pl.concat([scan(file) if wanted.items else scan(file).select(list(used)) for file in files])
+    parts = tuple(scan(file) if wanted.items else scan(file).select(list(used)) for file in files)
     form = "Parquet" if len(files) == 1 else f"Parquet, {len(files)} files"
     explain = functools.partial(_fault, name, files, list(used))
-    return Log(frame, name, form, columns, explain, tuple(files), sample=scan(files[0]))
+    return Log(pl.concat(parts), name, form, columns, explain, tuple(files), sample=scan(files[0]), parts=parts)
 
 
 def _schema(file: Path) -> dict[str, pl.DataType]:

@@ -21,6 +21,8 @@ from dpformer.fit.prior import read_prior
 from dpformer.fit.recipe import Recipe
 from dpformer.fit.run import start
 from dpformer.fit.stated import data_part
+from dpformer.models.network import NetworkSpec
+from dpformer.models.recommender import kinds
 from dpformer.privacy import Curator
 from dpformer.privacy.build import inherited
 from dpformer.statistics.prior import Prior
@@ -50,8 +52,7 @@ BUILT_IN: dict[str, dict[str, Any]] = {
     "transformer": _PLAIN,
     "transformer, Re-Attention": {**_PLAIN, "reattention": "logits", "blocks": 2},
     "transformer, untied, post-norm, flat": {**_PLAIN, "tied": False, "norm": "post", "max_norm": 0.3},
-    "gru": {**_PLAIN, "model": "gru"},
-    "lstm": {**_PLAIN, "model": "lstm"},
+    **{kind: {**_PLAIN, "model": kind} for kind in kinds(NetworkSpec) if kind != "transformer"},
     "transitions": {"preset": "transitions"},
     "popularity": {"preset": "popularity"},
 }
