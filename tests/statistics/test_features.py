@@ -71,7 +71,8 @@ def test_spelling_does_not_change_the_encoding():
     ("columns", "cure"),
     [
         ({"title": [f"t{n}" for n in range(9)]}, "title:10"),
-        ({"price:3": [1, 2, "cheap"]}, "use price without bins"),
+        ({"price:3": [1, 2, "cheap"]}, "'cheap' is not a number.*use price without bins"),
+        ({"list price:3": [1, "12,99"]}, "features='list price:3': '12,99' is not a number; write numbers as 12.99"),
         ({"price:3": [None] * 9}, "leave it out"),
     ],
 )

@@ -1,6 +1,7 @@
 """Public features of items: columns of a declared catalogue as zeros and ones."""
 
 import itertools
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -90,8 +91,8 @@ def _owners(columns: Mapping[str, Sequence[Any]]) -> dict[tuple[str, str], list[
                 owners.setdefault((name, one), []).append(item)
         if max((len(items) for (of, _), items in owners.items() if of == name), default=0) < LEAST:
             raise DataError(
-                f"--features {name}: no value of the column is shared by {LEAST} items, so it predicts nothing; leave it out, "
-                f"or put numbers into bins: --features {column}:10"
+                f"--features {shlex.quote(name)}: no value of the column is shared by {LEAST} items, so it predicts nothing; "
+                f"leave it out, or put numbers into bins: --features {shlex.quote(f'{column}:10')}"
             )
     return owners
 
@@ -108,10 +109,15 @@ def _texts(value: Any) -> list[str]:
 
 
 def _binned(column: str, values: Sequence[Any], bins: int) -> list[list[str]]:
-    try:
-        numbers = np.array([np.nan if value is None or value == "" else float(value) for value in values])
-    except (TypeError, ValueError):
-        raise DataError(f"--features {column}:{bins}: not all values are numbers; use {column} without bins") from None
+    numbers = np.full(len(values), np.nan)
+    for item, value in enumerate(values):
+        try:
+            numbers[item] = np.nan if value is None or value == "" else float(value)
+        except (TypeError, ValueError):
+            raise DataError(
+                f"--features {shlex.quote(f'{column}:{bins}')}: {value!r} is not a number; write numbers as 12.99, or use "
+                f"{column} without bins"
+            ) from None
     known = np.isfinite(numbers)
     edges = np.unique(np.quantile(numbers[known], np.arange(1, bins) / bins)) if known.any() else np.empty(0)
     inner = [f"{low!r} to {high!r}" for low, high in itertools.pairwise(edges.tolist())]
