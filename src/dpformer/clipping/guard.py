@@ -57,9 +57,9 @@ class Shared:
 
     def is_constant(self, tensor: Tensor) -> bool:
         """Is it no data? A single number is a constant: it can hold nothing of one sample that others do not have."""
-        if not tensor.dim() or (known := self._tensors.get(id(tensor))) is None:
+        if not tensor.dim() or (entry := self._tensors.get(id(tensor))) is None:
             return not tensor.dim() or (tensor.is_leaf and tensor.untyped_storage().data_ptr() in self._memory)
-        return known[1]
+        return entry[1]
 
     def add(self, tensor: Tensor) -> None:
         """Take note of a tensor that is the same for all samples."""
@@ -142,7 +142,7 @@ def locate(recorder: Recorder, losses: Tensor, users: dict[Any, int]) -> Doubt |
 
     Raises if they are sure not to be.
     """
-    batch, found = len(losses), None
+    batch, first = len(losses), None
     if batch == 1:
         for use in recorder.uses:
             use.layout = Layout(1)
@@ -164,8 +164,8 @@ def locate(recorder: Recorder, losses: Tensor, users: dict[Any, int]) -> Doubt |
                 f"{use.called} uses {use.names} in a result of shape {tuple(use.shape)} that does not "
                 f"hold the {batch} samples: keep samples first, and padded rather than packed by a mask"
             )
-        found = found or doubt
-    return found
+        first = first or doubt
+    return first
 
 
 def _walk(losses: Tensor, users: dict[Any, int]) -> dict[Any, tuple[Inner, Doubt | None]]:
@@ -201,8 +201,8 @@ def _walk(losses: Tensor, users: dict[Any, int]) -> dict[Any, tuple[Inner, Doubt
                 doubt = next((doubt for _, doubt in results if doubt is not None), None)
                 if not axis or axis is MIXED:
                     doubt = doubt or Doubt(node.name(), mixes=axis is MIXED)
-                    known = shape and shape[0] % len(samples) == 0
-                    axis = Axis(math.prod(shape) // len(samples), samples) if known else None
+                    whole = shape and shape[0] % len(samples) == 0
+                    axis = Axis(math.prod(shape) // len(samples), samples) if whole else None
                 if output in arrived[following]:
                     before, earlier = arrived[following][output]
                     joined = _join(before, axis)

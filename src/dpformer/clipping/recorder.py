@@ -56,8 +56,8 @@ class Recorder(TorchFunctionMode):
 
     def used(self) -> set[int]:
         """The identities of the parameters that have a use."""
-        found = {id(view.parameter) for use in self.uses for view in use.views}
-        return found.union(*(map(id, origin.sources) for key, origin in self.derived.items() if key in found))
+        used = {id(view.parameter) for use in self.uses for view in use.views}
+        return used.union(*(map(id, origin.sources) for key, origin in self.derived.items() if key in used))
 
     def view(self, value: Any) -> View | None:
         """The view that `value` is, or None for anything that is not a trainable parameter or a part of one."""

@@ -40,8 +40,8 @@ def register_rule(*functions: Any, lazy: bool = False, views: bool = False) -> C
 
 def named(names: str) -> list[Any]:
     """Functions of torch and methods of tensors by their names."""
-    found = [getattr(owner, name, None) for owner in (torch, Tensor, torch.functional) for name in names.split()]
-    return [function for function in found if callable(function)]
+    functions = [getattr(owner, name, None) for owner in (torch, Tensor, torch.functional) for name in names.split()]
+    return [function for function in functions if callable(function)]
 
 
 @functools.lru_cache(maxsize=1024)

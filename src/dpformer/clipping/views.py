@@ -182,8 +182,8 @@ def _leaf(value: Tensor) -> Tensor:
 
 def _is_transpose(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether a function turns a matrix: decided on a matrix of two different sides."""
-    known = _name(function) in ("__get__", "t", "transpose", "swapaxes", "permute")
-    return known and function(torch.empty(2, 3, device="meta"), *args, **kwargs).shape == (3, 2)
+    turning = _name(function) in ("__get__", "t", "transpose", "swapaxes", "permute")
+    return turning and function(torch.empty(2, 3, device="meta"), *args, **kwargs).shape == (3, 2)
 
 
 def _keeps_rows(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], value: Tensor) -> bool:

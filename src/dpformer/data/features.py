@@ -118,8 +118,8 @@ def _binned(column: str, values: Sequence[Any], bins: int) -> list[list[str]]:
                 f"--features {shlex.quote(f'{column}:{bins}')}: {value!r} is not a number; write numbers as 12.99, or use "
                 f"{column} without bins"
             ) from None
-    known = np.isfinite(numbers)
-    edges = np.unique(np.quantile(numbers[known], np.arange(1, bins) / bins)) if known.any() else np.empty(0)
+    given = np.isfinite(numbers)
+    edges = np.unique(np.quantile(numbers[given], np.arange(1, bins) / bins)) if given.any() else np.empty(0)
     inner = [f"{low!r} to {high!r}" for low, high in itertools.pairwise(edges.tolist())]
     texts = [f"below {edges[0]}", *inner, f"from {edges[-1]}"] if len(edges) else ["any number"]
-    return [[texts[place]] if ok else [] for place, ok in zip(np.digitize(numbers, edges), known, strict=True)]
+    return [[texts[place]] if ok else [] for place, ok in zip(np.digitize(numbers, edges), given, strict=True)]

@@ -148,14 +148,14 @@ class PeopleAccount:
         self._must_exist()
         return _parse(self.folder, [] if receipt is None else [(where, receipt)], read_chain(self.folder))
 
-    def charge(self, run: RunCharge, known: Iterable[tuple[str, Receipt]] = (), over: bool = False) -> Receipt:
+    def charge(self, run: RunCharge, receipts: Iterable[tuple[str, Receipt]] = (), over: bool = False) -> Receipt:
         """Charge a run before it asks anything; returns after the line is synced. A run is charged once.
 
-        known: receipts of other runs, with their names; an account that lacks one of them is refused as an old copy.
+        receipts: of other runs, with their names; an account that lacks one of them is refused as an old copy.
         over: charge it above the cap too, since it has been spent already.
         """
         self._must_exist()
-        parse = functools.partial(_parse, self.folder, known)
+        parse = functools.partial(_parse, self.folder, receipts)
         chain, spending = open_chain(self.folder, parse, patience=self._patience)
         try:
             for number, charged in enumerate(spending.runs):
@@ -234,18 +234,18 @@ def largest_epsilon(before: Sequence[RunCharge], cap: Cap, shape: RunCharge, tim
 
 def receipts_beside(folder: Path) -> list[tuple[str, Receipt]]:
     """The receipts of the runs beside a run folder, from the first lines of their ledgers."""
-    known = []
+    receipts = []
     for ledger in sorted(folder.parent.glob(f"*/{CHAIN}")):
         try:
             with readable(ledger), ledger.open("rb") as file:
                 header = json.loads(file.readline(1 << 20))
-            known.append((str(ledger.parent), Receipt(**header["receipt"])))
+            receipts.append((str(ledger.parent), Receipt(**header["receipt"])))
         except (DPFormerError, ValueError, KeyError, TypeError, RecursionError):
             continue  # not a ledger, or of a run without an account
-    return known
+    return receipts
 
 
-def _parse(folder: Path, known: Iterable[tuple[str, Receipt]], lines: list[Line]) -> Spending:
+def _parse(folder: Path, receipts: Iterable[tuple[str, Receipt]], lines: list[Line]) -> Spending:
     header, runs = lines[0], lines[1:]
     if header.get("account") != _VERSION:
         raise PrivacyError(f"{folder}: is not an account of people of version {_VERSION}; update dpformer")
@@ -258,7 +258,7 @@ def _parse(folder: Path, known: Iterable[tuple[str, Receipt]], lines: list[Line]
         )
     except (KeyError, TypeError, AttributeError) as problem:
         raise PrivacyError(f"{folder}: lacks {problem}: dpformer did not write it; do not trust it") from None
-    for where, receipt in known:
+    for where, receipt in receipts:
         spending.check(receipt, where)
     return spending
 

@@ -26,15 +26,15 @@ class Predicted:
         own = encoded[head].astype(float)
         mean = own.mean(0)
         # An item without any value is an average one.
-        known = encoded.max(1, keepdims=True) > 0
-        x = np.where(known[head], own - mean, 0.0)
+        described = encoded.max(1, keepdims=True) > 0
+        x = np.where(described[head], own - mean, 0.0)
         y = np.concatenate([np.ones((len(x), 1)), x], 1)
         W = _ridge(x, _ridge(y, M, free=1).T).T
         U, size, V = np.linalg.svd(W, full_matrices=False)
         left, right = (U * size)[:, :RANK], V[:RANK].T
         # Not x itself, which would have many columns for all items.
-        self.sources = left[0] + known * (encoded @ left[1:] - mean @ left[1:])
-        self.targets = known * (encoded @ right - mean @ right)
+        self.sources = left[0] + described * (encoded @ left[1:] - mean @ left[1:])
+        self.targets = described * (encoded @ right - mean @ right)
         self.sources[0] = 0.0
         self.scores = self.sources[head] @ self.targets[head].T
 

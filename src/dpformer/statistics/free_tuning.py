@@ -24,11 +24,11 @@ _SEED = 1
 
 def split(measured: Measured) -> tuple[Measured, np.ndarray]:
     """What was measured with more noise, and independent counts [P, P], to judge by."""
-    known = np.isfinite(measured.variance)
+    asked = np.isfinite(measured.variance)
     Z = np.random.Generator(np.random.PCG64(_SEED)).standard_normal(measured.counts.shape)
-    Z *= np.sqrt(np.where(known, measured.variance, 0.0))
+    Z *= np.sqrt(np.where(asked, measured.variance, 0.0))
     first = replace(measured, counts=measured.counts + _A * Z, variance=measured.variance * (1 + _A**2))
-    return first, np.where(known, measured.counts - Z / _A, 0.0)
+    return first, np.where(asked, measured.counts - Z / _A, 0.0)
 
 
 def discounted_gain(scores: np.ndarray, counts: np.ndarray) -> float:

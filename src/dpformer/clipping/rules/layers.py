@@ -68,8 +68,8 @@ def embedding_bag(
         there = there & (ids != padding_idx)
     picked = recorder.call(F.embedding, ids, weight, padding_idx)
     if mode == 2:
-        found = picked.masked_fill(~there[..., None], -torch.inf).amax(1).where(there.any(1, keepdim=True), 0.0)
-        return found, offsets, offsets, offsets
+        largest = picked.masked_fill(~there[..., None], -torch.inf).amax(1).where(there.any(1, keepdim=True), 0.0)
+        return largest, offsets, offsets, offsets
     weights = there.to(picked.dtype) if per_sample_weights is None else per_sample_weights[place] * there
     total = (picked * weights[..., None]).sum(1)
     return (total / there.sum(1, keepdim=True).clamp_min(1) if mode == 1 else total), offsets, offsets, offsets

@@ -61,9 +61,9 @@ def fields(folder: Path, artifact: Artifact, recipe: Recipe) -> Outcome:
 
 def _unknown_files(folder: Path) -> Iterator[str]:
     parts = {name for name in ALLOWED if "/" not in name and "," not in name}
-    known = {*parts, *WHOLE, *OWNER_ONLY, *EMPTY, files.PRIOR}
+    allowed = {*parts, *WHOLE, *OWNER_ONLY, *EMPTY, files.PRIOR}
     for path in sorted(folder.iterdir()):
-        if path.name not in known:
+        if path.name not in allowed:
             yield f"{path.name} is not on the list"
         elif path.name in OWNER_ONLY and stat.S_IMODE(path.stat().st_mode) & 0o077:
             yield f"{path.name} was computed without noise, and others may read it"
@@ -112,8 +112,8 @@ def _other_content(folder: Path, artifact: Artifact, recipe: Recipe) -> Iterator
     }
     if (prior := read_prior(folder)) is not None:
         expected[files.PRIOR] = ((folder / files.PRIOR).read_bytes(), prior_bytes(prior))
-    for name, (found, made) in expected.items():
-        if found != made:
+    for name, (stored, made) in expected.items():
+        if stored != made:
             yield f"{name} has something that the rest of the folder does not explain"
     for name in ("dpformer", "torch", "python"):
         if len(str(config[name])) > 40:
@@ -122,10 +122,10 @@ def _other_content(folder: Path, artifact: Artifact, recipe: Recipe) -> Iterator
 
 def no_pickle(folder: Path) -> Outcome:
     """No file of the folder is a pickle or holds one, whatever it is called: loading a pickle runs its code."""
-    found = sorted(path for path in folder.rglob("*") if path.is_file())
-    bad = [str(path.relative_to(folder)) for path in found if holds_pickle(path)]
-    detail = f"holds pickled objects: {', '.join(bad)}" if bad else f"{len(found)} files, none of them"
-    return Outcome(not bad, detail, {"files": len(found), "pickles": bad})
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    bad = [str(path.relative_to(folder)) for path in paths if holds_pickle(path)]
+    detail = f"holds pickled objects: {', '.join(bad)}" if bad else f"{len(paths)} files, none of them"
+    return Outcome(not bad, detail, {"files": len(paths), "pickles": bad})
 
 
 def holds_pickle(path: Path) -> bool:
