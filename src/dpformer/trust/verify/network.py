@@ -119,9 +119,11 @@ def float32_slack(query: GradientSum, people: Sequences, drawn: np.ndarray, who:
         moved.append(np.linalg.norm(with_all - rest - alone))
     worst = float(np.max(moved))
     where = "a group" if query.groups.touched == 1 else "all groups"
-    last = int(leaving[-1])
-    _spoil(query.team.first, torch.from_numpy(rows[last].astype(np.int64)))
-    nan = float(np.linalg.norm(total(people) - without(last)))
+    # Of the commonest length, so that others are in the same micro-batch: alone, a batch that is left out would not show.
+    lengths, counts = np.unique(rows.lengths[learning], return_counts=True)
+    spoiled = int(learning[rows.lengths[learning] == lengths[counts.argmax()]][0])
+    _spoil(query.team.first, torch.from_numpy(rows[spoiled].astype(np.int64)))
+    nan = float(np.linalg.norm(total(people) - without(spoiled)))
     room = query.groups.slack
     return Outcome(
         worst <= SHARE_OF_ROOM * room and nan <= SHARE_OF_ROOM * room,
