@@ -372,7 +372,7 @@ def test_a_network_that_is_registered_is_a_setting(monkeypatch):
         make_recipe("dpformer", model="mean")
     recommender.register("mean", Spec)(Mean)
     network = make_recipe("dpformer", model="mean", d=8).network
-    assert network.spec(9) == Spec(items=9, d=8, max_length=200, vocabulary=1000)
+    assert network.spec(9) == Spec(items=9, d=8, max_length=200, vocabulary=1500)
     assert isinstance(build(network.spec(9)), Mean)
 
 
