@@ -119,9 +119,11 @@ def float32_slack(query: GradientSum, people: Sequences, drawn: np.ndarray, who:
         moved.append(np.linalg.norm(with_all - rest - alone))
     worst = float(np.max(moved))
     where = "a group" if query.groups.touched == 1 else "all groups"
-    # Of the commonest length, so that others are in the same micro-batch: alone, a batch that is left out would not show.
+    # The longest who has a neighbour in the same micro-batch: alone, a batch that is left out would not show; and long people
+    # are unlike each other, while of two with the same items both would be spoiled.
     lengths, counts = np.unique(rows.lengths[learning], return_counts=True)
-    spoiled = int(learning[rows.lengths[learning] == lengths[counts.argmax()]][0])
+    shared = lengths[counts == counts.max()] if counts.max() == 1 else lengths[counts > 1]
+    spoiled = int(learning[rows.lengths[learning] == shared[-1]][0])
     _spoil(query.team.first, torch.from_numpy(rows[spoiled].astype(np.int64)))
     nan = float(np.linalg.norm(total(people) - without(spoiled)))
     room = query.groups.slack
