@@ -16,7 +16,7 @@ from dpformer_experiments.reproduce import RESULTS, heat_maps, paper, results, s
 from dpformer_experiments.reproduce.methods import COMMON, LITERAL, METHODS, REPAIRED, in_order
 from dpformer_experiments.reproduce.page import as_csv
 from dpformer_experiments.reproduce.runner import CellResult, Running, run_cells
-from dpformer_experiments.reproduce.runs import FILE, read_lines
+from dpformer_experiments.reproduce.runs import FILE, Runs, read_lines
 from small_table import TINY, small_table
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -235,13 +235,13 @@ def test_a_row_that_is_not_there_is_refused(dpformer):
 
 def test_committed_tables_are_the_means_of_the_committed_runs():
     """Every figure follows from experiments/results/runs.jsonl."""
-    runs = read_lines(Path(__file__).parents[1] / "results" / FILE)
+    path = Path(__file__).parents[1] / "results" / FILE
+    runs, finished = read_lines(path), Runs(path)
     last = {(run["dataset"], run["method"], run["epsilon"], run["seed"]): run for run in runs}
-    by_key = {run["key"]: run for run in runs if "defaults" in run}
-    prints = {run["dataset"]: run["data"] for run in by_key.values()}
-    # A run that two results have is in the file once, under the name of the first.
+    prints = {run["dataset"]: run["data"] for run in runs if "defaults" in run}
+    # A run that two results have is in the file once, under the name of the first; one with other defaults is not this cell.
     for cell in [cell for dataset in tables.SETS.values() for cell in in_order(METHODS, dataset, tables.SEEDS)]:
-        if run := by_key.get(cell.key(prints[cell.dataset])):
+        if run := finished.find(cell.key(prints[cell.dataset]), cell.defaults()):
             epsilon = "inf" if math.isinf(cell.epsilon) else cell.epsilon
             last[cell.dataset, cell.method, epsilon, cell.seed] = run
     kinds = {"": ("test", "masked"), "unmasked ": ("test", "unmasked"), "validation ": ("validation", "masked")}
