@@ -27,7 +27,8 @@ FAMILIES: dict[str, str] = {
     ),
     REPAIRED: (
         "Two post-norm blocks, d = 64, 100 epochs of batches of 4,096 users at the largest rate of the paper's "
-        "grid (0.009), histories of 200 and 50 items, as in the paper; with an output bias, a vocabulary of 1,000 "
+        "grid (0.009), histories of 200 items on MovieLens-1M (50 in recurrent networks, where 200 steps take an hour a "
+        "training) and 50 on Amazon Games; the paper does not state its lengths. With an output bias, a vocabulary of 1,000 "
         "items, and no dropout. One seed. Trained on all but the last two items."
     ),
     LITERAL: (
@@ -125,7 +126,7 @@ def _repaired(name: str, first: int, **options: Any) -> Method:
     shape = {**REPAIR, **options}
     instead = "queued; see the common recipe"
     more: dict[str, Any] = {"compare": name, "first": first, "family": REPAIRED, "seeds": 1, "instead": instead}
-    return Method(row_name(name, "repaired"), shape, "paper", on=LENGTHS, **more)
+    return Method(row_name(name, "repaired"), shape, "paper", on={} if "max_length" in options else LENGTHS, **more)
 
 
 def _literal(name: str, runs: bool, **options: Any) -> Method:
@@ -143,8 +144,8 @@ def _ours(name: str, preset: str, options: dict[str, Any] | None = None, **more:
 METHODS: tuple[Method, ...] = (
     *(_common(architecture) for architecture in common.ARCHITECTURES),
     _common(paper.VANILLA, **CORRECTED),
-    _repaired(paper.GRU, 5, model="gru"),
-    _repaired(paper.LSTM, 5, model="lstm"),
+    _repaired(paper.GRU, 5, model="gru", max_length=50),
+    _repaired(paper.LSTM, 5, model="lstm", max_length=50),
     _repaired(paper.UNSHARED, 4, tied=False, **PLAIN),
     _repaired(common.HALVED, 6, tied=False, d=32, **PLAIN),
     _repaired(paper.VANILLA, 3, **PLAIN),

@@ -38,7 +38,7 @@ REGIMES: dict[str, tuple[str, float, dict[str, Any] | None]] = {
     "attention falls off with the lag (as in preset dpformer)": ("ml-1m", 8.0, {"recency": 1.2}),
     "post-norm": ("ml-1m", 8.0, {"norm": "post", "learning_rate": 0.05}),
     "vocabulary of 1,000": ("ml-1m", 8.0, {"vocabulary": 1000}),
-    "longer training, 160 steps": ("ml-1m", 8.0, {"epochs": 80.0, "learning_rate": 0.015}),
+    "longer training, 80 steps": ("ml-1m", 8.0, {"epochs": 40.0, "learning_rate": 0.021}),
     "d = 64": ("ml-1m", 8.0, {"d": 64}),
     "Games, preset dpformer as it is": ("amazon-games", 8.0, None),
     "preset dpformer as it is": ("ml-1m", 8.0, None),
