@@ -41,6 +41,22 @@ def test_a_verdict_follows_from_the_figures(tmp_path):
     assert gain["verdict"] == f"{claims.DOES_NOT} (0 of 1; 11 to come)"
 
 
+def test_heat_maps_are_compared_cell_by_cell(tmp_path):
+    figures = {"shared": (3.0, 4.0, 5.0), "not shared": (2.0, 4.5, None)}
+    rows = [
+        {"setting": setting, "batch_size": 256, "learning_rate": float(rate), "ndcg@10": value}
+        for setting, values in figures.items()
+        for rate, value in enumerate(values)
+    ]
+    folder = folder_of(tmp_path, {paper.GRU: 1.0})
+    (folder / "results" / "embedding-sharing.json").write_text(json.dumps({"rows": rows}))
+    found = {row["claim"]: row for row in claims.run(out=folder)["rows"]}
+    row = found["Sharing is better at every batch size and rate"]
+    assert row["measured"] == "shared better than not shared in 1 of 2 cells (best 4.00, 4.50)"
+    assert row["verdict"] == f"{claims.IN_PART} (1 of 2; 48 to come)"
+    assert found["DPFormer is better at most batch sizes and rates (Amazon)"]["verdict"] == claims.OPEN
+
+
 def test_a_page_without_marks_is_refused(tmp_path):
     with pytest.raises(DPFormerError, match="contains no table"):
         claims.run(out=tmp_path)

@@ -163,13 +163,17 @@ def test_heat_maps_have_a_cell_for_each_setting(demo, tmp_path):
     halved = [cell.recipe.network for cell in heat_maps.MAPS["embedding-sharing"].cells(1) if "half" in cell.method]
     assert {(network.d, network.tied) for network in halved} == {(16, False)}
     assert {cell.recipe.stage(DPSGDSettings).epochs for cell in heat_maps.MAPS["grid"].cells(1)} == {100.0}
-    maps = heat_maps.Maps("small", "demo", math.inf, {"shared": {**TINY, "reattention": "off"}}, (10**6,), (1e-3, 1e-2))
+    maps = heat_maps.Maps(
+        "small", "sharing helps", "demo", math.inf, {"shared": {**TINY, "reattention": "off"}}, (10**6,), (1e-3, 1e-2)
+    )
     cells = maps.cells(1)
     outcomes = run_cells(cells, demo, Running(tmp_path, workers=1), wanted=lambda cell: cell is cells[0])
     found = heat_maps.measure("small", maps, outcomes)
     assert [row["ndcg@10"] is None for row in found["rows"]] == [True, False]
     assert "queued" in heat_maps.page(found).grid()
-    assert len(heat_maps.draw(found).axes) == 1
+    drawn = heat_maps.draw(found)
+    assert len(drawn.axes) == 1
+    assert "sharing helps" in drawn.get_suptitle()
 
 
 def test_memory_and_throughput_are_read_from_the_benchmark(dpformer, tmp_path):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dpformer.errors import DPFormerError
-from dpformer_experiments.reproduce import common, paper, regimes, tables
+from dpformer_experiments.reproduce import common, heat_maps, paper, regimes, tables
 from dpformer_experiments.reproduce.methods import row_name
 from dpformer_experiments.reproduce.page import Page
 
@@ -200,6 +200,32 @@ def _diagonal(figures: Figures) -> Measured:
     return _joined(texts), _verdict(wins, cells, 5)
 
 
+def _cell_by_cell(name: str, one: str) -> Callable[[Figures], Measured]:
+    """In how many cells of a heat map a setting is better than each other one, and the best figure of each setting."""
+
+    def measure(figures: Figures) -> Measured:
+        rows = [row for row in (figures.read(name) or {"rows": []})["rows"] if row["ndcg@10"] is not None]
+        by_setting: dict[str, dict[tuple[int, float], float]] = {}
+        for row in rows:
+            by_setting.setdefault(row["setting"], {})[row["batch_size"], row["learning_rate"]] = row["ndcg@10"]
+        mine = by_setting.pop(one, {})
+        texts, wins, cells = [], 0, 0
+        for other, theirs in by_setting.items():
+            both = mine.keys() & theirs.keys()
+            if not both:
+                continue
+            better = sum(mine[place] > theirs[place] for place in both)
+            cells, wins = cells + len(both), wins + better
+            best = max(mine[place] for place in both), max(theirs[place] for place in both)
+            texts.append(
+                f"{one} better than {other} in {better} of {len(both)} cells (best {best[0]:.2f}, {best[1]:.2f})"
+            )
+        of = len(paper.BATCH_SIZES) * len(paper.LEARNING_RATES) * (len(heat_maps.MAPS[name].settings) - 1)
+        return _joined(texts), _verdict(wins, cells, of)
+
+    return measure
+
+
 def _joined(texts: Sequence[str]) -> str:
     return "; ".join(texts) or "no finished runs yet: queued"
 
@@ -222,6 +248,18 @@ CLAIMS = (
         "section on Phantom Clipping, heat maps",
         _versus(paper.VANILLA, (paper.UNSHARED, common.HALVED), "common recipe"),
         "table-1, table-2, embedding-sharing",
+    ),
+    Claim(
+        "Sharing is better at every batch size and rate",
+        "section on Phantom Clipping, heat maps",
+        _cell_by_cell("embedding-sharing", "shared"),
+        "embedding-sharing",
+    ),
+    Claim(
+        "DPFormer is better at most batch sizes and rates (Amazon)",
+        "figure of the grid search",
+        _cell_by_cell("grid", "DPFormer"),
+        "grid",
     ),
     Claim(
         "The Transformer outperforms GRU and LSTM",
