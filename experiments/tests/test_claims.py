@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dpformer.errors import DPFormerError
-from dpformer_experiments.reproduce import claims, common, paper
+from dpformer_experiments.reproduce import claims, common, comparisons, paper
 from dpformer_experiments.reproduce.methods import row_name
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -26,19 +26,19 @@ def test_a_verdict_follows_from_the_figures(tmp_path):
     values = {paper.VANILLA: 5.0, paper.GRU: 6.0, paper.LSTM: 4.0, paper.UNSHARED: 3.0, common.HALVED: 4.0}
     values[paper.DPFORMER] = 5.4
     rows = {row["claim"]: row for row in claims.run(out=folder_of(tmp_path, values))["rows"]}
-    assert rows["Sharing the embedding is essential under DP-SGD"]["verdict"].startswith(claims.HOLDS)
+    assert rows["Sharing the embedding is essential under DP-SGD"]["verdict"].startswith(comparisons.HOLDS)
     recurrent = rows["The Transformer outperforms GRU and LSTM"]
-    assert recurrent["verdict"] == f"{claims.DOES_NOT} (0 of 1; 5 to come)"
+    assert recurrent["verdict"] == f"{comparisons.DOES_NOT} (0 of 1; 5 to come)"
     assert recurrent["measured"] == "ml-1m at 8 (1 seed): Transformer 5.00, GRU 6.00, LSTM 4.00"
     [gain] = [row for name, row in rows.items() if name.startswith("Re-Attention")]
     assert "+8.0 % (reported +9 %)" in gain["measured"]
-    assert gain["verdict"].startswith(claims.HOLDS)
-    assert rows["Large batches with large rates are best"]["verdict"] == claims.OPEN
+    assert gain["verdict"].startswith(comparisons.HOLDS)
+    assert rows["Large batches with large rates are best"]["verdict"] == comparisons.OPEN
     values[paper.GRU], values[paper.DPFORMER] = 4.5, 5.1
     rows = {row["claim"]: row for row in claims.run(out=folder_of(tmp_path, values))["rows"]}
-    assert rows["The Transformer outperforms GRU and LSTM"]["verdict"].startswith(claims.HOLDS)
+    assert rows["The Transformer outperforms GRU and LSTM"]["verdict"].startswith(comparisons.HOLDS)
     [gain] = [row for name, row in rows.items() if name.startswith("Re-Attention")]
-    assert gain["verdict"] == f"{claims.DOES_NOT} (0 of 1; 11 to come)"
+    assert gain["verdict"] == f"{comparisons.DOES_NOT} (0 of 1; 11 to come)"
 
 
 def test_heat_maps_are_compared_cell_by_cell(tmp_path):
@@ -53,8 +53,8 @@ def test_heat_maps_are_compared_cell_by_cell(tmp_path):
     found = {row["claim"]: row for row in claims.run(out=folder)["rows"]}
     row = found["Sharing is better at every batch size and rate"]
     assert row["measured"] == "shared better than not shared in 1 of 2 cells (best 4.00, 4.50)"
-    assert row["verdict"] == f"{claims.IN_PART} (1 of 2; 48 to come)"
-    assert found["DPFormer is better at most batch sizes and rates (Amazon)"]["verdict"] == claims.OPEN
+    assert row["verdict"] == f"{comparisons.IN_PART} (1 of 2; 48 to come)"
+    assert found["DPFormer is better at most batch sizes and rates (Amazon)"]["verdict"] == comparisons.OPEN
 
 
 def test_a_page_without_marks_is_refused(tmp_path):

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Maps:
-    """One map for each of `settings`: options that change the paper's preset. claim: what the paper concludes from its picture."""
+    """One map for each of `settings`: options that change the paper's preset. claim: the paper's conclusion."""
 
     title: str
     claim: str
@@ -133,7 +133,8 @@ def page(figures: dict[str, Any]) -> Page:
     notes = [
         f"NDCG@10 in % on the test item, {figures['dataset']}, epsilon {figures['epsilon']:g}, delta 1e-05, 100 epochs of one "
         "post-norm block of width 32 with a vocabulary of 1,000 items, histories of 50 items and no dropout, last iterate. "
-        f"The paper shows this as a picture, without numbers, and concludes: {figures['claim']}. HIT@10 and the validation item are in the csv and the JSON.",
+        f"The paper shows this as a picture, without numbers, and concludes: {figures['claim']}. HIT@10 and the validation "
+        "item are in the csv and the JSON.",
         *([figures["protocol"] + "."] if figures["protocol"] else []),
     ]
     headings = ("setting", "batch size", *(f"rate {rate:g}" for rate in rates))
