@@ -75,7 +75,7 @@ FORMULAS = {
 
 @pytest.mark.parametrize("name", FORMULAS)
 def test_steps_are_those_of_the_formula(name):
-    np.testing.assert_allclose(trained(name), FORMULAS[name](), rtol=1e-6)  # the 1e-8 beside the root
+    np.testing.assert_allclose(trained(name), FORMULAS[name](), rtol=1e-6, atol=1e-6)  # the 1e-8 beside the root
 
 
 def test_no_two_of_them_are_the_same():
@@ -98,8 +98,8 @@ def test_the_last_fifth_is_made_again_with_its_mean_gradient():
     mean = GRADIENTS[-LAST:].mean(0)
     expected = adam([*GRADIENTS, *[mean] * LAST], [*RATES, *RATES[-LAST:]], OWN, floor, row)
     found = trained("ours, last steps repeated")
-    np.testing.assert_allclose(found[:-1], expected[: STEPS - 1], rtol=1e-6)
-    np.testing.assert_allclose(found[-1], expected[-1], rtol=1e-6)
+    np.testing.assert_allclose(found[:-1], expected[: STEPS - 1], rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(found[-1], expected[-1], rtol=1e-6, atol=1e-6)
 
 
 def test_disk_asks_ahead_and_ends_at_its_weights():
@@ -117,7 +117,7 @@ def test_disk_asks_ahead_and_ends_at_its_weights():
         given = f + DECAY * x
         m, v = 0.9 * m + 0.1 * given, 0.999 * v + 0.001 * given**2
         x, before = x - rate * m / (1 - 0.9**t) / np.sqrt(v / (1 - 0.999**t)), x
-    np.testing.assert_allclose(p.detach().numpy(), x, rtol=1e-6)
+    np.testing.assert_allclose(p.detach().numpy(), x, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize(("name", "kind"), [("DOPPLER", Doppler), ("DiSK", Disk)])
