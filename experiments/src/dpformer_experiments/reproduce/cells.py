@@ -26,6 +26,7 @@ class Cell:
 
     every: also evaluate the iterate each time this many epochs have passed; these figures are not private. search: look at the
     validation item only. paired: noise by place alone (`curators.KeysByPlace`), to compare with runs of the same seed.
+    optimiser: of `optimisers.OPTIMISERS`, instead of the library's.
     """
 
     dataset: str
@@ -39,6 +40,7 @@ class Cell:
     delta: float = 1e-5
     search: bool = False
     paired: bool = False
+    optimiser: str | None = None
 
     @property
     def recipe(self) -> Recipe:
@@ -67,6 +69,8 @@ class Cell:
             settings["search"] = True
         if self.paired:
             settings["paired"] = True
+        if self.optimiser is not None:
+            settings["optimiser"] = self.optimiser
         if self.work != "recipe":
             return settings | self.options
         typed = command(self.recipe)
@@ -95,8 +99,8 @@ class Cell:
         return root / f"{self.dataset}-{name}-{self.epsilon:g}-{self.seed}-{self.key(data)}"
 
     def command(self, result: str) -> str:
-        """The command that remakes it: `dpformer fit` if the cell is a run, else the result that contains it."""
-        if self.work != "recipe":
+        """The command that remakes it: `dpformer fit` if it can make the run, else the result that contains it."""
+        if self.work != "recipe" or self.optimiser is not None:
             return f"dpformer reproduce {result} --method {shlex.quote(self.method)}"
         typed = command(self.recipe)
         words = ["dpformer", "fit", self.dataset, "--run", "RUN", "--epsilon", f"{self.epsilon:g}"]

@@ -9,7 +9,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from dpformer_experiments.reproduce import ceiling, common, convergence, heat_maps, paper, regimes, tables
+from dpformer_experiments.reproduce import ceiling, common, convergence, heat_maps, optimisers, paper, regimes, tables
 from dpformer_experiments.reproduce.cells import Cell
 from dpformer_experiments.reproduce.methods import BASELINES, COMMON, LITERAL, METHODS, OURS, REPAIRED, in_order
 from dpformer_experiments.reproduce.page import Page
@@ -34,6 +34,7 @@ def phases() -> dict[str, list[Cell]]:
         "repaired, both Transformers, epsilon 8": _rows(REPAIRED, 1, MAIN_EPSILON, first=3),
         "ours, three seeds": _rows(OURS, first=0),
         "Re-Attention, three seeds": regimes.cells(3),
+        "optimisers": optimisers.cells(),
         "ceiling": ceiling.cells(),
         "repaired, both Transformers": _rows(REPAIRED, 1, first=3),
         "Re-Attention": regimes.cells(),

@@ -7,7 +7,6 @@ difference of two independent runs does. Each regime changes one thing of the fi
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,7 @@ from dpformer_experiments.reproduce import common
 from dpformer_experiments.reproduce.cells import Cell
 from dpformer_experiments.reproduce.page import Page, new_figure
 from dpformer_experiments.reproduce.runner import CellResult, Running, run_cells
-from dpformer_experiments.reproduce.summary import ending, mean_of, values_of
+from dpformer_experiments.reproduce.summary import ending, gain_of, mean_of, values_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -107,7 +106,7 @@ def page(figures: dict[str, Any]) -> Page:
     """Mean gains with their standard errors, and how many pairs gained."""
     rows = []
     for row in figures["rows"]:
-        gains = [_gain(row[f"{item} gains"]) for item in ("test", "validation")]
+        gains = [gain_of(row[f"{item} gains"]) for item in ("test", "validation")]
         off = "queued" if row["test off"] is None else f"{row['test off']:.2f}"
         rows.append(
             (
@@ -128,13 +127,6 @@ def page(figures: dict[str, Any]) -> Page:
     )
     command = "dpformer reproduce reattention -o docs/results"
     return Page("Re-Attention in paired runs", command, headings, rows, [note])
-
-
-def _gain(gains: Sequence[float]) -> str:
-    if not gains:
-        return "queued"
-    error = f" ± {statistics.stdev(gains) / len(gains) ** 0.5:.3f}" if len(gains) > 1 else ""
-    return f"{statistics.fmean(gains):+.3f}{error} ({sum(gain > 0 for gain in gains)} of {len(gains)})"
 
 
 def draw(figures: dict[str, Any]) -> Figure:

@@ -41,6 +41,14 @@ def with_spread(row: dict[str, Any], metric: str) -> str:
     return f"{row[metric]:.2f}" + (f" ± {spread:.2f}" if spread is not None else "")
 
 
+def gain_of(gains: Sequence[float]) -> str:
+    """`+0.120 ± 0.030 (4 of 5)`: the mean gain of pairs, its standard error, and how many gained."""
+    if not gains:
+        return "queued"
+    error = f" ± {statistics.stdev(gains) / len(gains) ** 0.5:.3f}" if len(gains) > 1 else ""
+    return f"{statistics.fmean(gains):+.3f}{error} ({sum(gain > 0 for gain in gains)} of {len(gains)})"
+
+
 def tried(outcome: CellResult) -> dict[str, Any]:
     """A line of the log of all trainings."""
     cell, record = outcome.cell, outcome.record

@@ -34,6 +34,7 @@ from dpformer.models.transformer import Transformer
 from dpformer.privacy import Curator
 from dpformer.report.attention_plot import attention_shift
 from dpformer_experiments.curators import curator_by_place
+from dpformer_experiments.optimisers import exchange
 from dpformer_experiments.reproduce.cells import FREE, Cell
 from dpformer_experiments.reproduce.data_sets import fingerprint
 from dpformer_experiments.reproduce.runs import append_line, read_lines
@@ -129,6 +130,9 @@ def train(cell: Cell, data: Path, folder: Path, should_stop: ShouldStop, on_step
                 on_step(progress.done, progress.total)
 
         try:
+            if cell.optimiser is not None:
+                run.begin_steps()
+                exchange(run.trainer, cell.optimiser)
             if not run.train(on_progress, should_stop):
                 return None
         finally:
