@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+from dpformer.fit.recipe import DPSGDSettings
 from dpformer_experiments.reproduce import (
     ceiling,
     common,
@@ -12,6 +13,7 @@ from dpformer_experiments.reproduce import (
     regimes,
     same_seed,
     tables,
+    time_split,
 )
 from dpformer_experiments.reproduce.cells import Cell
 from dpformer_experiments.reproduce.methods import METHODS, in_order
@@ -31,6 +33,7 @@ def test_the_queue_has_every_training_of_the_other_results_once():
     assert len(set(queued)) == len(queued)
     wanted = [cell for dataset in tables.SETS.values() for cell in in_order(METHODS, dataset, 3)]
     wanted += common.cells() + regimes.cells() + ceiling.cells() + convergence.declare(convergence.SETS, 5)
+    wanted += time_split.cells()
     wanted += [cell for maps in heat_maps.MAPS.values() for cell in maps.cells(1)]
     assert {about(cell) for cell in wanted} == set(queued)
 
@@ -76,25 +79,42 @@ def test_pairs_of_reattention_differ_in_the_correction_alone_and_gains_are_of_th
     assert len(regimes.draw(figures).axes) == 1
 
 
-def test_a_ceiling_is_without_privacy_and_gives_records(demo, tmp_path):
-    assert {cell.epsilon for cell in ceiling.cells()} == {float("inf")}
-    assert all(cell.recipe.network.dropout > 0 and cell.recipe.network.d >= 64 for cell in ceiling.cells())
-    figures = ceiling.measure([CellResult(cell, tmp_path) for cell in ceiling.cells()])
+def test_a_ceiling_is_without_privacy_and_gives_records(tmp_path):
+    cells = ceiling.cells()
+    assert {(cell.epsilon, cell.preset) for cell in cells} == {(float("inf"), "ceiling")}
+    assert all(cell.recipe.network.dropout > 0 and cell.recipe.network.d >= 64 for cell in cells)
+    figures = ceiling.measure([CellResult(cell, tmp_path) for cell in cells])
     assert figures["records"] == []
-    assert [row[2] for row in ceiling.page(figures).rows] == ["queued", "queued"]
+    assert [row[3] for row in ceiling.page(figures).rows] == ["queued"] * 4
     outcomes = []
-    for cell, validation in zip(ceiling.cells(), (0.16, 0.05, 0.17, 0.04), strict=True):
-        both = {"masked": {metric: {"value": validation} for metric in ("ndcg@10", "hit@10")}}
-        record = {"test": both, "validation": both, "settings": cell.settings(), "core_seconds": 1.0, "dpformer": "0"}
+    for cell in cells:
+        validated = cell.options["hold_out"] == "validation"
+        both = {"masked": {metric: {"value": 0.16 if validated else 0.17} for metric in ("ndcg@10", "hit@10")}}
+        record = {"test": both, "settings": cell.settings(), "core_seconds": 1.0, "dpformer": "0"}
+        record |= {"validation": both} if validated else {}
         outcomes.append(CellResult(cell, tmp_path, record))
     figures = ceiling.measure(outcomes)
     assert [(record["dataset"], record["ndcg@10"]) for record in figures["records"]] == [
+        ("ml-1m", 16),
         ("ml-1m", 17),
-        ("amazon-games", 5),
+        ("amazon-games", 16),
+        ("amazon-games", 17),
     ]
-    long, short = (row[-1] for row in ceiling.page(figures).rows)
-    assert "epochs" not in long  # 100 are the preset's
-    assert "epochs=20.0" in short
+    assert len({record["method"] for record in figures["records"]}) == 2
+    commands = [row[-1] for row in ceiling.page(figures).rows]
+    assert ["hold_out=test" in command for command in commands] == [False, True, False, True]
+
+
+def test_the_epochs_of_the_ceiling_are_the_best_of_the_finished_ones_and_others_are_not_tested():
+    for dataset in ceiling.ON:
+        cells = [cell for cell in ceiling.cells() if cell.dataset == dataset]
+        lines = [line for line in read_lines(RUNS) if line.get("settings") in [cell.settings() for cell in cells]]
+        found = {line["settings"]["set"].get("dpsgd.epochs"): line for line in lines if "validation" in line}
+        values = {epochs: line["validation"]["masked"]["ndcg@10"]["value"] for epochs, line in found.items()}
+        usual = ceiling.final(dataset).recipe.stage(DPSGDSettings).epochs
+        if values:
+            assert (max(values, key=lambda epochs: values[epochs]) or usual) == ceiling.CHOSEN[dataset]
+        assert all(cell.search for cell in cells if cell.options["epochs"] != ceiling.CHOSEN[dataset])
 
 
 def test_runs_that_finished_before_the_preset_was_renamed_are_found():

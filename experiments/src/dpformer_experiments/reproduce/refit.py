@@ -57,7 +57,7 @@ def run(
     if seeds < 1 or len(epsilon or [8.0]) != 1:
         raise PrivacyError("give one --epsilon, the total of the four releases, and --seeds 1 or more")
     total = float((epsilon or [8.0])[0])
-    log = _read(dict(data or {})) if events is None else events
+    log = read_events(dict(data or {})) if events is None else events
     whole = prepare(log)
     items = whole.catalogue.drop("item")
     test = log.sort("timestamp", maintain_order=True).group_by("user_id", maintain_order=True).last()
@@ -142,7 +142,7 @@ class _Releases:
         return self._place / name
 
 
-def _read(data: Mapping[str, Path]) -> pl.DataFrame:
+def read_events(data: Mapping[str, Path]) -> pl.DataFrame:
     """The events of MovieLens-1M with their times, of users and items with at least 5 events, as in the prepared data set."""
     path = data.get(ML_1M.name) or (
         Path(os.environ[VARIABLES[ML_1M.name]]) if VARIABLES[ML_1M.name] in os.environ else None
