@@ -3,7 +3,6 @@
 import json
 from pathlib import Path
 
-from dpformer.fit.recipe import DPSGDSettings
 from dpformer_experiments.reproduce import (
     ceiling,
     common,
@@ -83,38 +82,33 @@ def test_a_ceiling_is_without_privacy_and_gives_records(tmp_path):
     cells = ceiling.cells()
     assert {(cell.epsilon, cell.preset) for cell in cells} == {(float("inf"), "ceiling")}
     assert all(cell.recipe.network.dropout > 0 and cell.recipe.network.d >= 64 for cell in cells)
+    # What is tested has seen the validation item, and nothing else looks at the test item.
+    assert {(cell.search, cell.recipe.hold_out) for cell in cells} == {(True, "validation"), (False, "test")}
     figures = ceiling.measure([CellResult(cell, tmp_path) for cell in cells])
     assert figures["records"] == []
-    assert [row[3] for row in ceiling.page(figures).rows] == ["queued"] * 4
+    assert [row[2] for row in ceiling.page(figures).rows] == ["queued", "queued"]
     outcomes = []
-    for cell in cells:
-        validated = cell.options["hold_out"] == "validation"
-        both = {"masked": {metric: {"value": 0.16 if validated else 0.17} for metric in ("ndcg@10", "hit@10")}}
-        record = {"test": both, "settings": cell.settings(), "core_seconds": 1.0, "dpformer": "0"}
-        record |= {"validation": both} if validated else {}
+    for number, cell in enumerate(cells):
+        item = "validation" if cell.search else "test"
+        both = {"masked": {metric: {"value": number / 100} for metric in ("ndcg@10", "hit@10")}}
+        record = {item: both, "settings": cell.settings(), "core_seconds": 1.0, "dpformer": "0"}
         outcomes.append(CellResult(cell, tmp_path, record))
     figures = ceiling.measure(outcomes)
-    assert [(record["dataset"], record["ndcg@10"]) for record in figures["records"]] == [
-        ("ml-1m", 16),
-        ("ml-1m", 17),
-        ("amazon-games", 16),
-        ("amazon-games", 17),
-    ]
-    assert len({record["method"] for record in figures["records"]}) == 2
-    commands = [row[-1] for row in ceiling.page(figures).rows]
-    assert ["hold_out=test" in command for command in commands] == [False, True, False, True]
+    places = {cell.method: number for number, cell in enumerate(cells) if cell.dataset == "amazon-games"}
+    assert [record["ndcg@10"] for record in figures["records"]][1] == places[ceiling.METHOD]
+    assert list(figures["short"].values()) == [0, 1, 2]
+    tried = figures["rows"][1]["validation by epochs"]
+    assert tried == {f"{n:g}": places[f"{ceiling.METHOD}, {n:g} epochs"] for n in ceiling.EPOCHS["amazon-games"]}
+    assert all("hold_out=test" in row[-1] for row in ceiling.page(figures).rows)
 
 
-def test_the_epochs_of_the_ceiling_are_the_best_of_the_finished_ones_and_others_are_not_tested():
-    for dataset in ceiling.ON:
-        cells = [cell for cell in ceiling.cells() if cell.dataset == dataset]
-        lines = [line for line in read_lines(RUNS) if line.get("settings") in [cell.settings() for cell in cells]]
-        found = {line["settings"]["set"].get("dpsgd.epochs"): line for line in lines if "validation" in line}
-        values = {epochs: line["validation"]["masked"]["ndcg@10"]["value"] for epochs, line in found.items()}
-        usual = ceiling.final(dataset).recipe.stage(DPSGDSettings).epochs
-        if values:
-            assert (max(values, key=lambda epochs: values[epochs]) or usual) == ceiling.CHOSEN[dataset]
-        assert all(cell.search for cell in cells if cell.options["epochs"] != ceiling.CHOSEN[dataset])
+def test_the_epochs_of_the_ceiling_are_the_best_of_the_finished_ones():
+    lines = {(line["dataset"], line["method"]): line for line in read_lines(RUNS)}
+    for dataset, choice in ceiling.EPOCHS.items():
+        found = {epochs: lines.get((dataset, f"{ceiling.METHOD}, {epochs:g} epochs")) for epochs in choice}
+        values = {n: line["validation"]["masked"]["ndcg@10"]["value"] for n, line in found.items() if line}
+        assert ceiling.CHOSEN[dataset] in choice
+        assert not values or ceiling.CHOSEN[dataset] == max(values, key=lambda n: values[n])
 
 
 def test_runs_that_finished_before_the_preset_was_renamed_are_found():

@@ -174,7 +174,9 @@ def test_a_model_that_is_a_preset_now(kind):
 
 @pytest.mark.parametrize("preset", ["best", "distilled", "joined"])
 def test_presets_of_earlier_versions_name_those_of_now(preset):
-    with pytest.raises(DPFormerError, match=f"no preset is called '{preset}'; there are: {', '.join(PRESETS | NOT_PRIVATE)}"):
+    with pytest.raises(
+        DPFormerError, match=f"no preset is called '{preset}'; there are: {', '.join(PRESETS | NOT_PRIVATE)}"
+    ):
         make_recipe(preset)
 
 

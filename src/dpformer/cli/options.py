@@ -58,7 +58,8 @@ _PREPARING: dict[str, tuple[type, str]] = {
     "date": (str, "For --split time, such as 2025-02-01 (UTC)."),
 }
 _PRESETS = (
-    "default, dpformer (DP-SGD alone), whole (with statistics), paper; transitions, popularity (no network); ceiling (epsilon inf)."
+    "default, dpformer (DP-SGD alone), whole (with statistics), paper; transitions, popularity (no network); "
+    "ceiling (epsilon inf)."
 )
 _RECIPE: dict[str, tuple[Any, str]] = {
     "epsilon": (float, "The budget; inf trains without privacy."),

@@ -2,7 +2,7 @@
 
 Leave-one-out trains on what other people did after the moment that a model is asked about. A split by time does not: a model is
 trained on all events before a date, and asked for the first item of each person from that date on. The date is the first
-midnight (UTC) by which 90 % of the events have happened. Amazon Games is not here: its file has the order of events, and no times.
+midnight (UTC) by which 90 % of the events have happened. Amazon Games is not here: its file has no times, only their order.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ import numpy as np
 import polars as pl
 
 from dpformer.data import held_out, load, prepare, save
+from dpformer.data.named import MIN_EVENTS
 from dpformer.data.store import MANIFEST
 from dpformer_experiments.reproduce import ceiling
 from dpformer_experiments.reproduce.cells import Cell
 from dpformer_experiments.reproduce.page import Page
-from dpformer_experiments.reproduce.refit import read_events
+from dpformer_experiments.reproduce.refit import file_with_times, read_events
 from dpformer_experiments.reproduce.runner import CellResult, Running, run_cells
 from dpformer_experiments.reproduce.summary import METRICS, ending, mean_and_spread, values_of, with_spread
 
@@ -29,7 +30,11 @@ SHARE, EPSILON, SEEDS = 0.9, 8.0, 3
 WHOLE, BY_TIME = "ml-1m", "ml-1m-by-time"
 DAY = 86_400
 # Presets of a row, and at most how many seeds of it.
-PRESETS = {"DP transitions": ("transitions", 3), "DP default": ("default", 3), "DPFormer, preset dpformer": ("dpformer", 1)}
+PRESETS = {
+    "DP transitions": ("transitions", 3),
+    "DP default": ("default", 3),
+    "DPFormer, preset dpformer": ("dpformer", 1),
+}
 
 
 def cells(seeds: int = SEEDS) -> list[Cell]:
@@ -61,11 +66,13 @@ def run(*, how: Running, seeds: int = SEEDS, events: pl.DataFrame | None = None)
 
 def folders(how: Running, events: pl.DataFrame | None = None) -> dict[str, Path]:
     """Folders of both splits, prepared, by the names that their cells have."""
-    log = read_events(how.data) if events is None else events
-    options = {BY_TIME: {"split": "time", "date": date_of(log["timestamp"].to_numpy())}, WHOLE: {}}
+    times = (read_events(how.data) if events is None else events)["timestamp"].to_numpy()
+    # From the file, so that items are numbered as in the data set of the tables, whose runs are then found.
+    log, least = (file_with_times(how.data), MIN_EVENTS) if events is None else (events, 0)
+    options = {BY_TIME: {"split": "time", "date": date_of(times)}, WHOLE: {}}
     result = {name: how.cells / "data" / f"time-split-{name}" for name in options}
     for name, place in result.items():
-        save(prepare(log, **options[name]), place, force=(place / MANIFEST).is_file())
+        save(prepare(log, min_events=least, **options[name]), place, force=(place / MANIFEST).is_file())
     return result
 
 
@@ -115,13 +122,14 @@ def page(figures: dict[str, Any]) -> Page:
     date, share = figures["date"], 100 * figures["before"]
     by_time, whole = (figures["protocols"][name] for name in (BY_TIME, WHOLE))
     notes = [
-        f"In %, delta 1e-5, ± standard deviation over seeds; MovieLens-1M, all items ranked, seen items masked. By time: {by_time['asked']}; "
-        f"{by_time['people']:,} people, the others are {by_time['left out']}. Leave-one-out: {whole['asked']}; {whole['people']:,} people. "
-        "The people differ, so a difference between the splits is of people and of time together; the order of the methods can be compared.",
-        f"The date, {date}, is the first midnight (UTC) by which {100 * SHARE:g} % of the events have happened; {share:.1f} % are before it. "
-        f"`dpformer prepare ratings.dat --min-events 5 --split time --date {date} -o {BY_TIME}`. Private models are trained on all before the "
-        "test item, or before the date, with the settings of their presets, which were chosen under leave-one-out on the validation item; exact popularity leaves "
-        "out one more event of each person, the validation item.",
+        "In %, delta 1e-5, ± standard deviation over seeds; MovieLens-1M, all items ranked, seen items masked. By time: "
+        f"{by_time['asked']}; {by_time['people']:,} people, the others are {by_time['left out']}. Leave-one-out: "
+        f"{whole['asked']}; {whole['people']:,} people. The people differ, so a difference between the splits is of people and "
+        "of time together; the order of the methods can be compared.",
+        f"The date, {date}, is the first midnight (UTC) by which {100 * SHARE:g} % of the events have happened; {share:.1f} % are "
+        f"before it. `dpformer prepare ratings.dat --min-events 5 --split time --date {date} -o {BY_TIME}`. Models are trained on "
+        "all before the test item, or before the date, with the settings of their presets, which were chosen under leave-one-out "
+        "on the validation item; exact popularity leaves out the validation item too.",
         "Amazon Games has no row: its file has the order of each person's events, and no times.",
     ]
     return Page("Split by time", "dpformer reproduce time-split -o docs/results", headings, rows, notes, brief=6)
