@@ -127,9 +127,9 @@ def page(figures: dict[str, Any]) -> Page:
         f"{whole['asked']}; {whole['people']:,} people. The people differ, so a difference between the splits is of people and "
         "of time together; the order of the methods can be compared.",
         f"The date, {date}, is the first midnight (UTC) by which {100 * SHARE:g} % of the events have happened; {share:.1f} % are "
-        f"before it. `dpformer prepare ratings.dat --min-events 5 --split time --date {date} -o {BY_TIME}`. Models are trained on "
-        "all before the test item, or before the date, with the settings of their presets, which were chosen under leave-one-out "
-        "on the validation item; exact popularity leaves out the validation item too.",
+        f"before it. `dpformer prepare ratings.dat --min-events 5 --split time --date {date} -o {BY_TIME}`. Models are "
+        "trained on all before the test item, or before the date, with the settings of their presets, which were chosen under "
+        "leave-one-out on the validation item; exact popularity leaves out the validation item too.",
         "Amazon Games has no row: its file has the order of each person's events, and no times.",
     ]
     return Page("Split by time", "dpformer reproduce time-split -o docs/results", headings, rows, notes, brief=6)
