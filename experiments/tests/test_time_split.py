@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import numpy as np
+import polars as pl
 import pytest
 
 from dpformer.data import demo_frame, held_out, load
@@ -28,6 +29,16 @@ def test_the_date_is_the_first_midnight_with_the_share_before_it():
         assert date % time_split.DAY == 0
         assert (times < date).mean() >= share
         assert (times < date - time_split.DAY).mean() < share
+
+
+def test_the_share_of_items_in_one_session():
+    day, hour = time_split.DAY, time_split.HOUR
+    times = {"a": [0, day, day + hour], "b": [0, 5, 2 * day], "c": [0, hour, 2 * hour]}
+    rows = [{"user_id": user, "item_id": "x", "timestamp": t} for user, own in times.items() for t in own]
+    log = pl.DataFrame(rows).sample(fraction=1, shuffle=True, seed=1)
+    assert time_split.within_an_hour(log, None) == pytest.approx(2 / 3)  # a and c
+    assert time_split.within_an_hour(log, "1970-01-02 00:00:00") == 0  # of a and b; c has nothing after it
+    assert time_split.within_an_hour(log, "1970-01-02 00:30:00") == 0.5
 
 
 def test_both_splits_side_by_side(tmp_path, monkeypatch, events):
