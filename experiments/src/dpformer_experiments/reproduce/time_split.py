@@ -112,7 +112,10 @@ def measure(outcomes: Sequence[CellResult], about: Mapping[str, Any]) -> dict[st
             row[f"{label}seeds"] = len(found)
             for metric in METRICS:
                 row |= mean_and_spread(label + metric, values_of(found, metric))
-            row[f"{label}command"] = mine[0].cell.command("time-split")
+            cell = mine[0].cell
+            row[f"{label}command"] = (
+                cell.command("time-split") if cell.work == "recipe" else "dpformer reproduce time-split"
+            )
         rows.append(row)
     return {"unit": "%", **about, "rows": rows, **ending(outcomes)}
 
@@ -139,9 +142,9 @@ def page(figures: dict[str, Any]) -> Page:
         "In %, delta 1e-5, ± standard deviation over seeds; MovieLens-1M, all items ranked, seen items masked. By time: "
         f"{by_time['asked']}; {by_time['people']:,} people, the others are {by_time['left out']}. Leave-one-out: "
         f"{whole['asked']}; {whole['people']:,} people. The people differ, so a difference between the splits is of people and "
-        "of time together; the order of the methods can be compared. Within an hour of the person's event before it are "
-        f"{100 * by_time['within an hour']:.0f} % of the items asked for by time, and {100 * whole['within an hour']:.0f} % of "
-        "those of leave-one-out.",
+        "of time together; only methods of one column can be compared. Within an hour of the person's event before it are "
+        f"{100 * by_time['within an hour']:.1f} % of the items asked for by time, where a new session has usually begun, and "
+        f"{100 * whole['within an hour']:.1f} % of those of leave-one-out.",
         f"The date, {date}, is the first midnight (UTC) by which {100 * SHARE:g} % of the events have happened; {share:.1f} % "
         f"are before it. `dpformer prepare ratings.dat --min-events 5 --split time --date {date} -o {BY_TIME}`. Models are "
         "trained on all before the test item, or before the date, with the settings of their presets, which were chosen under "
