@@ -54,7 +54,8 @@ def run(*, how: Running, seeds: int = SEEDS, events: pl.DataFrame | None = None)
     """Run all cells that are not finished. events: user_id, item_id and timestamp in seconds, in place of MovieLens-1M."""
     log = read_events(how.data) if events is None else events
     places = folders(how, events)
-    asked, date, before = {}, "", 1.0
+    asked: dict[str, dict[str, Any]] = {}
+    date, before = "", 1.0
     for name, place in places.items():
         sequences = load(place).sequences
         held = held_out(sequences)
@@ -70,8 +71,9 @@ def folders(how: Running, events: pl.DataFrame | None = None) -> dict[str, Path]
     """Folders of both splits, prepared, by the names that their cells have."""
     times = (read_events(how.data) if events is None else events)["timestamp"].to_numpy()
     # From the file, so that items are numbered as in the data set of the tables, whose runs are then found.
-    log, least = (file_with_times(how.data), MIN_EVENTS) if events is None else (events, 0)
-    options = {BY_TIME: {"split": "time", "date": date_of(times)}, WHOLE: {}}
+    log: Any = file_with_times(how.data) if events is None else events
+    least = MIN_EVENTS if events is None else 0
+    options: dict[str, dict[str, Any]] = {BY_TIME: {"split": "time", "date": date_of(times)}, WHOLE: {}}
     result = {name: how.cells / "data" / f"time-split-{name}" for name in options}
     for name, place in result.items():
         save(prepare(log, min_events=least, **options[name]), place, force=(place / MANIFEST).is_file())
