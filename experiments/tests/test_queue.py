@@ -13,6 +13,7 @@ from dpformer_experiments.reproduce import (
     regimes,
     same_seed,
     tables,
+    time_split,
 )
 from dpformer_experiments.reproduce.cells import Cell
 from dpformer_experiments.reproduce.methods import METHODS, in_order
@@ -33,6 +34,7 @@ def test_the_queue_has_every_training_of_the_other_results_once():
     wanted = [cell for dataset in tables.SETS.values() for cell in in_order(METHODS, dataset, 3)]
     wanted += common.cells() + regimes.cells() + optimisers.cells() + ceiling.cells()
     wanted += convergence.declare(convergence.SETS, 5)
+    wanted += time_split.cells()
     wanted += [cell for maps in heat_maps.MAPS.values() for cell in maps.cells(1)]
     assert {about(cell) for cell in wanted} == set(queued)
 
@@ -78,25 +80,37 @@ def test_pairs_of_reattention_differ_in_the_correction_alone_and_gains_are_of_th
     assert len(regimes.draw(figures).axes) == 1
 
 
-def test_a_ceiling_is_without_privacy_and_gives_records(demo, tmp_path):
-    assert {cell.epsilon for cell in ceiling.cells()} == {float("inf")}
-    assert all(cell.recipe.network.dropout > 0 and cell.recipe.network.d >= 64 for cell in ceiling.cells())
-    figures = ceiling.measure([CellResult(cell, tmp_path) for cell in ceiling.cells()])
+def test_a_ceiling_is_without_privacy_and_gives_records(tmp_path):
+    cells = ceiling.cells()
+    assert {(cell.epsilon, cell.preset) for cell in cells} == {(float("inf"), "ceiling")}
+    assert all(cell.recipe.network.dropout > 0 and cell.recipe.network.d >= 64 for cell in cells)
+    # What is tested has seen the validation item, and nothing else looks at the test item.
+    assert {(cell.search, cell.recipe.hold_out) for cell in cells} == {(True, "validation"), (False, "test")}
+    figures = ceiling.measure([CellResult(cell, tmp_path) for cell in cells])
     assert figures["records"] == []
     assert [row[2] for row in ceiling.page(figures).rows] == ["queued", "queued"]
     outcomes = []
-    for cell, validation in zip(ceiling.cells(), (0.16, 0.05, 0.17, 0.04), strict=True):
-        both = {"masked": {metric: {"value": validation} for metric in ("ndcg@10", "hit@10")}}
-        record = {"test": both, "validation": both, "settings": cell.settings(), "core_seconds": 1.0, "dpformer": "0"}
+    for number, cell in enumerate(cells):
+        item = "validation" if cell.search else "test"
+        both = {"masked": {metric: {"value": number / 100} for metric in ("ndcg@10", "hit@10")}}
+        record = {item: both, "settings": cell.settings(), "core_seconds": 1.0, "dpformer": "0"}
         outcomes.append(CellResult(cell, tmp_path, record))
     figures = ceiling.measure(outcomes)
-    assert [(record["dataset"], record["ndcg@10"]) for record in figures["records"]] == [
-        ("ml-1m", 17),
-        ("amazon-games", 5),
-    ]
-    long, short = (row[-1] for row in ceiling.page(figures).rows)
-    assert "epochs" not in long  # 100 are the preset's
-    assert "epochs=20.0" in short
+    places = {cell.method: number for number, cell in enumerate(cells) if cell.dataset == "amazon-games"}
+    assert [record["ndcg@10"] for record in figures["records"]][1] == places[ceiling.METHOD]
+    assert list(figures["short"].values()) == [0, 1, 2]
+    tried = figures["rows"][1]["validation by epochs"]
+    assert tried == {f"{n:g}": places[f"{ceiling.METHOD}, {n:g} epochs"] for n in ceiling.EPOCHS["amazon-games"]}
+    assert all("hold_out=test" in row[-1] for row in ceiling.page(figures).rows)
+
+
+def test_the_epochs_of_the_ceiling_are_the_best_of_the_finished_ones():
+    lines = {(line["dataset"], line["method"]): line for line in read_lines(RUNS)}
+    for dataset, choice in ceiling.EPOCHS.items():
+        found = {epochs: lines.get((dataset, f"{ceiling.METHOD}, {epochs:g} epochs")) for epochs in choice}
+        values = {n: line["validation"]["masked"]["ndcg@10"]["value"] for n, line in found.items() if line}
+        assert ceiling.CHOSEN[dataset] in choice
+        assert not values or ceiling.CHOSEN[dataset] == max(values, key=lambda n: values[n])
 
 
 def test_runs_that_finished_before_the_preset_was_renamed_are_found():

@@ -8,7 +8,7 @@ import pytest
 
 from dpformer.errors import DPFormerError
 from dpformer.fit.folder import read_recipe
-from dpformer.fit.presets import PRESETS, command, make_recipe
+from dpformer.fit.presets import NOT_PRIVATE, PRESETS, command, make_recipe
 from dpformer.fit.recipe import (
     STAGES,
     DistilSettings,
@@ -53,6 +53,38 @@ def test_every_preset_is_a_recipe(preset):
         return
     with pytest.raises(DPFormerError, match="take preset dpformer or paper"):
         make_recipe(preset, epsilon=INF)
+
+
+@pytest.mark.parametrize("preset", NOT_PRIVATE)
+@pytest.mark.parametrize("epsilon", [INF, "inf"])
+def test_a_preset_without_privacy_is_a_recipe_at_epsilon_inf(preset, epsilon):
+    recipe = make_recipe(preset, epsilon=epsilon)
+    assert not recipe.plan(100).private
+    assert recipe.network.d >= 64
+    assert recipe.network.dropout > 0
+    assert typed(recipe) == recipe
+    assert command(recipe) == {"preset": preset, "epsilon": "inf", "set": {}}
+    changed = make_recipe(preset, epsilon=epsilon, epochs=3)
+    assert typed(changed) == changed
+    assert command(changed)["set"] == {"dpsgd.epochs": 3.0}
+
+
+@pytest.mark.parametrize("preset", NOT_PRIVATE)
+@pytest.mark.parametrize("options", [{}, {"epsilon": 8.0}, {"epsilon": 1e9, "dropout": 0.0}])
+def test_a_preset_without_privacy_is_refused_with_any_other_epsilon(preset, options, tmp_path, data, dpformer):
+    with pytest.raises(DPFormerError, match="give epsilon inf, or take preset='dpformer'"):
+        make_recipe(preset, **options)
+    typed = ["--epsilon", options["epsilon"]] if "epsilon" in options else []
+    done = dpformer("fit", data, "--run", tmp_path / "run", "--preset", preset, *typed)
+    assert done.code == 2
+    assert "give epsilon inf, or take --preset dpformer" in " ".join(done.err.split())
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_private_recipe_is_never_typed_as_a_preset_without_privacy():
+    own = {"d": 64, "blocks": 2, "dropout": 0.2, "max_length": 200, "vocabulary": None, "recency": None}
+    near = make_recipe("dpformer", **own, batch_size=128, learning_rate=2e-3)
+    assert command(near)["preset"] in PRESETS
 
 
 @pytest.mark.parametrize(
@@ -142,7 +174,9 @@ def test_a_model_that_is_a_preset_now(kind):
 
 @pytest.mark.parametrize("preset", ["best", "distilled", "joined"])
 def test_presets_of_earlier_versions_name_those_of_now(preset):
-    with pytest.raises(DPFormerError, match=f"no preset is called '{preset}'; there are: {', '.join(PRESETS)}"):
+    with pytest.raises(
+        DPFormerError, match=f"no preset is called '{preset}'; there are: {', '.join(PRESETS | NOT_PRIVATE)}"
+    ):
         make_recipe(preset)
 
 
@@ -343,7 +377,7 @@ def test_the_documentation_has_every_setting(group):
 
 def test_the_documentation_has_every_preset_and_no_other_setting():
     page = TRAINING.read_text()
-    for preset, values in PRESETS.items():
+    for preset, values in (PRESETS | NOT_PRIVATE).items():
         assert f"| `{preset}` | {', '.join(stage['stage'] for stage in values['stages'])} |" in page
     rows = page[page.index("## Settings") : page.index("## What a step does")].splitlines()
     documented = [line.split("`")[1] for line in rows if line.startswith("| `")]

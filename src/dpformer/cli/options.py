@@ -57,7 +57,10 @@ _PREPARING: dict[str, tuple[type, str]] = {
     "split": (str, "Hold out each user's last items (leave-one-out, default), or events from --date on (time)."),
     "date": (str, "For --split time, such as 2025-02-01 (UTC)."),
 }
-_PRESETS = "default, dpformer (DP-SGD alone), whole (with statistics), paper; transitions, popularity (no network)."
+_PRESETS = (
+    "default, dpformer (DP-SGD alone), whole (with statistics), paper; transitions, popularity (no network); "
+    "ceiling (epsilon inf)."
+)
 _RECIPE: dict[str, tuple[Any, str]] = {
     "epsilon": (float, "The budget; inf trains without privacy."),
     "delta": (float, "Must be below 1 / users."),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import difflib
+import math
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -50,13 +51,24 @@ PRESETS: dict[str, Values] = {
     "transitions": {"stages": [_HISTOGRAM, {"stage": "transitions", "share": 0.97}]},
     "popularity": {"stages": [{"stage": "histogram", "share": 1.0}]},
 }
+# Presets without privacy: they are refused with a finite epsilon.
+NOT_PRIVATE: dict[str, Values] = {
+    # Of SASRec's size, with cross-entropy over all items: what the evaluation gives a Transformer without noise.
+    "ceiling": {
+        "network": {"d": 64, "blocks": 2, "dropout": 0.2, "max_length": 200, "recency": 0.5},
+        "stages": [
+            _HISTOGRAM,
+            {"stage": "dpsgd", "epochs": 40.0, "batch_size": 128, "learning_rate": 2e-3},
+        ],
+    },
+}
 
 
 def named(preset: str) -> str:
     """The name of a preset, from this or its earlier one."""
     name = FORMER.get(preset, preset)
-    if name not in PRESETS:
-        raise DPFormerError(f"no preset is called {preset!r}; there are: {', '.join(PRESETS)}")
+    if name not in PRESETS | NOT_PRIVATE:
+        raise DPFormerError(f"no preset is called {preset!r}; there are: {', '.join(PRESETS | NOT_PRIVATE)}")
     return name
 
 
@@ -67,7 +79,7 @@ def make_recipe(preset: str = "default", file: Path | None = None, **options: An
     replaces the preset's stages.
     """
     preset = named(preset)
-    values, given_names = copy.deepcopy(PRESETS[preset]), set[str]()
+    values, given_names = copy.deepcopy((PRESETS | NOT_PRIVATE)[preset]), set[str]()
     given = [(f"{file}: ", _read(file))] if file else []
     for where, source in [*given, ("", options)]:
         if "stages" in source:
@@ -78,6 +90,10 @@ def make_recipe(preset: str = "default", file: Path | None = None, **options: An
                 raise DPFormerError(f"{where}model {value} is a preset now: use --preset {value}")
             _group(values, group)[key] = value
             given_names.add(key)
+    if preset in NOT_PRIVATE and str(values.get("epsilon")) != "inf":
+        raise DPFormerError(
+            f"preset {preset!r} is training without privacy: give epsilon inf, or take --preset dpformer"
+        )
     if (values.get("network") or {}).get("model", "transformer") != "transformer":
         # Settings of the preset that only a Transformer has; given ones are refused by the recipe.
         values["network"] = {
@@ -169,10 +185,12 @@ def command(recipe: Recipe) -> Values:
     """What to type for this recipe: the preset from which the fewest settings differ, and those. Ready for JSON."""
     asked = _all_settings(recipe)
     names = [stage.stage for stage in recipe.stages]
-    same = [preset for preset, values in PRESETS.items() if [stage["stage"] for stage in values["stages"]] == names]
+    presets = PRESETS | (NOT_PRIVATE if math.isinf(recipe.epsilon) else {})
+    same = [preset for preset, values in presets.items() if [stage["stage"] for stage in values["stages"]] == names]
     ways = []
-    for preset in same or [name for name in PRESETS if ("network" in PRESETS[name]) == (recipe.network is not None)]:
-        usual = _all_settings(Recipe.model_validate(PRESETS[preset]))
+    for preset in same or [name for name in presets if ("network" in presets[name]) == (recipe.network is not None)]:
+        fixed = {"epsilon": math.inf} if preset in NOT_PRIVATE else {}
+        usual = _all_settings(Recipe.model_validate(presets[preset] | fixed))
         stages = {} if same else {"stages": recipe.settings()["stages"]}
         changed = {
             name: value

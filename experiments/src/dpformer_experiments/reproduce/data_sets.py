@@ -62,9 +62,10 @@ def prepare_sets(names: Sequence[str], data: Mapping[str, Path], root: Path) -> 
 
 
 def fingerprint(dataset: Dataset) -> str:
-    """A hash of sequences and catalogue size, by which a cell recognises its data."""
-    digest = hashlib.sha256()
-    for array in (dataset.sequences.items, dataset.sequences.offsets, np.array(len(dataset.catalogue))):
+    """A hash of sequences, catalogue size and split by time, by which a cell recognises its data."""
+    digest, split = hashlib.sha256(), dataset.sequences.split
+    of_split = () if split is None else (split.before,)
+    for array in (dataset.sequences.items, dataset.sequences.offsets, np.array(len(dataset.catalogue)), *of_split):
         digest.update(str((array.shape, array.dtype.str)).encode())
         digest.update(np.ascontiguousarray(array).reshape(-1).data)
     return digest.hexdigest()

@@ -57,7 +57,7 @@ def run(
     if seeds < 1 or len(epsilon or [8.0]) != 1:
         raise PrivacyError("give one --epsilon, the total of the four releases, and --seeds 1 or more")
     total = float((epsilon or [8.0])[0])
-    log = _read(dict(data or {})) if events is None else events
+    log = read_events(dict(data or {})) if events is None else events
     whole = prepare(log)
     items = whole.catalogue.drop("item")
     test = log.sort("timestamp", maintain_order=True).group_by("user_id", maintain_order=True).last()
@@ -142,14 +142,20 @@ class _Releases:
         return self._place / name
 
 
-def _read(data: Mapping[str, Path]) -> pl.DataFrame:
-    """The events of MovieLens-1M with their times, of users and items with at least 5 events, as in the prepared data set."""
+def file_with_times(data: Mapping[str, Path]) -> Path:
+    """The file of MovieLens-1M."""
     path = data.get(ML_1M.name) or (
         Path(os.environ[VARIABLES[ML_1M.name]]) if VARIABLES[ML_1M.name] in os.environ else None
     )
     file = fetch(ML_1M, cache_folder()) if path is None else path / ML_1M.file if path.is_dir() else path
     if not file.is_file():
         raise DataError(f"{file}: no such file; --data ml-1m=PATH takes {ML_1M.file}, which has the times")
+    return file
+
+
+def read_events(data: Mapping[str, Path]) -> pl.DataFrame:
+    """The events of MovieLens-1M with their times, of users and items with at least 5 events, as in the prepared data set."""
+    file = file_with_times(data)
     fields = pl.scan_lines(file).select(pl.col("line").str.split_exact("::", 3)).unnest("line").collect()
     log = fields.select(
         user_id=pl.col("field_0").cast(pl.Int64), item_id="field_1", timestamp=pl.col("field_3").cast(pl.Int64)
