@@ -8,6 +8,7 @@ from dpformer_experiments.reproduce import (
     common,
     convergence,
     heat_maps,
+    people,
     queue_of_runs,
     regimes,
     same_seed,
@@ -30,7 +31,9 @@ def test_the_queue_has_every_training_of_the_other_results_once():
     queued = [about(cell) for cells in queue_of_runs.phases().values() for cell in cells]
     assert len(set(queued)) == len(queued)
     wanted = [cell for dataset in tables.SETS.values() for cell in in_order(METHODS, dataset, 3)]
-    wanted += common.cells() + regimes.cells() + ceiling.cells() + convergence.declare(convergence.SETS, 5)
+    wanted += (
+        common.cells() + regimes.cells() + ceiling.cells() + people.cells() + convergence.declare(convergence.SETS, 5)
+    )
     wanted += [cell for maps in heat_maps.MAPS.values() for cell in maps.cells(1)]
     assert {about(cell) for cell in wanted} == set(queued)
 

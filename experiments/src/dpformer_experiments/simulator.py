@@ -1,12 +1,12 @@
 """People in the likeness of a data set, as many as wanted, and the oracle: the ranking by the generator's own probabilities.
 
-With s the history, w_k = 1 / k over its last 8 items at the most (normalised), p the popularity of items, and P made of the data
-set's own transitions, the first item is drawn from p and each other one from
+With n items in the history s, w_k = 1 / k over its last 8 items at the most (normalised), p the popularity of items, and P made
+of the data set's own transitions, the first item is drawn from p and each other one from
 
-    q(j | s) = sum_k w_k [(1 - b) P(s_{n+1-k}, j) + b p_j],     P_ij = C_ij^a / sum_j C_ij^a,     C_ij = sum_{k <= 5} k^-0.8 #{t: s_t = i, s_{t+k} = j},
+    q(j | s) = sum_k w_k [(1 - b) P(s_{n+1-k}, j) + b p_j],         restricted to items that the history does not have,
+    P_ij = C_ij^a / sum_j C_ij^a,         C_ij = sum_{k <= 5} k^-0.8 #{t: s_t = i, s_{t+k} = j},  i != j.
 
-restricted to items that the history does not have. For an item that nothing follows, P is p. The counts are exact, so the simulator
-is not private: it is for measurements alone.
+For an item that nothing follows, P is p. The counts are exact, so the simulator is not private: it is for measurements alone.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ BLOCK = 50_000
 
 @dataclass(frozen=True)
 class Kind:
-    """source: the data set. power, popular: a and b above. events: of each person; None: lengths of the data set, up to `longest`."""
+    """source: the data set. power, popular: a and b above.
+
+    events: of each person; None: lengths of the data set, up to `longest`.
+    """
 
     source: str
     power: float
@@ -39,7 +42,7 @@ class Kind:
 
 KINDS = {
     "ml-1m": Kind("ml-1m", power=1.3, popular=0.07, events=40),
-    "amazon-games": Kind("amazon-games", power=1.0, popular=0.3),
+    "amazon-games": Kind("amazon-games", power=1.5, popular=0.3),
 }
 
 

@@ -11,13 +11,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import polars as pl
+
 from dpformer.data import Dataset, held_out, load, save
 from dpformer.data.manifest import MANIFEST_FORMAT, MANIFEST_VERSION
 from dpformer.data.store import MANIFEST
 from dpformer.evaluation import evaluate
 from dpformer.fit.scorers import count_events
 from dpformer_experiments.reproduce.cells import Cell
-from dpformer_experiments.reproduce.data_sets import find_set, fingerprint
+from dpformer_experiments.reproduce.data_sets import find_set
 from dpformer_experiments.reproduce.page import Page
 from dpformer_experiments.reproduce.runner import CellResult, Running, run_cells
 from dpformer_experiments.reproduce.summary import ending, values_of
@@ -36,7 +39,7 @@ def name_of(kind: str, people: int) -> str:
 
 
 def cells() -> list[Cell]:
-    """All trainings, those with few people first."""
+    """All trainings: few people first, and the ends of the budgets before what is between."""
     return [
         Cell(
             name_of(kind, people),
@@ -50,30 +53,36 @@ def cells() -> list[Cell]:
             alone=preset == DEFAULT,
         )
         for people in PEOPLE
+        for epsilon in (8.0, 1.0, 2.0, 4.0)
         for kind in KINDS
-        for epsilon in reversed(EPSILONS)
         for preset in (DEFAULT, DPFORMER)
     ]
 
 
-def prepared(how: Running) -> tuple[dict[str, Path], list[dict[str, Any]]]:
-    """Folders of simulated people by name, drawn where they are missing; and popularity and the oracle on each."""
-    folders, rows = {}, []
-    for kind, settings in KINDS.items():
-        source = find_set(settings.source, how.data)
-        generator = Generator(source.sequences, len(source.catalogue), settings)
-        about = [repr(settings), fingerprint(source), SEED]
+def prepared(how: Running) -> dict[str, Path]:
+    """Folders of simulated people by name, drawn where they are missing."""
+    folders = {}
+    for kind in KINDS:
+        generator = generator_of(kind, how)
+        about = [repr(generator.kind), generator.items, SEED]
         for people in PEOPLE:
             folder = how.cells / "data" / name_of(kind, people)
             if not (folder / MANIFEST).is_file() or load(folder).manifest.get("simulated") != about:
+                catalogue = pl.DataFrame({"item": np.arange(1, generator.items + 1, dtype=np.int32)})
                 manifest = {"format": MANIFEST_FORMAT, "version": MANIFEST_VERSION, "simulated": about}
-                save(Dataset(generator.draw(people, SEED), source.catalogue, manifest), folder, force=True)
+                people_drawn = generator.draw(people, SEED)
+                save(Dataset(people_drawn, catalogue.with_columns(item_id="item"), manifest), folder, force=True)
             folders[name_of(kind, people)] = folder
-            rows.append({"kind": kind, "people": people, **_bounds(generator, folder)})
-    return folders, rows
+    return folders
 
 
-def _bounds(generator: Generator, folder: Path) -> dict[str, Any]:
+def generator_of(kind: str, how: Running) -> Generator:
+    """The generator of a kind, from its data set."""
+    source = find_set(KINDS[kind].source, how.data)
+    return Generator(source.sequences, len(source.catalogue), KINDS[kind])
+
+
+def bounds(generator: Generator, folder: Path) -> dict[str, float]:
     """NDCG@10 in % of exact popularity, and of the generator itself."""
     held = held_out(load(folder).sequences)
     models = {"popularity": count_events(held.histories, generator.items), "oracle": Oracle(generator)}
@@ -81,3 +90,62 @@ def _bounds(generator: Generator, folder: Path) -> dict[str, Any]:
         name: evaluate(model, held, generator.items, sample=RANKED).masked["ndcg@10"] for name, model in models.items()
     }
     return {name: round(100 * figure.value, 4) for name, figure in figures.items()}
+
+
+def run(*, how: Running) -> dict[str, Any]:
+    """Run all cells that are not finished."""
+    folders = prepared(how)
+    known = []
+    for kind in KINDS:
+        generator = generator_of(kind, how)
+        for people in PEOPLE:
+            known.append({"kind": kind, "people": people, **bounds(generator, folders[name_of(kind, people)])})
+    return measure(known, run_cells(cells(), folders, how))
+
+
+def measure(known: Sequence[Mapping[str, Any]], outcomes: Sequence[CellResult]) -> dict[str, Any]:
+    """A row for each kind, number of people and budget: NDCG@10 in %, None where a cell is not finished."""
+    records = {(o.cell.dataset, o.cell.preset, o.cell.epsilon): o.record for o in outcomes}
+    rows = []
+    for bound in known:
+        for epsilon in EPSILONS:
+            default, dpformer = (
+                records.get((name_of(bound["kind"], bound["people"]), preset, epsilon))
+                for preset in (DEFAULT, DPFORMER)
+            )
+            alone = None if default is None else default["transitions alone"]
+            figures = {"transitions": alone, DEFAULT: default, DPFORMER: dpformer}
+            measured = {name: None if of is None else round(values_of([of])[0], 4) for name, of in figures.items()}
+            rows.append(
+                {
+                    **{name: bound[name] for name in ("kind", "people")},
+                    "epsilon": epsilon,
+                    "popularity": bound["popularity"],
+                    **measured,
+                    "oracle": bound["oracle"],
+                }
+            )
+    about = {"unit": "%", "delta": DELTA, "ranked": RANKED, "seed": SEED}
+    return {**about, "rows": rows, **ending(outcomes)}
+
+
+def page(figures: dict[str, Any]) -> Page:
+    """The table."""
+    models = ("popularity", "transitions", DEFAULT, DPFORMER, "oracle")
+    rows = [
+        (
+            f"{row['kind']}-like",
+            f"{row['people']:,}",
+            f"{row['epsilon']:g}",
+            *("queued" if row[name] is None else f"{row[name]:.2f}" for name in models),
+        )
+        for row in figures["rows"]
+    ]
+    note = (
+        f"NDCG@10 in % on the last item of {figures['ranked']:,} people, drawn uniformly; trained on all but the last item of "
+        f"all people; all items ranked, seen items masked; delta {figures['delta']:g}, one seed. People are simulated: the next "
+        "item from a mixture of the data set's own lagged transitions, 40 events each for ml-1m and the lengths of the data set "
+        "for amazon-games. Popularity and the oracle, which ranks by the generator's own probabilities, are not private."
+    )
+    headings = ("people like those of", "people", "epsilon", *models)
+    return Page("More people, more accuracy", "dpformer reproduce people -o docs/results", headings, rows, [note])

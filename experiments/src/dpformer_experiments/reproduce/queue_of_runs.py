@@ -9,7 +9,16 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from dpformer_experiments.reproduce import ceiling, common, convergence, heat_maps, paper, regimes, tables
+from dpformer_experiments.reproduce import (
+    ceiling,
+    common,
+    convergence,
+    heat_maps,
+    paper,
+    people,
+    regimes,
+    tables,
+)
 from dpformer_experiments.reproduce.cells import Cell
 from dpformer_experiments.reproduce.methods import BASELINES, COMMON, LITERAL, METHODS, OURS, REPAIRED, in_order
 from dpformer_experiments.reproduce.page import Page
@@ -35,6 +44,7 @@ def phases() -> dict[str, list[Cell]]:
         "ours, three seeds": _rows(OURS, first=0),
         "Re-Attention, three seeds": regimes.cells(3),
         "ceiling": ceiling.cells(),
+        "more people": people.cells(),
         "repaired, both Transformers": _rows(REPAIRED, 1, first=3),
         "Re-Attention": regimes.cells(),
         "baselines": _rows(BASELINES) + _rows(OURS),
@@ -73,7 +83,8 @@ def run(*, how: Running) -> dict[str, Any]:
     """Run all cells that are not finished."""
     order = phases()
     cells = [cell for own in order.values() for cell in own]
-    return measure(order, run_cells(cells, how.prepared(tuple(tables.SETS.values())), how))
+    folders = how.prepared(tuple(tables.SETS.values())) | people.prepared(how)
+    return measure(order, run_cells(cells, folders, how))
 
 
 def measure(order: dict[str, list[Cell]], outcomes: Sequence[CellResult]) -> dict[str, Any]:

@@ -204,9 +204,7 @@ class Iterates:
         append_line(self._path, line)
 
 
-def figures_of(
-    model: Scorer, dataset: Dataset, asked: tuple[str, ...] = ITEMS, sample: int | None = None
-) -> Done:
+def figures_of(model: Scorer, dataset: Dataset, asked: tuple[str, ...] = ITEMS, sample: int | None = None) -> Done:
     """All figures of a model on the given held-out items. They are not private. sample: see `Cell`."""
     items, sequences = len(dataset.catalogue), dataset.sequences
     return {item: _plain(evaluate(model, held_out(sequences, item), items, sample=sample).figures()) for item in asked}
