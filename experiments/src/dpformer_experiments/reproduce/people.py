@@ -7,6 +7,7 @@ statistics inside `default`, which asks for the same answers.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from dpformer.data import Dataset, held_out, load, save
 from dpformer.data.manifest import MANIFEST_FORMAT, MANIFEST_VERSION
 from dpformer.data.store import MANIFEST
 from dpformer.evaluation import evaluate
+from dpformer.fit.presets import make_recipe
 from dpformer.fit.scorers import count_events
 from dpformer_experiments.reproduce.cells import Cell
 from dpformer_experiments.reproduce.data_sets import find_set
@@ -26,7 +28,9 @@ from dpformer_experiments.reproduce.runner import CellResult, Running, run_cells
 from dpformer_experiments.reproduce.summary import ending, values_of
 from dpformer_experiments.simulator import KINDS, Generator, Oracle
 
-PEOPLE, EPSILONS = (6_000, 60_000, 600_000), (1.0, 2.0, 4.0, 8.0)
+# Amazon Games itself has 31,013 people.
+PEOPLE = {"ml-1m": (6_000, 60_000, 600_000), "amazon-games": (6_000, 31_013, 60_000, 600_000)}
+EPSILONS = (1.0, 2.0, 4.0, 8.0)
 RANKED, SEED = 3_000, 0
 DEFAULT, DPFORMER = "default", "dpformer"
 # Below 1 / users for all numbers of people.
@@ -52,9 +56,10 @@ def cells() -> list[Cell]:
             sample=RANKED,
             alone=preset == DEFAULT,
         )
-        for people in PEOPLE
+        for people in sorted({people for counts in PEOPLE.values() for people in counts})
         for epsilon in (8.0, 1.0, 2.0, 4.0)
         for kind in KINDS
+        if people in PEOPLE[kind]
         for preset in (DEFAULT, DPFORMER)
     ]
 
@@ -65,7 +70,7 @@ def prepared(how: Running) -> dict[str, Path]:
     for kind in KINDS:
         generator = generator_of(kind, how)
         about = [repr(generator.kind), generator.items, SEED]
-        for people in PEOPLE:
+        for people in PEOPLE[kind]:
             folder = how.cells / "data" / name_of(kind, people)
             if not (folder / MANIFEST).is_file() or load(folder).manifest.get("simulated") != about:
                 catalogue = pl.DataFrame({"item": np.arange(1, generator.items + 1, dtype=np.int32)})
@@ -98,7 +103,7 @@ def run(*, how: Running) -> dict[str, Any]:
     known = []
     for kind in KINDS:
         generator = generator_of(kind, how)
-        for people in PEOPLE:
+        for people in PEOPLE[kind]:
             known.append({"kind": kind, "people": people, **bounds(generator, folders[name_of(kind, people)])})
     return measure(known, run_cells(cells(), folders, how))
 
@@ -107,6 +112,8 @@ def measure(known: Sequence[Mapping[str, Any]], outcomes: Sequence[CellResult]) 
     """A row for each kind, number of people and budget: NDCG@10 in %, None where a cell is not finished."""
     records = {(o.cell.dataset, o.cell.preset, o.cell.epsilon): o.record for o in outcomes}
     rows = []
+    counts = {bound["people"] for bound in known}
+    signals = {(people, epsilon): signal(people, epsilon) for people in counts for epsilon in EPSILONS}
     for bound in known:
         for epsilon in EPSILONS:
             default, dpformer = (
@@ -123,10 +130,22 @@ def measure(known: Sequence[Mapping[str, Any]], outcomes: Sequence[CellResult]) 
                     "popularity": bound["popularity"],
                     **measured,
                     "oracle": bound["oracle"],
+                    **signals[bound["people"], epsilon],
                 }
             )
     about = {"unit": "%", "delta": DELTA, "ranked": RANKED, "seed": SEED}
     return {**about, "rows": rows, **ending(outcomes)}
+
+
+def signal(people: int, epsilon: float) -> dict[str, float]:
+    """sqrt(T) B / sigma of `dpformer`, in thousands: with its batch B of so many people, and with half of all."""
+    usual = make_recipe(DPFORMER, epsilon=epsilon, delta=DELTA)
+    half = usual.changed({"dpsgd.batch_size": people // 2, "dpsgd.epochs": 40.0})
+    plans = {"signal over noise": usual.plan(people), "with half of all": half.plan(people)}
+    return {
+        name: round(math.sqrt(plan.steps) * plan.batch_size / plan.noise_multiplier / 1000, 1)
+        for name, plan in plans.items()
+    }
 
 
 def page(figures: dict[str, Any]) -> Page:
@@ -138,6 +157,7 @@ def page(figures: dict[str, Any]) -> Page:
             f"{row['people']:,}",
             f"{row['epsilon']:g}",
             *("queued" if row[name] is None else f"{row[name]:.2f}" for name in models),
+            f"{row['signal over noise']:.0f} / {row['with half of all']:.0f}",
         )
         for row in figures["rows"]
     ]
@@ -147,5 +167,8 @@ def page(figures: dict[str, Any]) -> Page:
         "item from a mixture of the data set's own lagged transitions, 40 events each for ml-1m and the lengths of the data set "
         "for amazon-games. Popularity and the oracle, which ranks by the generator's own probabilities, are not private."
     )
-    headings = ("people like those of", "people", "epsilon", *models)
-    return Page("More people, more accuracy", "dpformer reproduce people -o docs/results", headings, rows, [note])
+    noise = "Signal over noise: sqrt(steps) batch / sigma of `dpformer`, in thousands, with its batch / with half of all people."
+    headings = ("people like those of", "people", "epsilon", *models, "signal over noise")
+    return Page(
+        "More people, more accuracy", "dpformer reproduce people -o docs/results", headings, rows, [note, noise]
+    )
