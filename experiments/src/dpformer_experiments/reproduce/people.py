@@ -18,7 +18,7 @@ import polars as pl
 from dpformer.data import Dataset, held_out, load, save
 from dpformer.data.manifest import MANIFEST_FORMAT, MANIFEST_VERSION
 from dpformer.data.store import MANIFEST
-from dpformer.evaluation import evaluate
+from dpformer.evaluation import Scorer, evaluate
 from dpformer.fit.presets import make_recipe
 from dpformer.fit.scorers import count_events
 from dpformer_experiments.reproduce.cells import Cell
@@ -90,7 +90,10 @@ def generator_of(kind: str, how: Running) -> Generator:
 def bounds(generator: Generator, folder: Path) -> dict[str, float]:
     """NDCG@10 in % of exact popularity, and of the generator itself."""
     held = held_out(load(folder).sequences)
-    models = {"popularity": count_events(held.histories, generator.items), "oracle": Oracle(generator)}
+    models: dict[str, Scorer] = {
+        "popularity": count_events(held.histories, generator.items),
+        "oracle": Oracle(generator),
+    }
     figures = {
         name: evaluate(model, held, generator.items, sample=RANKED).masked["ndcg@10"] for name, model in models.items()
     }
