@@ -9,6 +9,7 @@ from dpformer_experiments.reproduce import (
     convergence,
     heat_maps,
     optimisers,
+    people,
     queue_of_runs,
     regimes,
     same_seed,
@@ -35,6 +36,7 @@ def test_the_queue_has_every_training_of_the_other_results_once():
     wanted += common.cells() + regimes.cells() + optimisers.cells() + ceiling.cells()
     wanted += convergence.declare(convergence.SETS, 5)
     wanted += time_split.cells()
+    wanted += people.cells()
     wanted += [cell for maps in heat_maps.MAPS.values() for cell in maps.cells(1)]
     assert {about(cell) for cell in wanted} == set(queued)
 

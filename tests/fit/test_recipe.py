@@ -21,6 +21,7 @@ from dpformer.fit.recipe import (
 from dpformer.fit.run import resume, start
 from dpformer.models import Network, build, recommender
 from dpformer.models.network import NetworkSpec
+from dpformer.privacy.plan import steps_of
 from tests.recipes import small_recipe
 
 TRAINING = Path(__file__).parent.parent.parent / "docs" / "training.md"
@@ -42,6 +43,25 @@ def test_settings_from_preset_file_and_options(tmp_path):
 def test_an_earlier_name_of_a_preset_still_works():
     assert make_recipe("pure", d=8) == make_recipe("dpformer", d=8)
     assert command(make_recipe("pure"))["preset"] == "dpformer"
+
+
+@pytest.mark.parametrize(
+    ("users", "batch", "steps"),
+    [(6_040, 1_510, 80), (14_999, 3_749, 81), (15_000, 7_500, 80), (31_013, 15_506, 81), (600_000, 16_000, 80)],
+)
+def test_the_default_batch_and_steps_are_functions_of_the_number_of_users(users, batch, steps):
+    """Those of MovieLens-1M (6,040) and Amazon Games (31,013) are of published runs."""
+    settings = DPSGDSettings()
+    assert settings.batch_of(users) == batch
+    assert steps_of(settings.epochs_of(users), users, batch) == steps
+    given = DPSGDSettings(batch_size=users // 3)
+    assert given.epochs_of(users) == (20 if users < 15_000 else 40)
+
+
+def test_the_default_batch_never_falls_with_more_users():
+    batches = [DPSGDSettings().batch_of(users) for users in range(1, 100_000, 37)]
+    assert batches == sorted(batches)
+    assert DPSGDSettings().batch_of(2) == 1
 
 
 @pytest.mark.parametrize("preset", PRESETS)

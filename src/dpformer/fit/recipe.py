@@ -23,7 +23,8 @@ from dpformer.statistics.settings import TransitionSettings
 
 # A private catalogue's part of the budget, and of delta for its threshold.
 ITEMS_SHARE, THRESHOLD_SHARE = 0.05, 0.1
-FEW_USERS = 15_000
+# Steps with the default batch: a quarter of few users, half of more, and this many of very many.
+FEW_USERS, LARGEST_BATCH = 15_000, 16_000
 
 
 class Settings(BaseModel):
@@ -147,10 +148,15 @@ class DPSGDSettings(Settings):
 
     stage: Literal["dpsgd"] = "dpsgd"
     batch_size: int | None = Field(
-        None, ge=1, description="Expected users in a batch; by default half of all, or a quarter below 15,000 users."
+        None,
+        ge=1,
+        description="Expected users in a batch; by default half of all, at most 16,000, or a quarter below 15,000 users.",
     )
     epochs: float | None = Field(
-        None, gt=0, description="How often each user is seen, on average; by default 40, or 20 below 15,000 users."
+        None,
+        gt=0,
+        description="How often each user is seen, on average; by default 40, or 20 below 15,000 users; with the default "
+        "batch, at most what 80 steps of it take.",
     )
     learning_rate: float | None = Field(
         None, gt=0, description="Peak learning rate of Adam; 0.19 / sqrt(steps) by default."
@@ -162,13 +168,19 @@ class DPSGDSettings(Settings):
     def batch_of(self, users: int) -> int:
         """The expected batch size for so many users, which is public.
 
-        Few users: smaller batches (MovieLens-1M); many: larger ones (Amazon Games). docs/statistics.md has the runs.
+        Few users: smaller batches (MovieLens-1M); many: larger ones (Amazon Games), up to where the noise no longer decides.
+        docs/statistics.md has the runs.
         """
-        return min(self.batch_size or max(1, users // (4 if users < FEW_USERS else 2)), users)
+        usual = users // 4 if users < FEW_USERS else min(users // 2, LARGEST_BATCH)
+        return min(self.batch_size or max(1, usual), users)
 
     def epochs_of(self, users: int) -> float:
-        """The epochs for so many users: by default 80 steps of the default batch."""
-        return self.epochs or (20.0 if users < FEW_USERS else 40.0)
+        """The epochs for so many users: by default 80 steps of the default batch; 40 with a given one."""
+        if self.epochs is not None:
+            return self.epochs
+        if users < FEW_USERS:
+            return 20.0
+        return 40.0 if self.batch_size is not None else min(40.0, 80.0 * LARGEST_BATCH / users)
 
     def shares(self) -> dict[str, float]:
         """The steps take what the shares of the other stages leave."""

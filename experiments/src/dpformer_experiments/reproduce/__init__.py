@@ -48,5 +48,6 @@ RESULTS: dict[str, Result] = {
     "transitions": Result("transitions", "the DP transition statistics, all slices"),
     "claims": Result("claims", "the paper's claims and what was measured, in docs/paper.md"),
     "refit": Result("refit", "release again after each quarter of MovieLens-1M: fit, or refit"),
+    "people": Result("people", "presets over 6,000 to 600,000 simulated people, beside the oracle"),
     "results": Result("results", "all tables in one page, docs/results.md"),
 }

@@ -25,7 +25,9 @@ class Cell:
     """work: a key of `work.WORK`; "recipe" trains `make_recipe(preset, **options)` in a run folder, with seeded noise.
 
     every: also evaluate the iterate each time this many epochs have passed; these figures are not private. search: look at the
-    validation item only. paired: noise by place alone (`curators.KeysByPlace`), to compare with runs of the same seed.
+    validation item only. paired: noise by place alone (`curators.KeysByPlace`), to compare with runs of the same seed. sample:
+    rank items for so many users at the most, the same ones for every model. alone: also evaluate the transitions of an ensemble
+    without its network.
     optimiser: of `optimisers.OPTIMISERS`, instead of the library's.
     """
 
@@ -40,6 +42,8 @@ class Cell:
     delta: float = 1e-5
     search: bool = False
     paired: bool = False
+    sample: int | None = None
+    alone: bool = False
     optimiser: str | None = None
 
     @property
@@ -69,6 +73,10 @@ class Cell:
             settings["search"] = True
         if self.paired:
             settings["paired"] = True
+        if self.sample is not None:
+            settings["sample"] = self.sample
+        if self.alone:
+            settings["alone"] = True
         if self.optimiser is not None:
             settings["optimiser"] = self.optimiser
         if self.work != "recipe":

@@ -16,6 +16,7 @@ from dpformer_experiments.reproduce import (
     heat_maps,
     optimisers,
     paper,
+    people,
     regimes,
     tables,
     time_split,
@@ -47,6 +48,7 @@ def phases() -> dict[str, list[Cell]]:
         "optimisers": optimisers.cells(),
         "ceiling": ceiling.cells(),
         "split by time": time_split.cells(),
+        "more people": people.cells(),
         "repaired, both Transformers": _rows(REPAIRED, 1, first=3),
         "Re-Attention": regimes.cells(),
         "baselines": _rows(BASELINES) + _rows(OURS),
@@ -85,7 +87,7 @@ def run(*, how: Running) -> dict[str, Any]:
     """Run all cells that are not finished."""
     order = phases()
     cells = [cell for own in order.values() for cell in own]
-    folders = time_split.folders(how) | how.prepared(tuple(tables.SETS.values()))
+    folders = how.prepared(tuple(tables.SETS.values())) | people.prepared(how) | time_split.folders(how)
     return measure(order, run_cells(cells, folders, how))
 
 

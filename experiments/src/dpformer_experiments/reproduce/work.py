@@ -29,7 +29,7 @@ from dpformer.fit.recipe import Recipe
 from dpformer.fit.run import Run, resume, start
 from dpformer.fit.scorers import count_events
 from dpformer.fit.stage import Progress
-from dpformer.models import Recommender
+from dpformer.models import Ensemble, Recommender
 from dpformer.models.transformer import Transformer
 from dpformer.privacy import Curator
 from dpformer.report.attention_plot import attention_shift
@@ -141,7 +141,7 @@ def train(cell: Cell, data: Path, folder: Path, should_stop: ShouldStop, on_step
     # An item that training has seen is not evaluated, nor the test item in a search.
     items = ITEMS if model.recipe["hold_out"] == "validation" else ("test",)
     items = ("validation",) if cell.search else items
-    figures = figures_of(model, load(data), items)
+    figures = figures_of(model, load(data), items, cell.sample)
     write_json(place / METRICS, {"not_private": True, **figures})
     steps = statement.steps
     privacy = {
@@ -158,6 +158,8 @@ def train(cell: Cell, data: Path, folder: Path, should_stop: ShouldStop, on_step
     if (variances := item_variances(model.model)) is not None:
         record["item variances"] = variances
         record["attention shift"] = shift_of(model.model, load(data))
+    if cell.alone and isinstance(model.model, Ensemble):
+        record["transitions alone"] = figures_of(model.model.transitions, load(data), items, cell.sample)
     if cell.every is not None:
         record["iterates"] = read_lines(folder / ITERATES)
     return record
@@ -206,10 +208,10 @@ class Iterates:
         append_line(self._path, line)
 
 
-def figures_of(model: Scorer, dataset: Dataset, asked: tuple[str, ...] = ITEMS) -> Done:
-    """All figures of a model on the given held-out items. They are not private."""
-    items = len(dataset.catalogue)
-    return {item: _plain(evaluate(model, held_out(dataset.sequences, item), items).figures()) for item in asked}
+def figures_of(model: Scorer, dataset: Dataset, asked: tuple[str, ...] = ITEMS, sample: int | None = None) -> Done:
+    """All figures of a model on the given held-out items. They are not private. sample: see `Cell`."""
+    items, sequences = len(dataset.catalogue), dataset.sequences
+    return {item: _plain(evaluate(model, held_out(sequences, item), items, sample=sample).figures()) for item in asked}
 
 
 def item_variances(model: Recommender, points: int = 40) -> Done | None:
