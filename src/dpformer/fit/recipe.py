@@ -148,15 +148,10 @@ class DPSGDSettings(Settings):
 
     stage: Literal["dpsgd"] = "dpsgd"
     batch_size: int | None = Field(
-        None,
-        ge=1,
-        description="Expected users in a batch; by default half of all, at most 16,000, or a quarter below 15,000 users.",
+        None, ge=1, description="Expected users in a batch; by default half of all, at most 16,000; a quarter below 15,000 users."
     )
     epochs: float | None = Field(
-        None,
-        gt=0,
-        description="How often each user is seen, on average; by default 40, or 20 below 15,000 users; with the default "
-        "batch, at most what 80 steps of it take.",
+        None, gt=0, description="Times a user is seen on average; by default 40, 20 below 15,000 users, at most 80 steps of 16,000."
     )
     learning_rate: float | None = Field(
         None, gt=0, description="Peak learning rate of Adam; 0.19 / sqrt(steps) by default."
@@ -168,19 +163,15 @@ class DPSGDSettings(Settings):
     def batch_of(self, users: int) -> int:
         """The expected batch size for so many users, which is public.
 
-        Few users: smaller batches (MovieLens-1M); many: larger ones (Amazon Games), up to where the noise no longer decides.
-        docs/statistics.md has the runs.
+        Few users: smaller batches; many: larger ones, up to where noise no longer decides. docs/statistics.md has the runs.
         """
         usual = users // 4 if users < FEW_USERS else min(users // 2, LARGEST_BATCH)
         return min(self.batch_size or max(1, usual), users)
 
     def epochs_of(self, users: int) -> float:
-        """The epochs for so many users: by default 80 steps of the default batch; 40 with a given one."""
-        if self.epochs is not None:
-            return self.epochs
-        if users < FEW_USERS:
-            return 20.0
-        return 40.0 if self.batch_size is not None else min(40.0, 80.0 * LARGEST_BATCH / users)
+        """The epochs for so many users: by default 80 steps of the default batch; 40 or 20 with a given one."""
+        usual = 20.0 if users < FEW_USERS else 40.0
+        return self.epochs or min(usual, usual if self.batch_size else 80.0 * LARGEST_BATCH / users)
 
     def shares(self) -> dict[str, float]:
         """The steps take what the shares of the other stages leave."""
