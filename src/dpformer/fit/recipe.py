@@ -151,7 +151,7 @@ class DPSGDSettings(Settings):
         None, ge=1, description="Expected users in a batch; by default half of all, at most 16,000; a quarter below 15,000 users."
     )
     epochs: float | None = Field(
-        None, gt=0, description="Times a user is seen on average; by default 40, 20 below 15,000 users, at most 80 steps of 16,000."
+        None, gt=0, description="How often a user is seen; by default 40, 20 below 15,000 users, at most 80 steps of 16,000."
     )
     learning_rate: float | None = Field(
         None, gt=0, description="Peak learning rate of Adam; 0.19 / sqrt(steps) by default."
