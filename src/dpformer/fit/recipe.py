@@ -148,10 +148,12 @@ class DPSGDSettings(Settings):
 
     stage: Literal["dpsgd"] = "dpsgd"
     batch_size: int | None = Field(
-        None, ge=1, description="Expected users in a batch; by default half of all, at most 16,000; a quarter below 15,000 users."
+        None,
+        ge=1,
+        description="Expected users per batch; by default half, at most 16,000; a quarter below 15,000 users.",
     )
     epochs: float | None = Field(
-        None, gt=0, description="How often a user is seen; by default 40, 20 below 15,000 users, at most 80 steps of 16,000."
+        None, gt=0, description="Epochs; by default 40, or 20 below 15,000 users, and at most 80 steps of 16,000 users."
     )
     learning_rate: float | None = Field(
         None, gt=0, description="Peak learning rate of Adam; 0.19 / sqrt(steps) by default."
