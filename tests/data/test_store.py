@@ -159,3 +159,19 @@ def test_a_changed_folder_is_refused(tmp_path: Path):
     (folder / store.MANIFEST).write_text("{")
     with pytest.raises(DataError, match="no prepared data"):
         load(folder)
+
+
+def test_an_interrupt_while_polars_reads_is_an_interrupt_and_no_damaged_file(tmp_path):
+    """polars asks Python for options of its first scan; Ctrl-C in that moment makes it panic."""
+    save(prepare(LOG, user="user", item="item"), tmp_path / "data")
+    program = (
+        "import sys\n"
+        "from polars.io.scan_options.cast_options import ScanCastOptions\n"
+        "from dpformer.data import load\n"
+        "def interrupted(*_): raise KeyboardInterrupt\n"
+        "ScanCastOptions._default = interrupted\n"
+        "try: load(sys.argv[1])\n"
+        "except KeyboardInterrupt: print('interrupted')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program, tmp_path / "data"], capture_output=True, text=True)
+    assert done.stdout == "interrupted\n", done.stderr[-500:]

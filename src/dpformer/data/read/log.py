@@ -97,5 +97,10 @@ def first_row(log: Log, events: pl.LazyFrame, wrong: pl.Expr) -> int | None:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an exception's message: polars adds stack traces and internal advice."""
+    """The first line of an exception's message: polars adds stack traces and internal advice.
+
+    Ctrl-C while polars calls Python makes it panic. That is no fault of the file: it is raised as what it was.
+    """
+    if isinstance(error, pl.exceptions.PanicException) and "<class 'KeyboardInterrupt'>" in str(error):
+        raise KeyboardInterrupt from None
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
