@@ -93,8 +93,11 @@ def stops(stage: Stage, dice: random.Random, tries: int) -> Problems:
             reported = int(end.err.split("saved after step ")[1].split(";")[0])
             if step_of(folder) != reported:
                 problems.append(f"step {reported} was reported as saved, and the checkpoint is of {step_of(folder)}")
-        # polars, stopped while it calls Python, prints a panic that quotes one.
-        if any(line.startswith("Traceback") for line in end.err.splitlines()):
+        # polars, stopped while it calls Python, prints a panic of one line that quotes a traceback; any other is a fault.
+        if any(
+            "Traceback" in line and "PyErr { type: <class 'KeyboardInterrupt'>" not in line
+            for line in end.err.splitlines()
+        ):
             problems.append(end.err[-300:])
         yield problems + stage.finish(folder)
 
