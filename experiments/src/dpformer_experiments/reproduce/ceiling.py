@@ -20,8 +20,8 @@ from dpformer_experiments.reproduce.summary import METRICS, ending, mean_and_spr
 METHOD = "ceiling, not private"
 ON: dict[str, dict[str, Any]] = {"ml-1m": {}, "amazon-games": {"max_length": 50, "dropout": 0.5}}
 # Epochs to choose from on the validation item, and the choice: the best of the finished ones.
-EPOCHS = {"ml-1m": (20.0, 40.0), "amazon-games": (10.0, 20.0)}
-CHOSEN = {"ml-1m": 40.0, "amazon-games": 20.0}
+EPOCHS = {"ml-1m": (40.0, 80.0), "amazon-games": (10.0, 20.0)}
+CHOSEN = {"ml-1m": 80.0, "amazon-games": 20.0}
 # Short runs on the validation item of MovieLens-1M, by what differs from the preset beside `BRIEF`.
 BRIEF: dict[str, Any] = {"max_length": 50, "epochs": 6.0}
 SHORT: dict[str, dict[str, Any]] = {
