@@ -60,7 +60,7 @@ paper: $(STAMP)
 	$(MAKE) paper-pages
 
 paper-pages: $(STAMP)
-	for result in rates table-1 table-2 reattention optimisers ceiling time-split convergence embedding-sharing grid people; do \
+	for result in rates table-1 table-2 reattention attention-limit optimisers ceiling time-split convergence embedding-sharing grid people; do \
 	  $(BIN)/dpformer reproduce $$result --budget-minutes 0 --cells reproduced/cells --runs $(RUNS) -o docs/results || exit 1; \
 	done
 	$(MAKE) pages

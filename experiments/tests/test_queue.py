@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 from dpformer_experiments.reproduce import (
+    attention_limit,
     ceiling,
     common,
     convergence,
@@ -36,7 +37,7 @@ def test_the_queue_has_every_training_of_the_other_results_once():
     wanted += common.cells() + regimes.cells() + optimisers.cells() + ceiling.cells()
     wanted += convergence.declare(convergence.SETS, 5)
     wanted += time_split.cells()
-    wanted += people.cells()
+    wanted += people.cells() + attention_limit.cells()
     wanted += [cell for maps in heat_maps.MAPS.values() for cell in maps.cells(1)]
     assert {about(cell) for cell in wanted} == set(queued)
 

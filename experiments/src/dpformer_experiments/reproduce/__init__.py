@@ -31,6 +31,7 @@ RESULTS: dict[str, Result] = {
     "rates": Result("common", "learning rates of the common recipe, on the validation item"),
     "paper": Result("queue_of_runs", "all trainings of these results, in the order of their value"),
     "reattention": Result("regimes", "Re-Attention in paired runs, by regime"),
+    "attention-limit": Result("attention_limit", "what correcting attention can win at best, under noise"),
     "optimisers": Result("optimisers", "optimisers of DP-SGD in paired runs: ours, its parts, and others"),
     "same-seed": Result("same_seed", "what runs of one seed share: not their noise"),
     "ceiling": Result("ceiling", "a Transformer of SASRec's size without privacy, under the same evaluation"),

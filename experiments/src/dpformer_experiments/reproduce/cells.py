@@ -28,7 +28,7 @@ class Cell:
     validation item only. paired: noise by place alone (`curators.KeysByPlace`), to compare with runs of the same seed. sample:
     rank items for so many users at the most, the same ones for every model. alone: also evaluate the transitions of an ensemble
     without its network.
-    optimiser: of `optimisers.OPTIMISERS`, instead of the library's.
+    optimiser: of `optimisers.OPTIMISERS`, instead of the library's. noisy: also measure what noise on its embedding costs.
     """
 
     dataset: str
@@ -45,6 +45,7 @@ class Cell:
     sample: int | None = None
     alone: bool = False
     optimiser: str | None = None
+    noisy: bool = False
 
     @property
     def recipe(self) -> Recipe:
@@ -79,6 +80,8 @@ class Cell:
             settings["alone"] = True
         if self.optimiser is not None:
             settings["optimiser"] = self.optimiser
+        if self.noisy:
+            settings["noisy"] = True
         if self.work != "recipe":
             return settings | self.options
         typed = command(self.recipe)

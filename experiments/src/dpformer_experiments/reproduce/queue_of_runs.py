@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dpformer_experiments.reproduce import (
+    attention_limit,
     ceiling,
     common,
     convergence,
@@ -45,6 +46,7 @@ def phases() -> dict[str, list[Cell]]:
         "repaired, both Transformers, epsilon 8": _rows(REPAIRED, 1, MAIN_EPSILON, first=3),
         "ours, three seeds": _rows(OURS, first=0),
         "repaired, both Transformers": _rows(REPAIRED, 1, first=3),
+        "limit of attention": attention_limit.cells(),
         "split by time": time_split.cells(),
         "ceiling": ceiling.cells(),
         "convergence, three seeds": convergence.declare(convergence.SETS, 3),

@@ -33,6 +33,7 @@ from dpformer.models import Ensemble, Recommender
 from dpformer.models.transformer import Transformer
 from dpformer.privacy import Curator
 from dpformer.report.attention_plot import attention_shift
+from dpformer_experiments import noisy_attention
 from dpformer_experiments.curators import curator_by_place
 from dpformer_experiments.optimisers import exchange
 from dpformer_experiments.reproduce.cells import FREE, Cell
@@ -160,6 +161,10 @@ def train(cell: Cell, data: Path, folder: Path, should_stop: ShouldStop, on_step
         record["attention shift"] = shift_of(model.model, load(data))
     if cell.alone and isinstance(model.model, Ensemble):
         record["transitions alone"] = figures_of(model.model.transitions, load(data), items, cell.sample)
+    if cell.noisy:
+        network = model.model.trained_network()
+        assert isinstance(network, Transformer)
+        record["noisy"] = noisy_attention.measure(network, load(data))
     if cell.every is not None:
         record["iterates"] = read_lines(folder / ITERATES)
     return record
