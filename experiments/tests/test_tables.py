@@ -56,12 +56,11 @@ def test_both_tables_have_every_cell_at_the_papers_settings():
                 assert steps.epochs == 100
                 assert network.d == (32 if "half" in cell.method else 64)
                 assert network.model != "transformer" or (network.blocks, network.norm) == (2, "post")
-                long = dataset == "ml-1m" and network.model == "transformer"
-                assert network.max_length == (200 if long else 50)
                 assert (Optimisation.of(recipe).weight_decay, WARMUP) == (1e-5, 0.2)
                 assert (network.reattention == "logits") == cell.method.startswith("DPFormer")
                 assert network.tied == ("without sharing" not in cell.method)
                 literal = "repaired" not in cell.method
+                assert network.max_length == (200 if literal and dataset == "ml-1m" else 50)
                 assert network.dropout == ({"ml-1m": 0.2, "amazon-games": 0.5}[dataset] if literal else 0.0)
                 assert (network.vocabulary, steps.batch_size) == ((None, 1024) if literal else (1000, 4096))
 
