@@ -36,11 +36,10 @@ GOALS = {"ml-1m": (17.5, 31.0), "amazon-games": (5.6, 10.5)}
 
 
 def cells(seeds: int = 1) -> list[Cell]:
-    """All cells: the short runs, the chosen epochs, the models that are tested, the earlier recipe, other epochs."""
+    """All cells: runs with each number of epochs, the models that are tested, the short runs, the earlier recipe."""
     finals = [final(dataset, seed) for dataset in ON for seed in range(1, seeds + 1)]
-    chosen = [_cell(dataset, CHOSEN[dataset]) for dataset in ON]
-    others = [_cell(dataset, epochs) for dataset in ON for epochs in EPOCHS[dataset] if epochs != CHOSEN[dataset]]
-    return [*short(), *chosen, *finals, earlier(), *others]
+    tried = [_cell(dataset, epochs) for dataset in ON for epochs in sorted(EPOCHS[dataset], reverse=True)]
+    return [*tried, *finals, *short(), earlier()]
 
 
 def short() -> list[Cell]:

@@ -23,7 +23,16 @@ from dpformer_experiments.reproduce import (
     time_split,
 )
 from dpformer_experiments.reproduce.cells import Cell
-from dpformer_experiments.reproduce.methods import BASELINES, COMMON, LITERAL, METHODS, OURS, REPAIRED, in_order
+from dpformer_experiments.reproduce.methods import (
+    BASELINES,
+    COMMON,
+    LITERAL,
+    METHODS,
+    OURS,
+    REPAIRED,
+    SMALL_BUDGETS,
+    in_order,
+)
 from dpformer_experiments.reproduce.page import Page
 from dpformer_experiments.reproduce.runner import CellResult, Running, run_cells
 from dpformer_experiments.reproduce.summary import ending, mean_of
@@ -47,10 +56,11 @@ def phases() -> dict[str, list[Cell]]:
         "ours, three seeds": _rows(OURS, first=0),
         "repaired, both Transformers": _rows(REPAIRED, 1, first=3),
         "limit of attention": attention_limit.cells(),
-        "split by time": time_split.cells(),
         "ceiling": ceiling.cells(),
         "convergence, three seeds": convergence.declare(convergence.SETS, 3),
+        "small budgets": _rows(SMALL_BUDGETS),
         "repaired": _rows(REPAIRED),
+        "split by time": time_split.cells(),
         "Re-Attention, three seeds": regimes.cells(3),
         "heat maps": [cell for maps in heat_maps.MAPS.values() for cell in maps.cells(1)],
         "optimisers": optimisers.cells(),
