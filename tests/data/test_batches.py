@@ -36,14 +36,17 @@ def test_every_sampled_user_is_in_exactly_one_micro_batch(lengths: list[int], bu
 
 
 @settings(deadline=None)
-@given(lengths=LENGTHS, budget=st.integers(1, 200), data=st.data())
-def test_a_user_who_leaves_changes_the_width_of_nobody_else(lengths: list[int], budget: int, data: st.DataObject):
+@given(lengths=LENGTHS, budget=st.integers(1, 200), narrowest=st.integers(1, 40), data=st.data())
+def test_a_user_who_leaves_changes_the_width_of_nobody_else(
+    lengths: list[int], budget: int, narrowest: int, data: st.DataObject
+):
     """Else the float32 arithmetic of all others would round differently, and the same way for users who are alike."""
     leaving = data.draw(st.integers(0, len(lengths) - 1))
     without = [0 if user == leaving else length for user, length in enumerate(lengths)]
 
     def widths(of: list[int]) -> dict[int, int]:
-        batches = micro_batches(some_sequences(of), np.arange(len(of)), max_length=30, token_budget=budget)
+        people, everybody = some_sequences(of), np.arange(len(of))
+        batches = micro_batches(people, everybody, max_length=30, token_budget=budget, narrowest=narrowest)
         return {int(user): part.tokens.shape[1] for part in batches for user in part.users if user != leaving}
 
     assert widths(lengths) == widths(without)
@@ -56,6 +59,15 @@ def test_a_class_of_lengths_is_at_most_twice_as_long_and_a_long_one_at_most_four
     assert (widths <= 2 * lengths).all()
     assert (widths[64:] <= 1.4 * lengths[64:]).all()
     assert widths[-1] == 400
+
+
+def test_no_class_is_narrower_than_the_narrowest_and_none_is_wider_than_a_history():
+    for narrowest in (1, 7, 19, 20, 50):
+        widths = class_widths(20, narrowest)
+        assert (widths >= np.arange(21)).all()
+        assert widths[0] == 0
+        assert widths[1] >= min(narrowest, 20)
+        assert widths[-1] == 20
 
 
 @settings(deadline=None)

@@ -78,7 +78,7 @@ def groups_by_the_longest(lengths, most, d, route):
 
 def test_one_long_sum_in_float32_would_not(monkeypatch):
     """The control: as it was, without blocks in float64, and with people of all lengths in one micro-batch."""
-    monkeypatch.setattr(batches, "class_widths", lambda max_length: np.full(max_length + 1, max_length))
+    monkeypatch.setattr(batches, "class_widths", lambda max_length, narrowest: np.full(max_length + 1, max_length))
     monkeypatch.setattr(tiles, "_groups", groups_by_the_longest)
     monkeypatch.setattr(batches, "collate", lambda people, users, max_length, width: collate(people, users, max_length))
     monkeypatch.setattr(sums, "BLOCK", 10**9)

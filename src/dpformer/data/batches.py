@@ -28,16 +28,20 @@ class MicroBatch:
 _LONG, _SHORT_REACH, _LONG_REACH, _LAST_REACH = 32, 2.0, 1.25, 1.1
 
 
-def class_widths(max_length: int) -> np.ndarray:
+def class_widths(max_length: int, narrowest: int = 1) -> np.ndarray:
     """The width that a sequence of each length 0 .. max_length is padded to, int64 [max_length + 1].
+
+    narrowest: the least width; of few people, padding costs less than another micro-batch.
 
     >>> class_widths(12)
     array([ 0,  2,  2,  6,  6,  6,  6, 12, 12, 12, 12, 12, 12])
+    >>> class_widths(12, narrowest=5)
+    array([ 0,  5,  5,  5,  5,  5, 12, 12, 12, 12, 12, 12, 12])
     """
     widths = [0]
     while widths[-1] < max_length:
         shortest = widths[-1] + 1
-        reach = int(shortest * (_SHORT_REACH if shortest < _LONG else _LONG_REACH))
+        reach = max(narrowest, int(shortest * (_SHORT_REACH if shortest < _LONG else _LONG_REACH)))
         widths.append(max_length if reach * _LAST_REACH >= max_length else reach)
     return np.array(widths)[np.searchsorted(widths, np.arange(max_length + 1))]
 
@@ -95,12 +99,13 @@ def micro_batches(
     token_budget: int,
     row_budget: int | None = None,
     longest: int = 0,
+    narrowest: int = 1,
 ) -> Iterator[MicroBatch]:
-    """Cut a batch into micro-batches: each of `users` is in exactly one. See `cut` for the budgets."""
+    """Cut a batch into micro-batches: each of `users` is in exactly one. See `cut` for budgets, `class_widths` for narrowest."""
     if max_length < 1:
         raise DataError(f"a greatest length of {max_length} leaves nothing of a sequence; give 1 or more")
     lengths = np.minimum(sequences.lengths[users], max_length)
     order = np.argsort(-lengths, kind="stable")
-    classes = class_widths(max_length)
+    classes = class_widths(max_length, narrowest)
     for part in cut(users[order], classes[lengths[order]], token_budget, row_budget, longest):
         yield collate(sequences, part, max_length, int(classes[min(sequences.lengths[part[0]], max_length)]))

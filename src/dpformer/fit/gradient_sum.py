@@ -20,6 +20,10 @@ from dpformer.privacy import Sample
 from dpformer.training.clipped_sum import ClippedSum, Report
 from dpformer.training.groups import Groups
 
+# Positions that take about as long as the fixed cost of a micro-batch: classes of lengths with fewer are joined. Measured on Amazon
+# Games with histories of 13: steps of 256 people take 0.6 of the time, steps of 1,024 the same.
+FIXED_COST = 4096
+
 
 class GradientSum(ClippedSum):
     """The clipped sum of a network's gradients over the people drawn, by `team`, which has the network and its clipping."""
@@ -28,6 +32,8 @@ class GradientSum(ClippedSum):
         super().__init__(team.first.model, team.first.clipping, groups)
         self.team = team
         self._max_length, self._token_budget = max_length + 1, token_budget
+        # A function of the number of people alone, which is public.
+        self._narrowest = max(1, FIXED_COST // groups.most)
         self._numbered: tuple[Sequences, Sequences] | None = None
 
     @property
@@ -88,4 +94,5 @@ class GradientSum(ClippedSum):
             token_budget=max(1, tokens // size),
             row_budget=max(1, row_budget(items, tokens) // size),
             longest=columns,
+            narrowest=self._narrowest,
         )
