@@ -20,8 +20,8 @@ from dpformer.privacy import Sample
 from dpformer.training.clipped_sum import ClippedSum, Report
 from dpformer.training.groups import Groups
 
-# Positions that take about as long as the fixed cost of a micro-batch: classes of lengths with fewer are joined. Measured on Amazon
-# Games with histories of 13: steps of 256 people take 0.6 of the time, steps of 1,024 the same.
+# Positions that take about as long as the fixed cost of a micro-batch: classes of lengths with fewer are joined. Measured on
+# Amazon Games with histories of 13: steps of 256 people take 0.6 of the time, steps of 1,024 the same.
 FIXED_COST = 4096
 
 
