@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from dpformer.clipping import PhantomClipping, TiedCrossEntropy
 from dpformer.errors import ClippingError
 from tests.clipping.models import Albert, Everything, Recurrent, Tied
-from tests.clipping.oracle import assert_exact
+from tests.clipping.oracle import assert_exact, flat, loop, weighted
 
 TIES = ["functional-T", "functional-transpose", "functional-linear", "left", "rows", "module", "untied"]
 
@@ -294,3 +294,33 @@ def nothing_left(step, seen):
         assert [ref() for ref in seen] == [None] * len(seen)
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("tie", ["module", "untied"])
+@pytest.mark.parametrize("route", ["gram", "formed", None])
+def test_factors_of_parameters_are_in_norms_and_sums(tie, route):
+    """Against one sample at a time, with its gradients multiplied before the norm is taken."""
+    model = Tied(M=11, d=4, L=9, tie=tie)
+    s = torch.randint(0, 11, (5, 7))
+    names = [name for name, _ in model.named_parameters()]
+    scales = {name: 0.5 + k for k, name in enumerate(names) if k % 3}
+    _, gradients = loop(model, losses, (s,))
+    scaled = [{n: scales.get(n, 1.0) * g for n, g in one.items()} for one in gradients]
+    norms = torch.stack([sum(g.square().sum() for g in one.values()).sqrt() for one in scaled])
+    expected = weighted(scaled, flat(norms))
+    clipping = PhantomClipping(model, rule="flat", route=route, scales=scales)
+    for _ in range(2):  # what is used once is derived early from the second batch on
+        model.zero_grad()
+        torch.testing.assert_close(clipping.backward(lambda: model.losses(s)), norms, rtol=1e-9, atol=1e-12)
+        for name, p in model.named_parameters():
+            torch.testing.assert_close(p.grad, expected[name], rtol=3e-6, atol=1e-12)
+
+
+def test_a_factor_for_an_unknown_parameter_and_for_the_table_of_the_head_is_refused():
+    with pytest.raises(ClippingError, match="no trainable parameter"):
+        PhantomClipping(nn.Linear(2, 1), scales={"weigth": 0.5})
+    table, head = nn.Embedding(5, 3), TiedCrossEntropy()
+    s, w = torch.tensor([[1, 2]]), torch.ones(1, 2)
+    clipping = PhantomClipping(table, scales={"weight": 0.5})
+    with pytest.raises(ClippingError, match="scale the others"):
+        clipping.backward(lambda: head(table(s), table.weight, s, w))

@@ -32,6 +32,7 @@ from dpformer.training.groups import Groups
 from dpformer.trust.verify import verify_module, verify_run
 from dpformer.trust.verify.answers import check_resume
 from dpformer.trust.verify.checks import NotChecked, Verification
+from dpformer.trust.verify.clipping import Subject, check_clipping
 from dpformer.trust.verify.ledger import gaussian_delta, gaussian_epsilon, ledger_against_statement
 from dpformer.trust.verify.network import check_network, float32_slack
 from dpformer.trust.verify.noise import items_chosen, largest_mean_product, noise_outcome, ratio_interval
@@ -176,6 +177,18 @@ def test_a_planted_defect_turns_exactly_its_check_red(runs, defect, monkeypatch)
     assert set(verification.failed) - {"contribution bound"} == DEFECTS[defect]
     if defect is an_unused_parameter:
         assert statuses(verification)["norms"] == "not checked"
+
+
+@pytest.mark.parametrize("forgotten", [False, True])
+def test_a_factor_of_a_parameter_that_the_clipping_forgets_is_seen(forgotten, monkeypatch):
+    module, x = nn.Linear(3, 1), torch.randn(6, 3)
+    subject = Subject(module, lambda m, x: m(x)[:, 0].square(), (x,), scales={"weight": 0.5, "bias": 2.0})
+    if forgotten:
+        plain = PhantomClipping._gradients
+        monkeypatch.setattr(PhantomClipping, "_gradients", lambda *of: [(g, 1.0) for g, _ in plain(*of)])
+    verification = Verification("factors")
+    check_clipping(verification, subject, may_freeze=False)
+    assert set(verification.failed) - {"contribution bound"} == ({"norms", "sums"} if forgotten else set())
 
 
 def redraw(patch):

@@ -2,7 +2,7 @@
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
@@ -38,6 +38,9 @@ class PhantomClipping:
     What cannot be seen here is a dependence on other samples that carries no gradient: a division by the number of tokens in
     the batch, or inputs normalised by statistics of the batch. Divide by constants, or by a sample's own length.
 
+    scales: factors of the gradients of some parameters, by name. Norms and sums are of the scaled gradients, so that a
+    parameter with a small factor takes little of the norm from the others. The table of a `TiedCrossEntropy` has none.
+
     >>> model = nn.Linear(2, 1, bias=False)
     >>> x = torch.tensor([[3.0, 4.0], [0.3, 0.4]])
     >>> clipping = PhantomClipping(model, max_norm=1.0, rule="flat")
@@ -48,7 +51,12 @@ class PhantomClipping:
     """
 
     def __init__(
-        self, module: nn.Module, max_norm: float = 1.0, rule: Rule = "automatic", route: Route | None = None
+        self,
+        module: nn.Module,
+        max_norm: float = 1.0,
+        rule: Rule = "automatic",
+        route: Route | None = None,
+        scales: Mapping[str, float] | None = None,
     ) -> None:
         if isinstance(module, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
             raise ClippingError(
@@ -58,11 +66,14 @@ class PhantomClipping:
         self.module = module
         self.clip = Clip(max_norm, rule)
         self.route = route
+        self.scales = dict(scales or {})
         self.nonfinite = 0  # samples whose gradient was not finite, since this object was made
         self._checked = False
         self._batches, self._unused = 0, [name for name, p in module.named_parameters() if p.requires_grad]
         self._workspace = Workspace()
         self._eps = _check_parameters((name, p) for name, p in module.named_parameters() if p.requires_grad)
+        if unknown := self.scales.keys() - self._unused:
+            raise ClippingError(f"scales has {min(unknown)!r}, which is no trainable parameter of the module")
 
     @property
     def sensitivity(self) -> float:
@@ -167,11 +178,11 @@ class PhantomClipping:
         squared = torch.where(losses.isfinite(), 0.0, torch.nan).double()
         bound = torch.zeros_like(squared)
         # The last tied table is measured and added in one pass, after all other norms.
-        tied = [g for g in gradients if isinstance(g, TiedGradient)][-1:]
-        others = [g for g in gradients if g not in tied]
-        for gradient in others:
+        tied = [g for g, _ in gradients if isinstance(g, TiedGradient)][-1:]
+        others = [(g, scale) for g, scale in gradients if g not in tied]
+        for gradient, scale in others:
             s, b = gradient.measure()
-            squared, bound = squared + s, bound + b
+            squared, bound = squared + scale**2 * s, bound + scale**2 * b
         if tied:
             s, b = tied[0].clip(weigh, rest=(squared, bound))
             squared, bound = squared + s, bound + b
@@ -179,15 +190,16 @@ class PhantomClipping:
             dropped = ~(squared.isfinite() & bound.isfinite())
             if dropped.any():
                 self.nonfinite += int(dropped.sum())
-                for gradient in others:
+                for gradient, _ in others:
                     gradient.drop(dropped)
             weights = weigh(torch.arange(batch, device=losses.device), squared, bound)
-            for gradient in others:
-                gradient.add(weights)
+            for gradient, scale in others:
+                gradient.add(scale * weights)
         return squared.clamp_min(0).sqrt()
 
-    def _gradients(self, recorder: Recorder, batch: int) -> list[Gradient]:
-        """One for each parameter used; small parameters share one."""
+    def _gradients(self, recorder: Recorder, batch: int) -> list[tuple[Gradient, float]]:
+        """One for each parameter used, and its factor; small parameters with one factor share a gradient."""
+        scales = {id(p): self.scales.get(name, 1.0) for name, p in recorder.trainable}
         by_parameter: dict[int, tuple[nn.Parameter, list[Form], list[Head]]] = {}
         for use in recorder.uses:
             for view, form in use.forms():
@@ -198,8 +210,8 @@ class PhantomClipping:
                         f"TiedCrossEntropy is called twice with {use.names}: call it once, with hidden states joined along time"
                     )
             use.gradient, use.saved = None, ()  # the forms have what they need of it
-        gradients: list[Gradient] = []
-        small: dict[torch.dtype, list[tuple[nn.Parameter, Dense]]] = {}
+        gradients: list[tuple[Gradient, float]] = []
+        small: dict[tuple[torch.dtype, float], list[tuple[nn.Parameter, Dense]]] = {}
         for key, origin in recorder.derived.items():
             if key in by_parameter:
                 pseudo, forms, _ = by_parameter.pop(key)
@@ -213,12 +225,17 @@ class PhantomClipping:
             if heads:
                 if any(isinstance(form, Lazy) for form in forms):
                     raise ClippingError("TiedCrossEntropy shares its table with a function of it: use F.cross_entropy")
-                gradients.append(TiedGradient(p, heads[0], forms, batch, self.route))
+                if scales[key] != 1:
+                    raise ClippingError(
+                        "the table of TiedCrossEntropy cannot have a factor in scales: scale the others"
+                    )
+                gradients.append((TiedGradient(p, heads[0], forms, batch, self.route), 1.0))
             elif len(forms) == 1 and isinstance(form := forms[0], Dense) and form.norms is None:
-                small.setdefault(p.dtype, []).append((p, form))
+                small.setdefault((p.dtype, scales[key]), []).append((p, form))
             else:
-                gradients.append(gradient_of(p, forms, batch, self.route, self._workspace))
-        return gradients + [Formed.join(*zip(*parts, strict=True)) for parts in small.values()]
+                gradients.append((gradient_of(p, forms, batch, self.route, self._workspace), scales[key]))
+        joined = [(Formed.join(*zip(*parts, strict=True)), scale) for (_, scale), parts in small.items()]
+        return [*gradients, *joined]
 
 
 def _uncompiled() -> AbstractContextManager[object]:

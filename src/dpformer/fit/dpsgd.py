@@ -34,6 +34,9 @@ WARMUP = 0.2
 # Peak learning rate times the root of the number of steps. Noise adds up to `rate sqrt(steps)` in a parameter, whatever their
 # number; chosen on the validation item of MovieLens-1M.
 RATE = 0.19
+# Factor of the gradients of all but the item tables before clipping, in networks whose layers start as the identity: see
+# `Optimisation.clipping`. Chosen on the validation item of MovieLens-1M (docs/statistics.md).
+BLOCK_SCALE = 0.5
 # Positions of a micro-batch at the most: a matter of memory. Workers side by side share it; see `workers`.
 TOKEN_BUDGET = 16384
 
@@ -42,7 +45,7 @@ TOKEN_BUDGET = 16384
 class Optimisation:
     """How steps are made. None of it affects the guarantee, as long as it is not chosen by looking at private results.
 
-    learning_rate: the peak; `RATE / sqrt(steps)` if it is None.
+    learning_rate: the peak; `RATE / sqrt(steps)` if it is None. block_scale: see `clipping`.
     """
 
     learning_rate: float | None = 1e-2
@@ -51,6 +54,7 @@ class Optimisation:
     rule: Literal["automatic", "flat"] = "automatic"
     max_length: int = 50
     token_budget: int = TOKEN_BUDGET
+    block_scale: float = 1.0
 
     @classmethod
     def of(cls, recipe: Recipe) -> Optimisation:
@@ -59,7 +63,23 @@ class Optimisation:
         assert steps is not None
         assert network is not None
         rule: Literal["automatic", "flat"] = "automatic" if steps.max_norm is None else "flat"
-        return cls(steps.learning_rate, max_norm=steps.max_norm or 1.0, rule=rule, max_length=network.max_length)
+        return cls(
+            steps.learning_rate,
+            max_norm=steps.max_norm or 1.0,
+            rule=rule,
+            max_length=network.max_length,
+            block_scale=1.0 if network.recency is None else BLOCK_SCALE,
+        )
+
+    def clipping(self, model: Network) -> PhantomClipping:
+        """Clips the gradients of a network after those of all but its tables are multiplied by `block_scale`.
+
+        What blocks take of a user's norm, the user's rows of the table lose; blocks that start as the identity need less. Adam
+        divides by the size of a gradient, so the factor changes the signal over the noise of both, and not their rates.
+        """
+        tables = {"embedding.weight", "output.weight"}
+        names = [name for name, _ in model.named_parameters() if name not in tables and self.block_scale != 1]
+        return PhantomClipping(model, self.max_norm, self.rule, scales=dict.fromkeys(names, self.block_scale))
 
     def rate_at(self, step: int, steps: int) -> float:
         """Learning rate of step 1, 2, ..., steps.
@@ -81,7 +101,7 @@ class Trainer:
     def __init__(self, model: Network, plan: PrivacyPlan, how: Optimisation) -> None:
         self.model, self.plan, self.how = model, plan, how
         self.step = 0
-        self.clipping = PhantomClipping(model, how.max_norm, how.rule)
+        self.clipping = how.clipping(model)
         self.worker = Worker(model, self.clipping if plan.private else None)
         positions = plan.batch_size * (how.max_length + 1)
         self.query = GradientSum(

@@ -107,7 +107,9 @@ class Team:
         model = _sharing(self.first.model)
         if k == len(self._others):
             mine = self.first.clipping
-            clipping = None if mine is None else PhantomClipping(model, mine.clip.max_norm, mine.clip.rule, mine.route)
+            clipping = None
+            if mine is not None:
+                clipping = PhantomClipping(model, mine.clip.max_norm, mine.clip.rule, mine.route, mine.scales)
             self._others.append(Worker(model, clipping))
         other = self._others[k]
         other.model = model

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dpformer.fit.dpsgd import BLOCK_SCALE
 from dpformer.fit.presets import FORMER, command, make_recipe
-from dpformer.fit.recipe import Recipe, TransitionsStageSettings
+from dpformer.fit.recipe import DPSGDSettings, Recipe, TransitionsStageSettings
 from dpformer.statistics.settings import TransitionSettings
 
 # Settings of a recipe on which its figures do not depend.
@@ -86,6 +88,9 @@ class Cell:
             return settings | self.options
         typed = command(self.recipe)
         changed = {name: value for name, value in typed["set"].items() if name not in FREE}
+        steps, network = self.recipe.stage(DPSGDSettings), self.recipe.network
+        if steps is not None and network is not None and network.recency is not None and math.isfinite(self.epsilon):
+            changed["scale of blocks"] = BLOCK_SCALE  # runs of versions without it are not found
         settings |= {"preset": FORMER_NAMES.get(typed["preset"], typed["preset"]), "set": changed}
         if self.recipe.stage(TransitionsStageSettings) is not None:
             settings["statistics"] = repr(TransitionSettings())

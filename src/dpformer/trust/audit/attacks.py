@@ -155,7 +155,7 @@ def _along(query: GradientSum, answer: Answer, canaries: Sequences, rate: float)
     assert clip is not None
     model = copy.deepcopy(worker.model).double().eval()
     tokens, losses = tokens_of(canaries, canaries.lengths.max(), model), losses_of(worker)
-    pass_ = PhantomClipping(model, clip.clip.max_norm, clip.clip.rule)
+    pass_ = PhantomClipping(model, clip.clip.max_norm, clip.clip.rule, scales=clip.scales)
     norms = pass_.norms(lambda: losses(model, tokens))
     weights = factors(norms, clip.clip.max_norm, clip.clip.rule)
     model.zero_grad(set_to_none=True)
@@ -165,7 +165,8 @@ def _along(query: GradientSum, answer: Answer, canaries: Sequences, rate: float)
     for name, value in answer.values.items():
         all_canaries = named[name].grad
         assert all_canaries is not None
-        rest[name] = torch.from_numpy(value).double() - rate / 2 * all_canaries
+        # v_i is scaled: <Y - E, v_i> is the derivative along the scaled direction.
+        rest[name] = (torch.from_numpy(value).double() - rate / 2 * all_canaries) * clip.scales.get(name, 1.0)
     length = float(torch.cat([value.flatten() for value in rest.values()]).norm())
     ends = []
     with torch.no_grad():

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -28,6 +28,7 @@ class Subject:
 
     losses(module, *samples): one loss a sample, `[B]`, as it is trained. samples: tensors whose first dimension is the sample.
     reference(module, *samples): the same loss for a single sample, from its definition; `losses` itself where there is no other.
+    scales: factors of gradients by the parameters' names, as in `PhantomClipping`.
     """
 
     module: nn.Module
@@ -36,6 +37,7 @@ class Subject:
     reference: Losses | None = None
     max_norm: float = 1.0
     rule: Literal["automatic", "flat"] = "automatic"
+    scales: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def size(self) -> int:
@@ -59,7 +61,7 @@ class Subject:
     def clipping(self) -> PhantomClipping:
         """A fresh clipping object, `.grad` cleared."""
         self.module.zero_grad(set_to_none=True)
-        return PhantomClipping(self.module, self.max_norm, self.rule)
+        return PhantomClipping(self.module, self.max_norm, self.rule, scales=self.scales)
 
     def clipped(self, places: list[int] | None = None) -> Tensor:
         """The clipped sum of some samples, flat."""
@@ -92,7 +94,7 @@ def factors(norms: Tensor, max_norm: float, rule: str) -> Tensor:
 
 @dataclass(frozen=True)
 class Alone:
-    """Losses `[B]` and gradients `[B, n]` of samples, each alone; and the parameters that no loss reaches."""
+    """Losses `[B]` and scaled gradients `[B, n]` of samples, each alone; and the parameters that no loss reaches."""
 
     losses: Tensor
     gradients: Tensor
@@ -103,6 +105,7 @@ def one_by_one(subject: Subject) -> Alone:
     """Differentiate each sample alone. `subject` should be in float64, see `Subject.exact`."""
     parameters, compute = trainable(subject.module), subject.reference or subject.losses
     losses, gradients, silent = [], [], set(parameters)
+    scales = torch.cat([torch.full((p.numel(),), subject.scales.get(name, 1.0)) for name, p in parameters.items()])
     for i in range(subject.size):
         subject.module.zero_grad(set_to_none=True)
         loss = compute(subject.module, *subject.take([i])).sum()
@@ -110,7 +113,7 @@ def one_by_one(subject: Subject) -> Alone:
             loss.backward()
         silent -= {name for name, p in parameters.items() if p.grad is not None}
         losses.append(loss.detach().double())
-        gradients.append(gradient(subject.module))
+        gradients.append(gradient(subject.module) * scales)
     return Alone(torch.stack(losses), torch.stack(gradients), [name for name in parameters if name in silent])
 
 

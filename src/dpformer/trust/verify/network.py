@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from dpformer.artifact import Artifact
-from dpformer.clipping import PhantomClipping
 from dpformer.data import Dataset, Sequences
 from dpformer.fit.dpsgd import Optimisation
 from dpformer.fit.gradient_sum import GradientSum
@@ -36,7 +35,8 @@ def check_network(
     network, how = artifact.model.trained_network(), Optimisation.of(recipe)
     assert network is not None
     losses = losses_of(Worker(copy.deepcopy(network), None))
-    subject = Subject(network, losses, (tokens_of(few, how.max_length, network),), definition, how.max_norm, how.rule)
+    samples, scales = (tokens_of(few, how.max_length, network),), how.clipping(network).scales
+    subject = Subject(network, losses, samples, definition, how.max_norm, how.rule, scales)
     if check_clipping(verification, subject, may_freeze=False):
         verification.check("float32 slack", _float32, artifact, network, recipe, dataset)
     else:
@@ -86,7 +86,7 @@ def _float32(artifact: Artifact, network: Network, recipe: Recipe, dataset: Data
     # Masks of dropout belong to places. Where people move up they get others, of the same law: nothing that rounding did.
     model = copy.deepcopy(network).float().train(groups.touched == 1)
     positions = statement.steps.expected_batch_size * (how.max_length + 1)
-    team = Team(Worker(model, PhantomClipping(model, how.max_norm, how.rule)), positions)
+    team = Team(Worker(model, how.clipping(model)), positions)
     people, drawn = _group(dataset, recipe, groups, rate, len(artifact.catalogue))
     who = "invented people" if dataset is None else "people of the data"
     return float32_slack(GradientSum(team, groups, how.max_length, how.token_budget), people, drawn, who)
