@@ -16,7 +16,7 @@ ROWS = (
     ("**`dpformer`**: a Transformer trained by DP-SGD", "DPFormer, pure, all but the test item", "ndcg@10"),
     ("`transitions`: statistics, no network", "DP transitions, all but the test item", "ndcg@10"),
     (
-        "`whole`: statistics and DP-SGD, an earlier recipe",
+        "`whole`: statistics and DP-SGD, from one budget",
         "DPFormer with a private prior, all but the test item",
         "ndcg@10",
     ),

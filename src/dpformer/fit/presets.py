@@ -38,7 +38,7 @@ PRESETS: dict[str, Values] = {
     # `dpformer` beside the transitions, from one budget.
     "whole": {
         "network": _DPSGD,
-        "stages": [_HISTOGRAM, {"stage": "transitions", "share": 0.35, "weight": 0.5}, _STEPS],
+        "stages": [_HISTOGRAM, {"stage": "transitions", "share": 0.5, "weight": 0.75}, _STEPS],
     },
     # The paper's settings, with one choice of its grid of batch sizes and learning rates.
     "paper": {

@@ -183,12 +183,7 @@ METHODS: tuple[Method, ...] = (
     # A Transformer that learns from the statistics and needs no budget of its own, with the statistics: the default.
     _ours("DP transitions and the distilled Transformer", "default"),
     _ours("DP transitions", "transitions"),
-    _ours(
-        "DPFormer with a private prior",
-        "whole",
-        # The shares of the budget were chosen on the validation item; on ML-1M the network adds nothing there.
-        on={"ml-1m": {"transitions.share": 0.9, "transitions.weight": 4.0}},
-    ),
+    _ours("DPFormer with a private prior", "whole"),
     _ours("Transformer distilled from DP transitions", "default", options={"transitions.weight": 0.0}, first=2),
     _small("DP popularity", "popularity"),
     _small("DP transitions and the distilled Transformer", "default"),
