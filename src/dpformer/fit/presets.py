@@ -58,7 +58,7 @@ NOT_PRIVATE: dict[str, Values] = {
         "network": {"d": 64, "blocks": 2, "dropout": 0.2, "max_length": 200, "recency": 0.5},
         "stages": [
             _HISTOGRAM,
-            {"stage": "dpsgd", "epochs": 40.0, "batch_size": 32, "learning_rate": 3e-3},
+            {"stage": "dpsgd", "epochs": 40.0, "batch_size": 128, "learning_rate": 2e-3},
         ],
     },
 }
