@@ -34,7 +34,7 @@ def make_run(folder: Path, items: int, preset: str) -> Path:
     frame = pl.DataFrame({"user_id": users, "item_id": item, "timestamp": random.integers(0, 10**6, len(item))})
     titles = pl.format("An invented title, number {}", "item_id").alias("title")
     save(prepare(frame.with_columns(titles), title="title"), folder / "data")
-    settings = {"epochs": 0.5} if preset in ("dpformer", "whole", "paper") else {}  # one step
+    settings = {"epochs": 0.5} if preset in ("dpformer", "default", "paper") else {}  # one step
     run = start(folder / "run", folder / "data", make_recipe(preset, **settings))
     run.train()
     run.close()

@@ -76,7 +76,7 @@ def large() -> None:
 def small() -> None:
     people, count, fresh, categories, volumes = 3000, 400, 20, 5, 5
     category, old = np.arange(count) % categories, count - fresh
-    for preset in ("transitions", "default"):
+    for preset in ("transitions", "distilled"):
         for features in (None, "category"):
             figures = []
             for seed in (1, 2, 3):

@@ -14,14 +14,14 @@ ROWS = (
     ("popularity, not private", "popularity, not private", "ndcg@10"),
     ("the paper's DPFormer, as reported (delta not stated)", "DPFormer, pure", "reported ndcg@10"),
     ("**`dpformer`**: a Transformer trained by DP-SGD", "DPFormer, pure, all but the test item", "ndcg@10"),
-    ("`transitions`: statistics, no network", "DP transitions, all but the test item", "ndcg@10"),
     (
-        "`whole`: statistics and DP-SGD, from one budget",
+        "**`default`**: that Transformer and statistics, from one budget",
         "DPFormer with a private prior, all but the test item",
         "ndcg@10",
     ),
+    ("`transitions`: statistics, no network", "DP transitions, all but the test item", "ndcg@10"),
     (
-        "**`default`**: statistics and a Transformer that learns from them",
+        "`distilled`: statistics and a Transformer that learns from them",
         "DP transitions and the distilled Transformer, all but the test item",
         "ndcg@10",
     ),

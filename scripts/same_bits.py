@@ -23,7 +23,7 @@ USERS = 300
 FITS = {
     "default": [],
     "dpformer": ["--preset", "dpformer"],
-    "whole": ["--preset", "whole"],
+    "distilled": ["--preset", "distilled"],
     "paper": ["--preset", "paper"],
     "transitions": ["--preset", "transitions"],
     "popularity": ["--preset", "popularity"],

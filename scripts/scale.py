@@ -84,7 +84,17 @@ def main() -> None:
         rows = [
             run("prepare", "prepare", log, "-o", data),
             run(
-                "fit --epsilon 8", "fit", data, "--run", fitted, "--epsilon", "8", "--delta", f"{0.1 / given.people:g}"
+                "fit --epsilon 8 --preset distilled",
+                "fit",
+                data,
+                "--run",
+                fitted,
+                "--preset",
+                "distilled",
+                "--epsilon",
+                "8",
+                "--delta",
+                f"{0.1 / given.people:g}",
             ),
             run("evaluate", "evaluate", fitted),
             run("evaluate --sample 50000", "evaluate", fitted, "--sample", "50000"),

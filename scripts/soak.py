@@ -55,7 +55,7 @@ def make_log(dice: random.Random) -> pl.DataFrame:
 
 def make_settings(dice: random.Random) -> dict[str, Any]:
     """A preset and settings that make sense together, anywhere in their ranges."""
-    preset = dice.choice(["dpformer"] * 2 + ["paper"] * 2 + ["whole", "default", "popularity", "transitions"])
+    preset = dice.choice(["dpformer"] * 2 + ["paper"] * 2 + ["default", "distilled", "popularity", "transitions"])
     settings: dict[str, Any] = {"preset": preset, "epsilon": dice.choice([0.5, 2.0, 8.0, 30.0]), "delta": 1e-3}
     settings |= dice.choice([{}, {"seed": dice.randrange(1000)}])
     if preset in ("popularity", "transitions"):
@@ -73,7 +73,7 @@ def make_settings(dice: random.Random) -> dict[str, Any]:
     }
     if model == "transformer":
         settings |= {"blocks": dice.choice([1, 2]), "norm": dice.choice(["pre", "post"])}
-    if preset == "default":
+    if preset == "distilled":
         return settings | {"distil.steps": 2}  # a run that is stopped before its end begins with them again
     settings |= {
         "batch_size": dice.choice([None, 1, 8, 1000]),
@@ -81,7 +81,7 @@ def make_settings(dice: random.Random) -> dict[str, Any]:
         "learning_rate": dice.choice([1e-3, 2e-2, 0.5]),
         "max_norm": dice.choice([None, None, 0.01, 1.0, 20.0]),
     }
-    if preset == "whole":
+    if preset == "default":
         return settings | {"transitions.share": dice.choice([0.1, 0.5])}
     if dice.random() < 0.25:
         settings |= {"stages": [{"stage": "dpsgd"}], "vocabulary": None}

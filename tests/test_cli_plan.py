@@ -4,15 +4,19 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from dpformer.cli.plan import MEASURED
 from dpformer.data import prepare_named, save
 from dpformer.data.named import DEMO
 from dpformer.fit.presets import PRESETS, make_recipe
 from dpformer.fit.run import start
 from dpformer.privacy.plan import make_plan
 from tests.fit.test_commands import assert_one_line, strict_json
+
+RESULTS = Path(__file__).parent.parent / "docs" / "results"
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +29,7 @@ def demo(tmp_path_factory):
 @pytest.mark.parametrize("preset", PRESETS)
 def test_it_plans_what_fit_does(demo, tmp_path, dpformer, preset):
     options = ["--preset", preset, "--epsilon", 5]
-    if preset in ("dpformer", "whole", "paper"):
+    if preset in ("dpformer", "default", "paper"):
         options += ["--set", "epochs=2"]
     figures = strict_json(dpformer("plan", demo, *options, "--json").out)
     settings = {"epochs": 2} if len(options) > 4 else {}
@@ -39,8 +43,25 @@ def test_it_plans_what_fit_does(demo, tmp_path, dpformer, preset):
     assert figures["spent"]["epsilon"] == run.plan.total.epsilon
 
 
+def test_the_measured_accuracy_is_that_of_the_results():
+    methods = {
+        "default": "DPFormer with a private prior",
+        "distilled": "DP transitions and the distilled Transformer",
+    }
+    rows = [
+        row for table in ("table-1", "table-2") for row in json.loads((RESULTS / f"{table}.json").read_text())["rows"]
+    ]
+    for preset, sets in MEASURED.items():
+        for name, figures in sets.items():
+            for epsilon, measured in figures.items():
+                kind = "small budget" if epsilon < 5 else "all but the test item"
+                about = (name, f"{methods[preset]}, {kind}", epsilon)
+                [row] = [row for row in rows if (row["dataset"], row["method"], row["epsilon"]) == about]
+                assert round(row["ndcg@10"], 2) == pytest.approx(measured, abs=0.011), about
+
+
 def test_a_dry_run_prints_the_same(demo, dpformer):
-    options = [demo, "--epsilon", 3, "--set", "transitions.weight=1.5", "--delta", 1e-6]
+    options = [demo, "--epsilon", 3, "--preset", "distilled", "--set", "transitions.weight=1.5", "--delta", 1e-6]
     for more in ([], ["--json"]):
         planned, dry = dpformer("plan", *options, *more), dpformer("fit", *options, "--dry-run", *more)
         assert planned.code == dry.code == 0
@@ -83,13 +104,14 @@ def test_not_private(dpformer):
 
 
 def test_weekly_releases(dpformer, demo):
-    figures = strict_json(dpformer("plan", "--weekly", 52, "--total", 8, "--json").out)["weekly"]
+    weekly = ["--weekly", 52, "--total", 8, "--preset", "distilled"]
+    figures = strict_json(dpformer("plan", *weekly, "--json").out)["weekly"]
     assert figures["epsilon"] == pytest.approx(0.85, abs=0.002)
     assert "ml-1m" in figures["measured"]
-    shown = dpformer("plan", "--weekly", 52, "--total", 8).out
+    shown = dpformer("plan", *weekly).out
     assert "each may have epsilon 0.849" in shown
     assert "NDCG@10" in shown
-    with_data = strict_json(dpformer("plan", demo, "--weekly", 52, "--total", 8, "--json").out)
+    with_data = strict_json(dpformer("plan", demo, *weekly, "--json").out)
     assert with_data["epsilon"] == with_data["weekly"]["epsilon"] == figures["epsilon"]
     steps = ["--preset", "pure", "--set", "epochs=2", "--population", 3000, "--json"]
     pure = strict_json(dpformer("plan", "--weekly", 4, "--total", 8, *steps).out)
@@ -110,7 +132,7 @@ def test_weekly_releases(dpformer, demo):
         ("--population 6040 --set nonsense=1", "unknown setting"),
         ("--weekly 52", "go together"),
         ("--weekly 52 --total 8 --epsilon 1", "leave out --epsilon"),
-        ("--weekly 52 --total 8 --preset pure", "--population"),
+        ("--weekly 52 --total 8", "--population"),
         ("no-such-folder", "no-such-folder"),
     ],
 )

@@ -27,7 +27,7 @@ SMALL = {"d": 8, "max_length": 6}
 STEPS = {**SMALL, "epochs": 2.0}
 KINDS = {
     **{name: {"preset": name} for name in PRESETS},
-    **{name: {"preset": name, **STEPS} for name in ("dpformer", "whole", "paper")},
+    **{name: {"preset": name, **STEPS} for name in ("dpformer", "default", "paper")},
     "gru": {"model": "gru", **STEPS, "max_length": 3, "histogram": False},
     "lstm": {"model": "lstm", **STEPS},
     "blocks": {"blocks": 2, **STEPS},
@@ -35,8 +35,8 @@ KINDS = {
     "untied": {"tied": False, "norm": "post", "vocabulary": 9, "reattention": "logits", **STEPS},
     "vocabulary": {"preset": "pure", "model": "gru", "recency": None, **STEPS, "vocabulary": 9},
 }
-KINDS |= {f"{name} and features": {"preset": name} for name in ("transitions", "default")}
-SLOW = {"whole", "lstm", "blocks", "literal", "untied", "vocabulary"}
+KINDS |= {f"{name} and features": {"preset": name} for name in ("transitions", "distilled")}
+SLOW = {"default", "lstm", "blocks", "literal", "untied", "vocabulary"}
 ALL = [pytest.param(kind, marks=[pytest.mark.slow] * (kind in SLOW)) for kind in KINDS]
 
 
@@ -131,7 +131,7 @@ def test_states_and_the_table_score_as_the_model_does(kind, exported):
 def test_a_folder_for_triton(runs, tmp_path):
     """Its configuration names the tensors of the graph, with their types and sizes. Triton itself is not here."""
     onnxruntime = pytest.importorskip("onnxruntime")
-    names = export_run(runs("default"), tmp_path / "shop", triton=True)
+    names = export_run(runs("distilled"), tmp_path / "shop", triton=True)
     assert {"1/model.onnx", "config.pbtxt", "items.jsonl", "privacy.json", "README.md"} == set(names)
     text = (tmp_path / "shop" / "config.pbtxt").read_text()
     stated = {
@@ -169,7 +169,9 @@ def test_the_graph_of_several_heads_scores_as_the_model_does():
     same(graph_of(model).module()(tokens, lengths).detach().numpy(), model.scores(tokens, lengths).numpy())
 
 
-@pytest.mark.parametrize(("kind", "states"), [("default", False), ("popularity", False), ("gru", False), ("gru", True)])
+@pytest.mark.parametrize(
+    ("kind", "states"), [("distilled", False), ("popularity", False), ("gru", False), ("gru", True)]
+)
 def test_the_program_of_the_readme_runs(kind, states, exported):
     pytest.importorskip("onnxruntime")
     run, out = exported(kind, states)

@@ -43,8 +43,8 @@ def products() -> pl.DataFrame:
 def shop(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("shop")
     save(prepare(log(), catalogue=products()), folder / "data")
-    for name, preset in (("run", "default"), ("popular", "popularity")):
-        settings = {"distil": {"steps": 20}} if preset == "default" else {}
+    for name, preset in (("run", "distilled"), ("popular", "popularity")):
+        settings = {"distil": {"steps": 20}} if preset == "distilled" else {}
         run = start(folder / name, folder / "data", make_recipe(preset, epsilon=20, delta=1e-3, **settings))
         assert run.train()
         run.close()

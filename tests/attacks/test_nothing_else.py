@@ -57,7 +57,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def recipes() -> list[Any]:
     steps = {"batch_size": 60, "epochs": 0.6, "d": 8, "max_length": 10}
     return [
-        pytest.param(make_recipe(seed=1, **{"distil.steps": 2}), id="default"),
+        pytest.param(make_recipe("distilled", seed=1, **{"distil.steps": 2}), id="distilled"),
         pytest.param(make_recipe("popularity", seed=1), id="popularity"),
         pytest.param(make_recipe("pure", seed=1, vocabulary=50, **steps), id="pure"),
         pytest.param(make_recipe("whole", seed=1, vocabulary=50, **steps), id="whole"),

@@ -47,7 +47,7 @@ def popularity(epsilon: float) -> Recipe:
 
 def default(epsilon: float) -> Recipe:
     """The default preset. What the network learns of the answers is left out: it takes long and adds nothing to the folder."""
-    return make_recipe(epsilon=epsilon, **{"distil.steps": 1})
+    return make_recipe("distilled", epsilon=epsilon, **{"distil.steps": 1})
 
 
 def histogram_std(folder: Path) -> float:

@@ -26,7 +26,7 @@ from tests.attacks.folders import emptied, release
 SEED = 20
 # The name of a query, what it sums to without noise, the grid, and the noise in grid steps.
 Summed = tuple[str, dict[str, np.ndarray], float, float]
-KINDS = ("default", "popularity", "pure")
+KINDS = ("distilled", "popularity", "pure")
 
 
 @pytest.fixture(scope="module")
@@ -75,8 +75,8 @@ def run(request: pytest.FixtureRequest, data: Path, tmp_path_factory: pytest.Tem
     options = {"epsilon": 8.0, "seed": SEED}
     if request.param == "popularity":
         recipe = make_recipe("popularity", **options)
-    elif request.param == "default":
-        recipe = make_recipe(**options, **{"distil.steps": 1})
+    elif request.param == "distilled":
+        recipe = make_recipe("distilled", **options, **{"distil.steps": 1})
     else:
         recipe = make_recipe("pure", **options, batch_size=30, epochs=0.5, d=8, max_length=10, vocabulary=50)
     sums: list[Summed] = []

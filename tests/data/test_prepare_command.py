@@ -111,10 +111,11 @@ def test_demo(tmp_path: Path, dpformer: Callable, monkeypatch: pytest.MonkeyPatc
     assert list(figures["test"]) == ["default", "dpformer", "transitions", "popularity, not private"]
     assert figures["privacy"]["epsilon"] <= 4
     did = figures["did"]
-    assert did["default"].keys() == {"releases", "epsilon"}
-    assert did["default"]["releases"] == 4
+    assert did["transitions"].keys() == {"releases", "epsilon"}
+    assert did["default"].keys() == did["dpformer"].keys()
+    assert [did[name]["releases"] for name in figures["test"] if name in did] == [4, 1, 4]
     steps = did["dpformer"]
-    assert (steps["releases"], steps["steps"], steps["users_per_step"], steps["clipped_to"]) == (1, 80, 750, 1.0)
+    assert (steps["steps"], steps["users_per_step"], steps["clipped_to"]) == (80, 750, 1.0)
     assert 3.5 < steps["epsilon"] <= 4
     assert steps["norms_not_private"] == sorted(steps["norms_not_private"])
     assert steps["norms_not_private"][0] > 0

@@ -37,11 +37,11 @@ ALL = [
 RECIPES: dict[str, Recipe] = {
     "transitions": make_recipe("transitions", **BUDGET),
     "popularity": make_recipe("popularity", **BUDGET),
-    "default": make_recipe("default", **{**SMALL, "distil.steps": 2}),
-    "whole": make_recipe("whole", **STEPS),
-    "distilled, then steps": make_recipe("whole", stages=ALL, **STEPS),
+    "distilled": make_recipe("distilled", **{**SMALL, "distil.steps": 2}),
+    "default": make_recipe("default", **STEPS),
+    "distilled, then steps": make_recipe("default", stages=ALL, **STEPS),
 }
-WITHOUT_STEPS = ("transitions", "popularity", "default")
+WITHOUT_STEPS = ("transitions", "popularity", "distilled")
 
 
 def fit(ranks: Ranks, open_run: Any) -> bool | None:
@@ -96,7 +96,7 @@ def lost_before(rank: int, size: int, folder: str, data: str) -> None:  # noqa: 
     """Rank 1 ends when it is asked for its data."""
     ranks = ranks_of(rank, size)
     lead_and_follow._contents = lambda dataset: os.kill(os.getpid(), signal.SIGKILL) if rank else {}
-    fit(ranks, lambda: start(Path(folder), Path(data), RECIPES["whole"], ranks))
+    fit(ranks, lambda: start(Path(folder), Path(data), RECIPES["default"], ranks))
 
 
 def lost_meanwhile(rank: int, size: int, folder: str, data: str) -> None:  # noqa: F811
@@ -112,7 +112,7 @@ def lost_meanwhile(rank: int, size: int, folder: str, data: str) -> None:  # noq
 
     counted.calls = 0  # type: ignore[attr-defined]
     Ranks.broadcast = counted  # type: ignore[method-assign]
-    fit(ranks, lambda: start(Path(folder), Path(data), RECIPES["whole"], ranks))
+    fit(ranks, lambda: start(Path(folder), Path(data), RECIPES["default"], ranks))
 
 
 def resumed(rank: int, size: int, folder: str) -> bool | None:
@@ -125,7 +125,7 @@ def stopped(rank: int, size: int, folder: str, data: str) -> list[Any]:  # noqa:
     ranks = ranks_of(rank, size)
     if rank:
         return [follow(ranks) is None]
-    run = start(Path(folder), Path(data), RECIPES["whole"], ranks)
+    run = start(Path(folder), Path(data), RECIPES["default"], ranks)
     seen: list[str] = []
     done = run.train(lambda progress: seen.append(progress.stage) if progress.done else None, lambda: bool(seen))
     run.close()
@@ -137,8 +137,8 @@ def test_a_stop_before_the_steps_ends_all_and_is_resumed(ended, place, data, tmp
     assert run_together(2, stopped, str(folder), str(data)) == [[False, "histogram"], [True]]
     assert [entry.name for entry in read_ledger(folder).entries] == ["histogram"]
     assert run_together(2, resumed, str(folder)) == [True, True]
-    assert read_ledger(folder).entries == read_ledger(place / "whole").entries
-    assert (folder / "model.safetensors").read_bytes() == (place / "whole" / "model.safetensors").read_bytes()
+    assert read_ledger(folder).entries == read_ledger(place / "default").entries
+    assert (folder / "model.safetensors").read_bytes() == (place / "default" / "model.safetensors").read_bytes()
 
 
 def test_a_rank_lost_before_anything_was_begun(data, tmp_path):  # noqa: F811
@@ -160,5 +160,5 @@ def test_a_rank_lost_while_the_transitions_are_asked_for(ended, place, data, tmp
     assert [entry.name for entry in charged] == ["histogram", "transitions 1", "transitions 2", "transitions 3"]
     assert not any(entry.name == GRADIENTS for entry in charged)
     assert run_together(2, resumed, str(folder)) == [True, True]
-    assert read_ledger(folder).entries == read_ledger(place / "whole").entries
-    assert (folder / "model.safetensors").read_bytes() == (place / "whole" / "model.safetensors").read_bytes()
+    assert read_ledger(folder).entries == read_ledger(place / "default").entries
+    assert (folder / "model.safetensors").read_bytes() == (place / "default" / "model.safetensors").read_bytes()

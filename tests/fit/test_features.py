@@ -34,7 +34,7 @@ def data(tmp_path, dpformer):
     return tmp_path
 
 
-@pytest.mark.parametrize("preset", ["default", "transitions"])
+@pytest.mark.parametrize("preset", ["distilled", "transitions"])
 def test_the_answers_are_the_same_and_the_model_is_made_of_them_again(data, dpformer, preset):
     runs = {name: data / f"{name}-run" for name in ("plain", "features")}
     for name, run in runs.items():

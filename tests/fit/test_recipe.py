@@ -113,10 +113,10 @@ def test_a_private_recipe_is_never_typed_as_a_preset_without_privacy():
         ("dpformer", "epochs", 3.0, "dpsgd.epochs"),
         ("dpformer", "dpsgd.epochs", 3.0, "dpsgd.epochs"),
         ("dpformer", "share", 0.2, "histogram.share"),
-        ("default", "steps", 7, "distil.steps"),
-        ("whole", "transitions.share", 0.2, "transitions.share"),
-        ("whole", "transitions", {"share": 0.2}, "transitions.share"),
-        ("whole", "weight", 0.2, "transitions.weight"),
+        ("distilled", "steps", 7, "distil.steps"),
+        ("default", "transitions.share", 0.2, "transitions.share"),
+        ("default", "transitions", {"share": 0.2}, "transitions.share"),
+        ("default", "weight", 0.2, "transitions.weight"),
         ("paper", "network", {"d": 9}, "network.d"),
         ("popularity", "delta", 1e-7, "delta"),
     ],
@@ -130,8 +130,9 @@ def test_a_setting_by_its_name_or_with_its_group(preset, name, value, place):
 def test_a_recipe_is_changed_where_it_has_the_setting():
     recipe = make_recipe("transitions")
     assert recipe.changed({"network.d": 8, "dpsgd.epochs": 2.0, "seed": 4}) == make_recipe("transitions", seed=4)
-    assert make_recipe().stage(DistilSettings).steps == 120
-    assert make_recipe().stage(DPSGDSettings) is None
+    assert make_recipe("distilled").stage(DistilSettings).steps == 120
+    assert make_recipe("distilled").stage(DPSGDSettings) is None
+    assert make_recipe().stage(DPSGDSettings) is not None
 
 
 def test_stages_replace_those_of_the_preset():
@@ -146,13 +147,13 @@ def test_stages_replace_those_of_the_preset():
 @pytest.mark.parametrize(
     ("preset", "name", "others"),
     [
-        ("default", "epochs", "dpformer, whole, paper"),
-        ("default", "dpsgd.epochs", "dpformer, whole, paper"),
-        ("dpformer", "distil.steps", "default"),
-        ("dpformer", "weight", "default, whole, transitions"),
-        ("paper", "transitions.weight", "default, whole, transitions"),
-        ("transitions", "network.d", "default, dpformer, whole, paper"),
-        ("popularity", "d", "default, dpformer, whole, paper"),
+        ("distilled", "epochs", "default, dpformer, paper"),
+        ("distilled", "dpsgd.epochs", "default, dpformer, paper"),
+        ("dpformer", "distil.steps", "distilled"),
+        ("dpformer", "weight", "default, distilled, transitions"),
+        ("paper", "transitions.weight", "default, distilled, transitions"),
+        ("transitions", "network.d", "default, dpformer, distilled, paper"),
+        ("popularity", "d", "default, dpformer, distilled, paper"),
     ],
 )
 def test_a_setting_that_the_preset_lacks_names_presets_that_have_it(preset, name, others):
@@ -162,7 +163,7 @@ def test_a_setting_that_the_preset_lacks_names_presets_that_have_it(preset, name
         make_recipe(other, **{name: 1})
 
 
-@pytest.mark.parametrize("preset", ["default", "whole", "transitions"])
+@pytest.mark.parametrize("preset", ["distilled", "default", "transitions"])
 def test_an_ambiguous_name_is_refused(preset):
     with pytest.raises(DPFormerError, match=r"give histogram\.share or transitions\.share$"):
         make_recipe(preset, share=0.5)
@@ -192,7 +193,7 @@ def test_a_model_that_is_a_preset_now(kind):
         make_recipe(model=kind)
 
 
-@pytest.mark.parametrize("preset", ["best", "distilled", "joined"])
+@pytest.mark.parametrize("preset", ["best", "joined"])
 def test_presets_of_earlier_versions_name_those_of_now(preset):
     with pytest.raises(
         DPFormerError, match=f"no preset is called '{preset}'; there are: {', '.join(PRESETS | NOT_PRIVATE)}"
@@ -287,9 +288,9 @@ INCONSISTENT = {
 def test_a_stored_recipe_that_is_inconsistent_is_refused(kind, tmp_path, data):
     """The checks run whenever a recipe is read, not only where it is made."""
     folder = tmp_path / "run"
-    start(folder, data, small_recipe("default")).close()
+    start(folder, data, small_recipe("distilled")).close()
     config = json.loads((folder / "config.json").read_text())
-    assert read_recipe(folder) == small_recipe("default")
+    assert read_recipe(folder) == small_recipe("distilled")
     change, said = INCONSISTENT[kind]
     change(config["recipe"])
     (folder / "config.json").write_text(json.dumps(config))
@@ -305,19 +306,19 @@ def test_a_stored_recipe_that_is_inconsistent_is_refused(kind, tmp_path, data):
 
 STEPS: dict[str, Any] = {"stage": "dpsgd", "epochs": 2}
 CHANGED: list[tuple[str, dict[str, Any]]] = [
-    ("default", {"d": 16, "distil.steps": 7, "transitions.weight": 0.0}),
-    ("default", {"histogram.share": 0.5, "transitions.share": 0.5, "vocabulary": None}),
+    ("distilled", {"d": 16, "distil.steps": 7, "transitions.weight": 0.0}),
+    ("distilled", {"histogram.share": 0.5, "transitions.share": 0.5, "vocabulary": None}),
     ("dpformer", {"model": "lstm", "recency": None, "seed": 4}),
     ("dpformer", {"epsilon": INF, "batch_size": 100, "max_norm": 0.5}),
     ("dpformer", {"tuning": "none", "hold_out": "nothing", "population": 900}),
-    ("whole", {"transitions.share": 0.9, "tuning": {"kind": "listed", "configurations": ["a", "b c"]}}),
+    ("default", {"transitions.share": 0.9, "tuning": {"kind": "listed", "configurations": ["a", "b c"]}}),
     ("paper", {"batch_size": None, "reattention": "off", "tied": False}),
     ("transitions", {"delta": 1e-9, "weight": 0.25}),
     ("popularity", {"epsilon": 0.5}),
     ("dpformer", {"stages": [STEPS], "vocabulary": None}),
     ("dpformer", {"stages": [{"stage": "histogram", "share": 0.1}, STEPS], "d": 9}),
     (
-        "whole",
+        "default",
         {"stages": [{"stage": "histogram"}, {"stage": "transitions", "share": 0.2}, {"stage": "distil"}, STEPS]},
     ),
 ]
@@ -352,7 +353,7 @@ def test_the_command_names_what_differs_only():
 def test_the_command_can_be_typed(tmp_path, data, dpformer):
     """Each setting as `--set name=value`, as a report prints it."""
     stages = [{"stage": "histogram"}, {"stage": "transitions", "share": 0.2}, {"stage": "distil", "steps": 2}, STEPS]
-    recipe = small_recipe("whole", stages=stages, d=8, vocabulary=None, tuning="none")
+    recipe = small_recipe("default", stages=stages, d=8, vocabulary=None, tuning="none")
     way = command(recipe)
     settings = [part for k, v in way["set"].items() for part in ("--set", f"{k}={json.dumps(v)}")]
     fit = ["fit", data, "--run", tmp_path / "run", "--preset", way["preset"], "--epsilon", way["epsilon"]]
@@ -404,7 +405,7 @@ def test_the_documentation_has_every_preset_and_no_other_setting():
     assert documented == [name for group in GROUPS for name in settings_of(group)]
 
 
-@pytest.mark.parametrize("preset", ["dpformer", "paper", "whole"])
+@pytest.mark.parametrize("preset", ["dpformer", "paper", "default"])
 def test_another_network_leaves_out_what_only_a_transformer_has(preset):
     recipe = make_recipe(preset, model="gru")
     assert recipe.network.model == "gru"

@@ -22,8 +22,8 @@ SMALL = [*("--preset", "pure"), *BUDGET, *("--set", "d=8", "--set", "max_length=
 KINDS = {
     "transformer": SMALL,
     "gru": [*SMALL, "--model", "gru", "--set", "recency=none"],
-    "default": [*BUDGET, "--set", "d=8", "--set", "steps=2"],
-    "whole": [*SMALL, "--preset", "whole"],
+    "distilled": ["--preset", "distilled", *BUDGET, "--set", "d=8", "--set", "steps=2"],
+    "default": [*SMALL, "--preset", "default"],
     "transitions": ["--preset", "transitions", *BUDGET],
     "popularity": ["--preset", "popularity", *BUDGET],
 }

@@ -96,7 +96,7 @@ def stages_of(run, stop_after=None):
 )
 def test_a_stop_between_stages_is_resumed_to_the_same_bits(data, tmp_path, stop_after, charged):
     """Ctrl-C asks to stop: the run stops after the piece of work that it is doing, and what was charged is not paid again."""
-    small = recipe("default", **{"d": 8, "distil.steps": 3})
+    small = recipe("distilled", **{"d": 8, "distil.steps": 3})
     names = ["histogram", "transitions", "distil"]
     assert stages_of(start(tmp_path / "whole", data, small)) == (True, names)
     done, seen = stages_of(start(tmp_path / "run", data, small), stop_after)
@@ -149,7 +149,7 @@ def test_the_estimator_and_the_command_take_them_too(data, tmp_path, dpformer):
 
 
 def test_a_distilled_network_alone_answers_empty_histories_by_popularity(tmp_path, data):
-    recipe = small_recipe("default", **{"transitions.weight": 0.0, "distil.steps": 2, "d": 8})
+    recipe = small_recipe("distilled", **{"transitions.weight": 0.0, "distil.steps": 2, "d": 8})
     assert start(tmp_path / "run", data, recipe).train()
     model = load_model(tmp_path / "run")
     popularity = model.model.popularity()

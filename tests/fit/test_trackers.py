@@ -64,7 +64,7 @@ def test_a_broken_tracker_is_dropped_and_the_run_goes_on(data, tmp_path):
 
 def test_every_stage_tells_how_far_it_is(data, tmp_path):
     """And says nothing that would need people's data."""
-    notebook, recipe = Notebook(), make_recipe("default", epsilon=20.0, delta=1e-3, **{"distil.steps": 3, "d": 8})
+    notebook, recipe = Notebook(), make_recipe("distilled", epsilon=20.0, delta=1e-3, **{"distil.steps": 3, "d": 8})
     assert start(tmp_path / "run", data, recipe).train(trackers=[notebook])
     kinds = [event["event"] for event in notebook.events]
     assert kinds == ["start", *["stage"] * (len(kinds) - 2), "end"]

@@ -21,7 +21,7 @@ SHARES = [{"stage": "histogram"}, {"stage": "transitions", "share": 0.4}]
 ALL = [*SHARES, {"stage": "distil", "steps": 5}, {"stage": "dpsgd"}]
 
 
-def recipe(preset="whole", **options):
+def recipe(preset="default", **options):
     return make_recipe(preset, **{**SMALL, **options})
 
 
@@ -31,7 +31,7 @@ def all_stages(**options):
 
 def distilled(**options):
     """The default preset, smaller: without steps."""
-    return make_recipe("default", **{**BUDGET, "d": 8, "max_length": 8, "distil.steps": 5, **options})
+    return make_recipe("distilled", **{**BUDGET, "d": 8, "max_length": 8, "distil.steps": 5, **options})
 
 
 def stop_after(run, stage, done):
@@ -205,7 +205,7 @@ def test_a_crash_while_the_network_learns_from_the_transitions_costs_nothing(dat
 )
 def test_stages_that_do_not_go_together_are_refused(stages, said):
     with pytest.raises(DPFormerError, match=said):
-        make_recipe("whole", stages=stages)
+        make_recipe("default", stages=stages)
 
 
 @pytest.mark.parametrize(

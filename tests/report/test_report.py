@@ -187,7 +187,7 @@ def test_runs_of_different_protocols_are_not_compared(make, tmp_path):
         {"histogram": False},
         {"preset": "popularity"},
         {"seed": 3},
-        {"preset": "whole", "vocabulary": 6, **SMALL, "transitions.share": 0.3},
+        {"preset": "default", "vocabulary": 6, **SMALL, "transitions.share": 0.3},
     ],
     ids=["gru", "no histogram", "popularity", "seeded", "vocabulary and transitions"],
 )
@@ -218,14 +218,14 @@ def test_a_run_without_privacy_says_so(make):
     "options",
     [
         {"reattention": "logits"},
-        {"preset": "default", "d": 8},
+        {"preset": "distilled", "d": 8},
         {"preset": "transitions"},
-        {"preset": "whole", "transitions.share": 0.3, **SMALL},
+        {"preset": "default", "transitions.share": 0.3, **SMALL},
         {"model": "gru", "seed": 3, "tuning": {"kind": "listed", "configurations": ("d = 8", "it's d = 16")}},
         {"epsilon": float("inf"), "dropout": 0.25},
         {"histogram": False},
     ],
-    ids=["plain", "default", "statistics", "whole", "quoted", "infinite", "stages"],
+    ids=["plain", "distilled", "statistics", "default", "quoted", "infinite", "stages"],
 )
 def test_the_commands_make_the_same_recipe(options, tmp_path):
     recipe = recipe_of(**options)

@@ -73,9 +73,9 @@ def small(preset: str, epsilon: float = 4.0, fits: int = 2, canaries: int = 400)
     )
 
 
-@pytest.mark.parametrize("preset", ["default", "pure", "paper"])
+@pytest.mark.parametrize("preset", ["distilled", "pure", "paper"])
 def test_a_small_audit_holds_and_its_controls_are_caught(preset):
-    found = audit(small(preset, canaries=400 if preset == "default" else 200, fits=4))
+    found = audit(small(preset, canaries=400 if preset == "distilled" else 200, fits=4))
     likelihood, published, floating = found.attacks
     assert floating.verdict == "holds"
     assert published.verdict == "holds"

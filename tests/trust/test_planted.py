@@ -43,12 +43,12 @@ def gru() -> Recipe:
     return plain_recipe(model="gru", d=16, max_length=12, epochs=3.0)
 
 
-def whole() -> Recipe:
-    return make_recipe("whole", d=8, max_length=10, vocabulary=40, epochs=2.0)
-
-
 def default() -> Recipe:
-    return make_recipe(d=8, max_length=10, **{"distil.steps": 2})
+    return make_recipe(d=8, max_length=10, vocabulary=40, epochs=2.0)
+
+
+def distilled() -> Recipe:
+    return make_recipe("distilled", d=8, max_length=10, **{"distil.steps": 2})
 
 
 def own(folder: Path, data: Path, recipe: Recipe, curator: Any) -> list[str]:
@@ -63,7 +63,7 @@ def own(folder: Path, data: Path, recipe: Recipe, curator: Any) -> list[str]:
     return verification.failed
 
 
-@pytest.mark.parametrize("recipe", [transitions, gru, whole, default], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("recipe", [transitions, gru, default, distilled], ids=lambda f: f.__name__)
 def test_a_sound_folder_passes(recipe: Any, data: Path, tmp_path: Path) -> None:
     assert own(tmp_path / "run", data, recipe(), Curator) == []
 
@@ -71,7 +71,7 @@ def test_a_sound_folder_passes(recipe: Any, data: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", range(4))
 def test_seven_tenths_of_the_noise_in_any_answer(number: int, data: Path, tmp_path: Path) -> None:
     defect = noise(OnlyAnswer(number, Scaled(0.7)))
-    assert own(tmp_path / "run", data, default(), defect) == [STATISTICS]
+    assert own(tmp_path / "run", data, distilled(), defect) == [STATISTICS]
 
 
 def test_seven_tenths_of_the_noise_in_steps(data: Path, tmp_path: Path) -> None:
@@ -85,13 +85,13 @@ def test_one_answer_that_is_not_noised(data: Path, tmp_path: Path) -> None:
 
 def test_exact_counts_in_the_released_model(data: Path, tmp_path: Path) -> None:
     """The Curator charges and keeps what it should; the model is made of something else."""
-    assert MODEL in own(tmp_path / "a", data, default(), planted.Exact)
+    assert MODEL in own(tmp_path / "a", data, distilled(), planted.Exact)
     assert own(tmp_path / "b", data, transitions(), planted.ExactAndKept) == [STATISTICS]
 
 
 def test_vectors_of_norm_1_3(data: Path, tmp_path: Path) -> None:
     """On sixty people the noise must be small for 0.3 of a sum to show; the small runs below measure it without noise."""
-    recipe = whole().changed({"epsilon": 100.0})
+    recipe = default().changed({"epsilon": 100.0})
     assert STATISTICS in own(tmp_path / "run", data, recipe, partial(Asking, planted.Longer))
 
 
@@ -140,7 +140,7 @@ DEFECTS: dict[str, tuple[Any, Any, set[str]]] = {
     "shifted noise": (transitions, noise(planted.shifted_noise), {"noise"}),
     "between the steps": (transitions, noise(planted.noise_between_the_steps), {"noise", "model from answers"}),
     "another sampler": (gru, partial(Curator, draw=planted.FixedSize()), {"sampler"}),
-    "norm 1.3": (whole, partial(Asking, planted.Longer), {"sensitivity"}),
+    "norm 1.3": (default, partial(Asking, planted.Longer), {"sensitivity"}),
     "coupled": (transitions, partial(Asking, planted.Coupled), {"sensitivity"}),
     "understated": (transitions, partial(Asking, planted.Understated), {"queries planned", "noise"}),
     "twice": (transitions, planted.Twice, {"noise", "sensitivity"}),

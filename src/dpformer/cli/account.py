@@ -98,7 +98,7 @@ def _print(figures: dict[str, Any]) -> None:
     stdout.print(table)
     screen.show(
         f"spent {round_up(figures['spent'], 4):.4g}{' this year' if per else ''}; left: one more run of epsilon "
-        f"{figures['left']:g} at delta {delta:g} (preset default). A run is charged its whole plan, whether or not it ends"
+        f"{figures['left']:g} at delta {delta:g} (without steps). A run is charged its whole plan, whether or not it ends"
     )
     if per:
         screen.show(f"for life the years add up: {round_up(figures['for_life'], 4):.4g} so far")

@@ -23,7 +23,7 @@ def demo(
     epsilon: Annotated[float, Option(help="The budget.")] = 8.0,
     as_json: AsJson = False,
 ) -> None:
-    """Prepare the embedded data, train privately by the default and by DP-SGD, evaluate, recommend, report: about a minute."""
+    """Prepare the embedded data, train privately (the default, DP-SGD alone, statistics alone), evaluate, recommend, report."""
     from dpformer.artifact import load as load_artifact
     from dpformer.cli.demo_steps import Watched
     from dpformer.data import load, prepare_named, save, statistics
@@ -45,7 +45,7 @@ def demo(
     dataset = load(data)
     if not as_json:
         stdout.print(statistics_table(statistics(dataset)))
-    stderr.rule("2. private training, in two ways")
+    stderr.rule("2. private training, in three ways")
     folders = {"default": output / "run", "dpformer": output / "dpformer", "transitions": output / "transitions"}
     did: dict[str, dict[str, Any]] = {}
     # Runs of their own, with ledgers of their own: three budgets of epsilon, to compare them.

@@ -1,6 +1,6 @@
 """Measure how long a ranked list takes with 24 thousand, 100 thousand and 1 million items, on one core.
 
-    vocabulary   the model of preset `default`: it scores 1,500 items by the history and orders the others
+    vocabulary   the model of preset `distilled`: it scores 1,500 items by the history and orders the others
     whole        a network that scores all items, as of preset `paper`
 
 Weights are random: they do not change the work. One history of 30 items, k = 10, items of the history left out; without a filter,

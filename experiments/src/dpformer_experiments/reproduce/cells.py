@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from dpformer.fit.dpsgd import BLOCK_SCALE
-from dpformer.fit.presets import FORMER, command, make_recipe
+from dpformer.fit.presets import command, make_recipe
 from dpformer.fit.recipe import DPSGDSettings, Recipe, TransitionsStageSettings
 from dpformer.statistics.settings import TransitionSettings
 
 # Settings of a recipe on which its figures do not depend.
 FREE = {"tuning"}
-# Keys keep the name that a preset had when the first runs finished.
-FORMER_NAMES = {name: former for former, name in FORMER.items()}
+# Keys keep the names that presets had when the first runs finished.
+FORMER_NAMES = {"dpformer": "pure", "default": "whole", "distilled": "default"}
 
 
 @dataclass(frozen=True)

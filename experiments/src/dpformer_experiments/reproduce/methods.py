@@ -61,6 +61,12 @@ SMALL: dict[str, dict[str, Any]] = {
     "ml-1m": {"max_length": 20, "d": 32, "blocks": 1},
     "amazon-games": {"max_length": 13, "d": 32, "blocks": 1},
 }
+# Rows whose records have an earlier name than the preset has, and what pages call them.
+PRESET_NAMES = {
+    "DPFormer, pure": "DPFormer, preset dpformer",
+    "DPFormer with a private prior": "DPFormer with DP transitions, preset default",
+    "DP transitions and the distilled Transformer": "DP transitions and the distilled Transformer, preset distilled",
+}
 # The paper's two models, by what they add to the preset `paper`.
 PLAIN: dict[str, Any] = {"reattention": "off"}
 CORRECTED: dict[str, Any] = {"reattention": "logits"}
@@ -114,8 +120,10 @@ def row_name(name: str, family: str) -> str:
 
 
 def shown(method: str) -> str:
-    """The name of a method on a page. Records keep the earlier name of the preset."""
-    return method.replace("DPFormer, pure", "DPFormer, preset dpformer")
+    """The name of a method on a page. Records keep the earlier names of the presets."""
+    for name, preset in PRESET_NAMES.items():
+        method = method.replace(name, preset)
+    return method
 
 
 def _common(architecture: str, **more: Any) -> Method:
@@ -180,15 +188,15 @@ METHODS: tuple[Method, ...] = (
         only="amazon-games",
         epsilons=(10.0,),
     ),
-    # A Transformer that learns from the statistics and needs no budget of its own, with the statistics: the default.
-    _ours("DP transitions and the distilled Transformer", "default"),
+    _ours("DPFormer with a private prior", "default"),
+    # A Transformer that learns from the statistics and needs no budget of its own, with the statistics.
+    _ours("DP transitions and the distilled Transformer", "distilled"),
     _ours("DP transitions", "transitions"),
-    _ours("DPFormer with a private prior", "whole"),
-    _ours("Transformer distilled from DP transitions", "default", options={"transitions.weight": 0.0}, first=2),
+    _ours("Transformer distilled from DP transitions", "distilled", options={"transitions.weight": 0.0}, first=2),
     _small("DP popularity", "popularity"),
-    _small("DP transitions and the distilled Transformer", "default"),
+    _small("DPFormer with a private prior", "default"),
     _small("DPFormer, pure", "pure"),
-    _small("DPFormer with a private prior", "whole"),
+    _small("DP transitions and the distilled Transformer", "distilled"),
     Method("popularity, not private", work="popularity", epsilons=(INF,)),
     Method("DP popularity", preset="popularity"),
     Method("DP transitions", preset="transitions", compare=paper.DPFORMER, first=2),

@@ -2,7 +2,7 @@
 
 People are simulated in the likeness of each data set (`simulator`), 6,000 to 600,000 of them. All but the last item of each is
 trained on, and the last one is ranked for 3,000 people, the same for every model. The figures of `transitions` are those of the
-statistics inside `default`, which asks for the same answers.
+statistics inside `distilled`, which asks for the same answers.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ from dpformer_experiments.simulator import KINDS, Generator, Oracle
 PEOPLE = {"ml-1m": (6_000, 60_000, 600_000), "amazon-games": (6_000, 31_013, 60_000, 600_000)}
 EPSILONS = (1.0, 2.0, 4.0, 8.0)
 RANKED, SEED = 3_000, 0
-DEFAULT, DPFORMER = "default", "dpformer"
+PRESETS = ("distilled", "default", "dpformer")
+DISTILLED, _, DPFORMER = PRESETS
 # Below 1 / users for all numbers of people.
 DELTA = 1e-6
 
@@ -54,13 +55,13 @@ def cells() -> list[Cell]:
             options={"hold_out": "test"},
             delta=DELTA,
             sample=RANKED,
-            alone=preset == DEFAULT,
+            alone=preset == DISTILLED,
         )
         for people in sorted({people for counts in PEOPLE.values() for people in counts})
         for epsilon in (8.0, 1.0, 2.0, 4.0)
         for kind in KINDS
         if people in PEOPLE[kind]
-        for preset in (DEFAULT, DPFORMER)
+        for preset in PRESETS
     ]
 
 
@@ -119,12 +120,11 @@ def measure(known: Sequence[Mapping[str, Any]], outcomes: Sequence[CellResult]) 
     signals = {(people, epsilon): signal(people, epsilon) for people in counts for epsilon in EPSILONS}
     for bound in known:
         for epsilon in EPSILONS:
-            default, dpformer = (
-                records.get((name_of(bound["kind"], bound["people"]), preset, epsilon))
-                for preset in (DEFAULT, DPFORMER)
-            )
-            alone = None if default is None else default["transitions alone"]
-            figures = {"transitions": alone, DEFAULT: default, DPFORMER: dpformer}
+            found = {
+                preset: records.get((name_of(bound["kind"], bound["people"]), preset, epsilon)) for preset in PRESETS
+            }
+            distilled = found[DISTILLED]
+            figures = {"transitions": None if distilled is None else distilled["transitions alone"], **found}
             measured = {name: None if of is None else round(values_of([of])[0], 4) for name, of in figures.items()}
             rows.append(
                 {
@@ -153,7 +153,7 @@ def signal(people: int, epsilon: float) -> dict[str, float]:
 
 def page(figures: dict[str, Any]) -> Page:
     """The table."""
-    models = ("popularity", "transitions", DEFAULT, DPFORMER, "oracle")
+    models = ("popularity", "transitions", *PRESETS, "oracle")
     rows = [
         (
             f"{row['kind']}-like",

@@ -49,7 +49,7 @@ def run(
     epsilon: list[float] | None = None,
     seeds: int = 3,
     data: Mapping[str, Path] | None = None,
-    preset: str = "default",
+    preset: str = "distilled",
     events: pl.DataFrame | None = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:

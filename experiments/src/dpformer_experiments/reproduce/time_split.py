@@ -31,9 +31,10 @@ HOUR, DAY = 3_600, 86_400
 WHOLE, BY_TIME = "ml-1m", "ml-1m-by-time"
 # Presets of a row, and at most how many seeds of it.
 PRESETS = {
-    "DP transitions": ("transitions", 3),
-    "DP default": ("default", 3),
-    "DPFormer, preset dpformer": ("dpformer", 1),
+    "preset transitions": ("transitions", 3),
+    "preset distilled": ("distilled", 3),
+    "preset dpformer": ("dpformer", 1),
+    "preset default": ("default", 1),
 }
 
 

@@ -46,9 +46,9 @@ _STEPS = {**_SMALL, "epochs": 2.0, "batch_size": None}
 # One block, pre-norm, the whole catalogue, no dropout.
 _PLAIN = {**_STEPS, "preset": "paper", "blocks": 1, "norm": "pre", "dropout": 0.0, "reattention": "off"}
 BUILT_IN: dict[str, dict[str, Any]] = {
-    "the default preset": {**_SMALL, "distil.steps": 2},
+    "the default preset": {**_STEPS, "vocabulary": 40},
     "preset dpformer": {**_STEPS, "preset": "dpformer", "vocabulary": 40},
-    "preset whole": {**_STEPS, "preset": "whole", "vocabulary": 40},
+    "preset distilled": {**_SMALL, "preset": "distilled", "distil.steps": 2},
     "transformer": _PLAIN,
     "transformer, Re-Attention": {**_PLAIN, "reattention": "logits", "blocks": 2},
     "transformer, untied, post-norm, flat": {**_PLAIN, "tied": False, "norm": "post", "max_norm": 0.3},
