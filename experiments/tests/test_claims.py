@@ -57,6 +57,25 @@ def test_heat_maps_are_compared_cell_by_cell(tmp_path):
     assert found["DPFormer is better at most batch sizes and rates (Amazon)"]["verdict"] == comparisons.OPEN
 
 
+@pytest.mark.parametrize(
+    ("rise", "wiggle", "verdict"),
+    [(0.5, 0.01, comparisons.HOLDS), (0.5, 0.2, comparisons.DOES_NOT), (0.0, 0.01, comparisons.DOES_NOT)],
+)
+def test_convergence_is_faster_and_smoother_or_not(tmp_path, rise, wiggle, verdict):
+    def curve(model: str, rise: float, wiggle: float) -> list[dict[str, object]]:
+        about = {"dataset": "ml-1m", "epsilon": 5.0, "model": model, "seeds": 2}
+        points = [5 + rise + wiggle * (-1) ** epoch for epoch in range(8)]
+        return [{**about, "epoch": n, "ndcg@10 of seeds": [x - 0.05, x + 0.05]} for n, x in enumerate(points)]
+
+    folder = folder_of(tmp_path, {paper.GRU: 1.0})
+    rows = curve("Transformer", 0.0, 0.1) + curve("DPFormer", rise, wiggle)
+    (folder / "results" / "convergence.json").write_text(json.dumps({"rows": rows}))
+    found = {row["claim"]: row for row in claims.run(out=folder)["rows"]}
+    row = found["Faster and smoother convergence with Re-Attention"]
+    assert row["verdict"].startswith(verdict)
+    assert f"mean over all epochs {rise:+.2f} ± 0.07" in row["measured"]
+
+
 def test_a_page_without_marks_is_refused(tmp_path):
     with pytest.raises(DPFormerError, match="contains no table"):
         claims.run(out=tmp_path)
