@@ -8,7 +8,15 @@ import torch
 from dpformer.data import held_out, load
 from dpformer.models import ReAttention, Transformer, TransformerSpec
 from dpformer_experiments import noisy_attention
-from dpformer_experiments.noisy_attention import AS_IT_IS, CLEAN, CORRECTED, attention_of, known_variances
+from dpformer_experiments.noisy_attention import (
+    AS_IT_IS,
+    CLEAN,
+    KINDS,
+    SCALES,
+    attention_of,
+    keys_times,
+    known_variances,
+)
 from dpformer_experiments.reproduce import attention_limit
 from dpformer_experiments.reproduce.cells import Cell
 from dpformer_experiments.reproduce.runner import CellResult, Running, run_cells
@@ -30,6 +38,26 @@ def test_clean_scores_of_the_same_embedding_change_nothing_and_of_another_do(nor
         with attention_of(network, clean):
             assert not torch.allclose(network.states(rows), noisy, atol=1e-3)
         assert torch.equal(network.states(rows), noisy)
+
+
+@pytest.mark.parametrize("recency", [None, 1.0])
+def test_factors_of_keys_multiply_scores(recency):
+    """Keys times 1 change nothing; times 0, each query sees all keys up to it alike, but for the lag."""
+    torch.manual_seed(0)
+    spec = TransformerSpec(items=30, d=8, blocks=2, heads=2, max_length=6, recency=recency)
+    network, rows = Transformer(spec).eval(), torch.randint(1, 31, (4, 6))
+    with torch.no_grad():
+        network.embedding.weight.mul_(20)
+        usual = network.states(rows)
+        with keys_times(network, torch.ones(31)):
+            assert torch.allclose(network.states(rows), usual, atol=1e-5)
+        with keys_times(network, torch.zeros(31)):
+            even = network.states(rows)
+        assert not torch.allclose(even, usual, atol=1e-3)
+        for block in network.blocks:
+            block.qkv.weight[8:16] = 0.0
+            block.qkv.bias[8:16] = 0.0
+        assert torch.allclose(network.states(rows), even, atol=1e-5)
 
 
 def test_known_variances_correct_attention_and_only_while_they_are_known():
@@ -67,10 +95,16 @@ def test_a_cell_has_a_figure_for_each_draw_and_the_table_shows_them(demo, tmp_pa
     assert outcome.record is not None
     json.dumps(outcome.record)
     for row in outcome.record["noisy"]["noisy"]:
-        assert [len(row[kind]) for kind in (AS_IT_IS, CORRECTED, CLEAN)] == [2, 2, 2]
+        assert [len(row[kind]) for kind in KINDS] == [2] * len(KINDS)
     figures = attention_limit.measure([outcome])
     first, row = figures["rows"][0], outcome.record["noisy"]["noisy"][0]
     assert first["clean, gains"] == [round(row[CLEAN][k] - row[AS_IT_IS][k], 4) for k in (0, 1)]
     assert "±" in attention_limit.page(figures).rows[0][-1]
+    private = Cell("demo", "learned scores, post-norm", 8.0, 1, preset="paper", options=TINY, search=True, noisy=True)
+    [scaled] = run_cells([private], demo, Running(tmp_path, workers=1))
+    assert scaled.record is not None
+    [of_scores] = attention_limit.measure([scaled])["learned scores"]
+    assert list(of_scores["by factor"]) == [f"{scale:g}" for scale in SCALES]
     waiting = attention_limit.measure([CellResult(cell, tmp_path) for cell in attention_limit.cells()])
     assert {row[-1] for row in attention_limit.page(waiting).rows} == {"queued"}
+    assert len(waiting["learned scores"]) == len(attention_limit.PRIVATE) * attention_limit.PRIVATE_SEEDS

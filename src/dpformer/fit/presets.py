@@ -55,10 +55,10 @@ PRESETS: dict[str, Values] = {
 NOT_PRIVATE: dict[str, Values] = {
     # Of SASRec's size, with cross-entropy over all items: what the evaluation gives a Transformer without noise.
     "ceiling": {
-        "network": {"d": 64, "blocks": 2, "dropout": 0.2, "max_length": 200, "recency": 0.5},
+        "network": {"d": 64, "blocks": 2, "dropout": 0.2, "max_length": 200, "recency": 1.2},
         "stages": [
             _HISTOGRAM,
-            {"stage": "dpsgd", "epochs": 40.0, "batch_size": 128, "learning_rate": 2e-3},
+            {"stage": "dpsgd", "epochs": 30.0, "batch_size": 16, "learning_rate": 2e-3},
         ],
     },
 }

@@ -30,7 +30,7 @@ class Cell:
     validation item only. paired: noise by place alone (`curators.KeysByPlace`), to compare with runs of the same seed. sample:
     rank items for so many users at the most, the same ones for every model. alone: also evaluate the transitions of an ensemble
     without its network.
-    optimiser: of `optimisers.OPTIMISERS`, instead of the library's. noisy: also measure what noise on its embedding costs.
+    optimiser: of `optimisers.OPTIMISERS`, instead of the library's. noisy: also measure its attention (`noisy_attention`).
     """
 
     dataset: str
@@ -83,7 +83,7 @@ class Cell:
         if self.optimiser is not None:
             settings["optimiser"] = self.optimiser
         if self.noisy:
-            settings["noisy"] = True
+            settings["noisy"] = "by key"  # earlier runs measured less
         if self.work != "recipe":
             return settings | self.options
         typed = command(self.recipe)

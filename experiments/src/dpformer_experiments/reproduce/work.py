@@ -164,7 +164,8 @@ def train(cell: Cell, data: Path, folder: Path, should_stop: ShouldStop, on_step
     if cell.noisy:
         network = model.model.trained_network()
         assert isinstance(network, Transformer)
-        record["noisy"] = noisy_attention.measure(network, load(data))
+        how = noisy_attention.measure if math.isinf(cell.epsilon) else noisy_attention.measure_scales
+        record["noisy"] = how(network, load(data))
     if cell.every is not None:
         record["iterates"] = read_lines(folder / ITERATES)
     return record
