@@ -325,7 +325,7 @@ def targets() -> dict[str, tuple[Callable[[Any], None], st.SearchStrategy[Any], 
     logs = list(valid_logs().values())
     toml = [
         b'epsilon = 3.0\nmodel = "gru"\nrecency = "none"\n[network]\nd = 16\n',
-        b'tuning = {kind = "listed", configurations = ["a", "b"]}\nreattention = "off"\ndistil.steps = 3\n',
+        b'tuning = {kind = "listed", configurations = ["a", "b"]}\nreattention = "off"\ndpsgd.epochs = 3\n',
         b'[[stages]]\nstage = "histogram"\nshare = 0.1\n[[stages]]\nstage = "transitions"\nshare = 0.9\n'
         b'[[stages]]\nstage = "distil"\n',
     ]

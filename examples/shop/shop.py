@@ -76,7 +76,7 @@ def first_week(delta: str) -> None:
     dpformer("prepare", "week1.csv", "-o", "week1", *READING)
     dpformer("account", "new", "people.account", "--epsilon", "14", "--delta", delta)
     dpformer("fit", "week1", "--run", "runs/week1", "--epsilon", "8", "--delta", delta, "--account", "people.account",
-             "--set", "distil.steps=100", "--quiet")  # fmt: skip
+             "--preset", "distilled", "--set", "distil.steps=100", "--quiet")  # fmt: skip
     dpformer("evaluate", "runs/week1")
 
 

@@ -1,4 +1,4 @@
-"""`dpformer reproduce people`: its cells, the figures of the statistics inside `default`, and its page with what is queued."""
+"""`dpformer reproduce people`: its cells, the figures of the statistics inside `distilled`, and its page with what is queued."""
 
 from dpformer_experiments.reproduce import people
 from dpformer_experiments.reproduce.cells import Cell
@@ -9,15 +9,15 @@ OPTIONS = {"hold_out": "test"}
 
 
 def cell(preset: str, **settings) -> Cell:
-    options = OPTIONS | ({"distil.steps": 2} if preset == "default" else {})
+    options = OPTIONS | ({"distil.steps": 2} if preset == "distilled" else {})
     return Cell("demo", preset, 20.0, 0, preset=preset, options=options, **settings)
 
 
-def test_the_statistics_inside_default_are_those_of_the_preset_transitions(demo, tmp_path):
-    cells = [cell("default", alone=True), cell("transitions")]
-    default, transitions = (outcome.record for outcome in run_cells(cells, demo, Running(tmp_path, workers=1)))
-    assert default["transitions alone"]["test"] == transitions["test"]
-    assert default["test"]["masked"] != transitions["test"]["masked"]
+def test_the_statistics_inside_distilled_are_those_of_the_preset_transitions(demo, tmp_path):
+    cells = [cell("distilled", alone=True), cell("transitions")]
+    distilled, transitions = (outcome.record for outcome in run_cells(cells, demo, Running(tmp_path, workers=1)))
+    assert distilled["transitions alone"]["test"] == transitions["test"]
+    assert distilled["test"]["masked"] != transitions["test"]["masked"]
 
 
 def test_a_sample_of_people_is_ranked_and_the_protocol_says_so(demo, tmp_path):
@@ -34,17 +34,17 @@ def test_rows_have_all_models_and_say_what_is_queued(tmp_path):
     ]
     cells = people.cells()
     assert people.PEOPLE.keys() == KINDS.keys()
-    assert len(cells) == len(known) * len(people.EPSILONS) * 2
+    assert len(cells) == len(known) * len(people.EPSILONS) * len(people.PRESETS)
     assert {(c.delta < 1 / 600_000, c.recipe.hold_out) for c in cells} == {(True, "test")}
     figure = {"test": {"masked": {m: {"value": 0.05} for m in ("ndcg@10", "hit@10")}, "protocol": ""}}
     record = {**figure, "transitions alone": figure, "settings": {}, "core_seconds": 1.0, "dpformer": "0"}
     outcomes = [CellResult(one, tmp_path, record if n == 0 else None) for n, one in enumerate(cells)]
     figures = people.measure(known, outcomes)
-    finished = [row for row in figures["rows"] if row["default"] is not None]
+    finished = [row for row in figures["rows"] if row["distilled"] is not None]
     assert [(row["kind"], row["people"], row["epsilon"]) for row in finished] == [("ml-1m", 6000, 8.0)]
-    assert (finished[0]["transitions"], finished[0]["dpformer"]) == (5.0, None)
+    assert [finished[0][name] for name in ("transitions", "default", "dpformer")] == [5.0, None, None]
     text = people.page(figures).markdown()
-    assert "| ml-1m-like | 6,000 | 8 | 1.00 | 5.00 | 5.00 | queued | 7.00 | " in text
+    assert "| ml-1m-like | 6,000 | 8 | 1.00 | 5.00 | 5.00 | queued | queued | 7.00 | " in text
     assert "3,000 people" in text
 
 

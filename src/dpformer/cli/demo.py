@@ -77,7 +77,7 @@ def demo(
         label = name if name not in folders else f"preset {name}, epsilon {epsilon:g}"
         comparison.add_row(label, *(f"{100 * one.masked[key].value:.1f}" for key in ("ndcg@10", "hit@10")))
     stdout.print(comparison)
-    stdout.print(did_table({name: did[name] for name in ("default", "dpformer")}), _NOT_PRIVATE)
+    stdout.print(did_table(did), _NOT_PRIVATE)
     counted = evaluations["popularity, not private"]
     stdout.print(figures_table("the default in detail", {"default": evaluations["default"]}, counted))
     stderr.rule("4. recommendations for people it has never seen")
@@ -92,7 +92,7 @@ def demo(
     screen.show(model.statement.text())
     say(
         f"\nwritten to {output}: the data with its long-tail plot in data/, the released models in run/ (try: dpformer show "
-        f"{folder}) and dpformer/, and both to look at in {output / 'report.html'}"
+        f"{folder}), dpformer/ and transitions/, and the first two to look at in {output / 'report.html'}"
     )
 
 
@@ -100,7 +100,7 @@ def did_table(did: dict[str, dict[str, Any]]) -> Table:
     """What each run did; `demo_steps` has the figures of steps."""
     table = Table("what it did", *(f"preset {name}" for name in did))
     columns = [_did(**one) for one in did.values()]
-    for name in columns[-1]:
+    for name in columns[0]:
         table.add_row(name, *(column.get(name, "") for column in columns))
     return table
 

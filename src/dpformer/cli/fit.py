@@ -71,7 +71,7 @@ def fit(
         if ranks.size > 1 and not chosen.steps_on_data and not quiet:
             say(
                 f"{ranks.size} processes, and no steps to share out: one of them makes all of it, and the others end. Presets "
-                "with steps: dpformer, whole, paper"
+                "with steps: default, dpformer, paper"
             )
         train(start(run, data, chosen, ranks, account=people), trackers, quiet, as_json)
 

@@ -58,7 +58,7 @@ _PREPARING: dict[str, tuple[type, str]] = {
     "date": (str, "For --split time, such as 2025-02-01 (UTC)."),
 }
 _PRESETS = (
-    "default, dpformer (DP-SGD alone), distilled (statistics alone), paper; transitions, popularity (no network); "
+    "default, dpformer (DP-SGD alone), distilled (no steps on people), paper; transitions, popularity (no network); "
     "ceiling (epsilon inf)."
 )
 _RECIPE: dict[str, tuple[Any, str]] = {

@@ -73,7 +73,10 @@ def _each(recipe: Recipe, data: Path | None, times: int) -> dict[str, Any]:
     if data is not None or recipe.population is not None:
         shape = RunCharge.of("", "", _plan_of(recipe, data)[0])
     elif recipe.steps_on_data:
-        raise PrivacyError("steps on a sample depend on the number of users: give a prepared folder, or --population")
+        raise PrivacyError(
+            "steps on a sample depend on the number of users: give a prepared folder or --population, or take a preset without "
+            "steps, such as distilled"
+        )
     else:
         shape = one_gaussian(cap)
     each = largest_epsilon((), cap, shape, times)
@@ -215,9 +218,9 @@ def _facts(f: dict[str, Any]) -> dict[str, str]:
         facts["epsilon after step"] = ", ".join(f"{step:,}: {e:.3g}" for step, e in f["epsilon_after"].items())
     if e := f["estimate"]:
         facts["time and memory"] = (
-            f"{e['seconds']:.3g} s per step, {e['training_seconds'] / 60:,.1f} min in all, "
+            f"{e['seconds']:.3g} s per step, {e['training_seconds'] / 60:,.1f} min for all steps, "
             f"{'' if e['whole'] else 'at least '}{e['memory_bytes'] / 2**20:,.0f} MB; timed here on {e['timed_tokens']:,} of "
-            f"{e['tokens_per_step']:,} tokens of a step, without noise and update"
+            f"{e['tokens_per_step']:,} tokens of a step, without noise, update and statistics"
         )
     if a := f["account"]:
         cap = f"{a['cap']['epsilon']:g} at delta {a['cap']['delta']:g}{' per year' if a['cap']['per'] else ''}"

@@ -27,8 +27,8 @@ _STEPS = {"stage": "dpsgd"}
 FORMER = {"pure": "dpformer", "whole": "default"}
 
 PRESETS: dict[str, Values] = {
-    # The Transformer of `dpformer` beside the transitions, from one budget: never far below the best preset (docs/statistics.md,
-    # "Which preset").
+    # The Transformer of `dpformer` beside the transitions, from one budget: within 3 % of the better of `dpformer` and
+    # `distilled` on both data sets from epsilon 5 on (docs/statistics.md, "Which preset").
     "default": {
         "network": _DPSGD,
         "stages": [_HISTOGRAM, {"stage": "transitions", "share": 0.5, "weight": 0.75}, _STEPS],
