@@ -158,9 +158,8 @@ def draw(figures: dict[str, Any]) -> Figure:
         shown = np.array([np.nan if value is None else value for value in values]).reshape(len(batches), len(rates))
         axis.imshow(shown, vmin=0, vmax=max(measured), cmap="viridis", aspect="auto")
         for (i, j), value in np.ndenumerate(shown):
-            axis.text(
-                j, i, "" if np.isnan(value) else f"{value:.2f}", ha="center", va="center", color="white", fontsize=7
-            )
+            text, color = "" if np.isnan(value) else f"{value:.2f}", "black" if value > 0.7 * max(measured) else "white"
+            axis.text(j, i, text, ha="center", va="center", color=color, fontsize=7)
         axis.set(title=setting, xlabel="learning rate", xticks=range(len(rates)), yticks=range(len(batches)))
         axis.set_xticklabels([f"{rate:g}" for rate in rates])
         axis.set_yticklabels(batches)
