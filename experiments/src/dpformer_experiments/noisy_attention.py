@@ -51,7 +51,7 @@ def measure(network: Transformer, dataset: Dataset, draws: int = DRAWS, users: i
     power = 0.5 if network.spec.norm == "pre" else 1.0
 
     def figure() -> float:
-        return round(100 * evaluate(network, held, items, sample=users).masked["ndcg@10"].value, 4)
+        return ndcg(network, held, items, users)
 
     result: dict[str, Any] = {"without noise": figure(), "noisy": []}
     try:
@@ -83,9 +83,13 @@ def measure_scales(network: Transformer, dataset: Dataset, users: int = USERS) -
     found = {}
     for scale in SCALES:
         with keys_times(network, torch.full((len(network.embedding.weight),), scale)):
-            figure = evaluate(network, held, items, sample=users).masked["ndcg@10"]
-        found[f"{scale:g}"] = round(100 * figure.value, 4)
+            found[f"{scale:g}"] = ndcg(network, held, items, users)
     return found
+
+
+def ndcg(network: Transformer, held: HeldOut, items: int, users: int) -> float:
+    """NDCG@10 in %, of so many users."""
+    return round(100 * evaluate(network, held, items, sample=users).masked["ndcg@10"].value, 4)
 
 
 def event_shares(held: HeldOut, items: int) -> Tensor:
