@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import tempfile
@@ -82,7 +83,7 @@ class DPFormer:
             self._folder = folder / "run"
             run = start(self._folder, folder / "data", self.recipe, account=self._account)
             with show_progress(run.plan, quiet=not progress) as shown:
-                run.train(on_progress or shown, trackers=trackers)
+                run.train(functools.partial(_watch, on_progress or shown), trackers=trackers)
             run.close()
         finally:
             shutil.rmtree(folder / "data")
@@ -253,6 +254,12 @@ class DPFormer:
         if self._artifact is None:
             raise DPFormerError("this DPFormer is not fitted yet: call fit first, or DPFormer.load")
         return self._artifact
+
+
+def _watch(on_progress: Callable[[Progress], None], progress: Progress) -> None:
+    if progress.warning:
+        warnings.warn(progress.warning, stacklevel=6)
+    on_progress(progress)
 
 
 def _settings(given: dict[str, Any]) -> list[str]:

@@ -164,3 +164,24 @@ def test_a_run_that_was_stopped_before_its_steps_is_resumed_and_not_trained_agai
         run.train()
     run.close()
     assert resume(tmp_path / "run").train()
+
+
+def test_a_histogram_of_noise_is_said_before_the_rest_is_asked(data, tmp_path):
+    said = {}
+    for epsilon, preset in [(0.1, "transitions"), (0.1, "popularity"), (8.0, "transitions")]:
+        run, answers = start(tmp_path / f"{preset}-{epsilon}", data, recipe(preset, epsilon=epsilon)), []
+        run.train(lambda progress: answers.append((progress.stage, progress.warning)))  # noqa: B023
+        run.close()
+        said[preset, epsilon] = [text for _, text in answers if text]
+        assert all(stage == "histogram" for stage, text in answers if text)
+    assert "stand out from the noise" in said["transitions", 0.1][0]
+    assert "--preset popularity" in said["transitions", 0.1][0]
+    assert "--preset popularity" not in said["popularity", 0.1][0]
+    assert said["transitions", 8.0] == []
+
+
+def test_python_warns_of_a_histogram_of_noise():
+    with pytest.warns(UserWarning, match="stand out from the noise"):
+        DPFormer(preset="transitions", epsilon=0.1, delta=1e-4, seed=5).fit(
+            demo_frame().filter(demo_frame()["user_id"] < "reader-0400")
+        )

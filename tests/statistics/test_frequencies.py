@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from dpformer.privacy import Answer, Curator, Keys, create_ledger, make_plan
 from dpformer.privacy.query import Sample
-from dpformer.statistics.histogram import HISTOGRAM, Histogram, frequencies, histogram_of
+from dpformer.statistics.histogram import HISTOGRAM, Histogram, frequencies, histogram_of, standing_out
 from tests.people import people
 
 
@@ -75,3 +75,16 @@ def test_the_noise_at_entry_0_is_dropped_and_the_answer_is_left_as_it_is():
     assert histogram_of(noisy).tolist() == [0, 1, 2]
     frequencies(noisy, 3)
     assert noisy.values["h"].tolist() == [7, 1, 2]
+
+
+def test_noise_alone_stands_out_in_one_of_ten_answers_at_most():
+    noise = np.random.default_rng(0).standard_normal((400, 1001)) * 7.0
+    counts = [standing_out(answer(row, 7.0)) for row in noise]
+    assert np.mean(counts) < 0.2  # expected: 0.09
+
+
+def test_items_above_the_noise_stand_out():
+    noise = np.random.default_rng(1).uniform(-10.0, 10.0, 1001)
+    noise[[3, 50, 900]] += 100.0
+    assert standing_out(answer(noise, 7.0)) == 3
+    assert standing_out(answer([0.0, 2.0, 0.0, 1.0], 0.0)) == 2  # without noise

@@ -20,6 +20,7 @@ from dpformer.errors import DPFormerError, RankError
 
 if TYPE_CHECKING:
     from dpformer.fit.run import Run
+    from dpformer.fit.stage import Progress
     from dpformer.fit.trackers import Tracker
     from dpformer.privacy import PrivacyStatement
     from dpformer.training.ranks import Ranks
@@ -164,7 +165,13 @@ def train(run: Run, trackers: list[Tracker], quiet: bool, as_json: bool) -> None
         say(f"{plan.users:,} users, {len(run.dataset.catalogue):,} items; {budget}; {work}")
     try:
         with stoppable() as asked, show_progress(plan, quiet) as on_progress:
-            done = run.train(on_progress, lambda: bool(asked), trackers=trackers)
+
+            def watch(progress: Progress) -> None:
+                if progress.warning:
+                    say(f"warning: {progress.warning}")
+                on_progress(progress)
+
+            done = run.train(watch, lambda: bool(asked), trackers=trackers)
     except KeyboardInterrupt:
         say(f"stopped at once; go on from the last checkpoint {way}")
         sys.exit(130)

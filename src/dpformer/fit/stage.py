@@ -105,7 +105,10 @@ def part_of(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a stage is: `done` of `total` parts. report: of a step of DP-SGD; not private. speed: in users per second."""
+    """How far a stage is: `done` of `total` parts.
+
+    report: of a step of DP-SGD; not private. speed: in users per second. warning: what people should know before it goes on.
+    """
 
     stage: str
     done: int
@@ -113,6 +116,7 @@ class Progress:
     plan: PrivacyPlan
     report: Report | None = None
     speed: float = 0.0
+    warning: str = ""
 
 
 def new_network(setup: Setup, frequencies: Tensor | None = None) -> Network:

@@ -4,6 +4,7 @@ Guarantee: a person's distinct items make a 0/1 vector, which is divided by its 
 by none changes the sum by a norm of at most 1. All that follows is post-processing.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -75,6 +76,12 @@ def histogram_of(answer: Answer) -> np.ndarray:
     noisy = answer.values[answer.name].copy()
     noisy[0] = 0.0
     return noisy
+
+
+def standing_out(answer: Answer) -> int:
+    """How many items have more than noise alone would give any: `noise_std sqrt(2 log n)`, about the largest of n draws."""
+    noisy = histogram_of(answer)[1:]
+    return int((noisy > answer.noise_std * math.sqrt(2 * math.log(len(noisy)))).sum())
 
 
 def distinct_items(people: People, items: int, last: int) -> tuple[np.ndarray, np.ndarray]:
