@@ -36,7 +36,12 @@ def test_rows_have_all_models_and_say_what_is_queued(tmp_path):
     assert people.PEOPLE.keys() == KINDS.keys()
     assert len(cells) == len(known) * len(people.EPSILONS) * len(people.PRESETS)
     assert {(c.delta < 1 / 600_000, c.recipe.hold_out) for c in cells} == {(True, "test")}
-    figure = {"test": {"masked": {m: {"value": 0.05} for m in ("ndcg@10", "hit@10")}, "protocol": ""}}
+    figure = {
+        "test": {
+            "masked": {m: {"value": 0.05, "low": 0.045, "high": 0.057} for m in ("ndcg@10", "hit@10")},
+            "protocol": "",
+        }
+    }
     record = {**figure, "transitions alone": figure, "settings": {}, "core_seconds": 1.0, "dpformer": "0"}
     outcomes = [CellResult(one, tmp_path, record if n == 0 else None) for n, one in enumerate(cells)]
     figures = people.measure(known, outcomes)
@@ -44,7 +49,10 @@ def test_rows_have_all_models_and_say_what_is_queued(tmp_path):
     assert [(row["kind"], row["people"], row["epsilon"]) for row in finished] == [("ml-1m", 6000, 8.0)]
     assert [finished[0][name] for name in ("transitions", "default", "dpformer")] == [5.0, None, None]
     text = people.page(figures).markdown()
-    assert "| ml-1m-like | 6,000 | 8 | 1.00 | 5.00 | 5.00 | queued | queued | 7.00 | " in text
+    assert "| ml-1m-like | 6,000 | 8 | 1.00 | 5.00 | 5.00 | queued | queued | 7.00 | ± 0.60 |  | " in text
+    assert people.below([5.0, 4.8, 4.0]) == 4.0
+    assert people.below([4.0, 4.8, 4.5]) == 0.0
+    assert people.below([4.0, None, 4.5]) is None
     assert "3,000 people" in text
 
 

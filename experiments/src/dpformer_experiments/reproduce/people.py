@@ -34,6 +34,7 @@ EPSILONS = (1.0, 2.0, 4.0, 8.0)
 RANKED, SEED = 3_000, 0
 PRESETS = ("distilled", "default", "dpformer")
 DISTILLED, _, DPFORMER = PRESETS
+BELOW = "default below the better"
 # Below 1 / users for all numbers of people.
 DELTA = 1e-6
 
@@ -133,11 +134,27 @@ def measure(known: Sequence[Mapping[str, Any]], outcomes: Sequence[CellResult]) 
                     "popularity": bound["popularity"],
                     **measured,
                     "oracle": bound["oracle"],
+                    BELOW: below([measured[name] for name in PRESETS]),
+                    "95 % half": max((_half(of) for of in found.values() if of is not None), default=None),
                     **signals[bound["people"], epsilon],
                 }
             )
     about = {"unit": "%", "delta": DELTA, "ranked": RANKED, "seed": SEED}
     return {**about, "rows": rows, **ending(outcomes)}
+
+
+def below(values: Sequence[float | None]) -> float | None:
+    """How far the default is below the better of the other two, in % of it; the order is that of `PRESETS`."""
+    distilled, default, dpformer = values
+    if distilled is None or default is None or dpformer is None:
+        return None
+    return round(max(0.0, 100 * (1 - default / max(distilled, dpformer))), 1)
+
+
+def _half(record: Mapping[str, Any]) -> float:
+    """Half the width of the 95 % interval over the ranked people, in %."""
+    figure = record["test"]["masked"]["ndcg@10"]
+    return round(50 * (float(figure["high"]) - float(figure["low"])), 2)
 
 
 def signal(people: int, epsilon: float) -> dict[str, float]:
@@ -160,6 +177,10 @@ def page(figures: dict[str, Any]) -> Page:
             f"{row['people']:,}",
             f"{row['epsilon']:g}",
             *("queued" if row[name] is None else f"{row[name]:.2f}" for name in models),
+            *(
+                "" if row[name] is None else text.format(row[name])
+                for name, text in (("95 % half", "± {:.2f}"), (BELOW, "{:.1f} %"))
+            ),
             f"{row['signal over noise']:.0f} / {row['with half of all']:.0f}",
         )
         for row in figures["rows"]
@@ -170,8 +191,16 @@ def page(figures: dict[str, Any]) -> Page:
         "item from a mixture of the data set's own lagged transitions, 40 events each for ml-1m and the lengths of the data set "
         "for amazon-games. Popularity and the oracle, which ranks by the generator's own probabilities, are not private."
     )
+    interval = (
+        "95 % interval: half its width over the ranked people, of the preset with the widest. Default below the better: of "
+        "`distilled` and `dpformer`, in % of it; differences well within the interval say little."
+    )
     noise = "Signal over noise: sqrt(steps) batch / sigma of `dpformer`, in thousands, with its batch / with half of all people."
-    headings = ("people like those of", "people", "epsilon", *models, "signal over noise")
+    headings = ("people like those of", "people", "epsilon", *models, "95 % interval", BELOW, "signal over noise")
     return Page(
-        "More people, more accuracy", "dpformer reproduce people -o docs/results", headings, rows, [note, noise]
+        "More people, more accuracy",
+        "dpformer reproduce people -o docs/results",
+        headings,
+        rows,
+        [note, interval, noise],
     )
