@@ -126,8 +126,9 @@ def speed(over: str, least: float) -> Callable[[Figures], Measured]:
         report = figures.read("performance")
         if report is None:
             return "", OPEN
+        # The median of the rounds' ratios, as everywhere: both take turns in a round.
         rates = {
-            name: about["contenders"]["private"]["users_per_second"] / about["contenders"][over]["users_per_second"]
+            name: about["contenders"][over]["private_over_it"]["median"]
             for name, about in report["workloads"].items()
             if over in about["contenders"]
         }
