@@ -86,7 +86,7 @@ def test_no_model_ranks_better_than_the_oracle():
     plan = make_plan(len(drawn), 100.0, 1e-5, shares={"histogram": 0.03, **settings.shares(0.97)})
     with seeded_curator(held.histories, plan, 0) as curator:
         histogram = curator.ask(Histogram(items))
-        transitions = fit_transitions(curator, histogram, histogram.noise_std * 0.03**0.5, settings)
+        transitions = fit_transitions(curator, histogram, histogram.noise_std * 0.03**0.5, len(drawn), settings)
     models = {
         "oracle": Oracle(generator),
         "transitions": transitions,

@@ -20,6 +20,8 @@ def test_the_answers_of_a_curator_make_the_model_of_a_run(demo, tmp_path):
     dataset = load(demo["demo"])
     people = dataset.train(recipe.hold_out)
     with seeded_curator(people, recipe.plan(len(people)), 3) as curator:
-        own = to_scorer(measure_transitions(curator, len(dataset.catalogue), settings), settings).state_dict()
+        own = to_scorer(
+            measure_transitions(curator, len(dataset.catalogue), len(people), settings), settings
+        ).state_dict()
     for name, value in released.items():
         torch.testing.assert_close(own[name], value, msg=name)

@@ -185,3 +185,14 @@ def test_python_warns_of_a_histogram_of_noise():
         DPFormer(preset="transitions", epsilon=0.1, delta=1e-4, seed=5).fit(
             demo_frame().filter(demo_frame()["user_id"] < "reader-0400")
         )
+
+
+def test_a_distilled_network_knows_the_whole_head(data, tmp_path):
+    small = {"network.vocabulary": 40, "network.d": 8, "network.max_length": 8, "distil.steps": 2}
+    run = start(tmp_path / "run", data, recipe("distilled", **small))
+    run.train()
+    run.close()
+    model = load_model(tmp_path / "run").model
+    head = model.transitions.head
+    assert len(head) > 40
+    assert model.network.vocabulary()[head].all()

@@ -142,10 +142,15 @@ def test_odd_logs_give_finite_scores_for_every_item(sequences, count, settings, 
     assert torch.isfinite(scores[:, 1:]).all()
 
 
+def test_the_head_grows_with_the_people_beyond_60_000():
+    assert [TransitionSettings().head_size(4.0, users) for users in (60_000, 240_000, 600_000)] == [530, 1060, 1676]
+    assert TransitionSettings().head_size(0.6, 10**7) == 3000
+
+
 @pytest.mark.parametrize(("sigma", "size"), [(1.0, 1060), (0.5, 1499), (4.0, 530), (1e-9, 3000), (1e9, 1)])
 def test_the_head_grows_as_the_noise_falls(sigma, size):
-    assert TransitionSettings().head_size(sigma) == size
-    assert TransitionSettings(head=7).head_size(sigma) == 7
+    assert TransitionSettings().head_size(sigma, 200) == TransitionSettings().head_size(sigma, 60_000) == size
+    assert TransitionSettings(head=7).head_size(sigma, 200) == 7
     assert len(fitted(sigma=sigma).head) == min(size, ITEMS)
 
 

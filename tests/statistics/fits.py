@@ -11,6 +11,7 @@ from dpformer.statistics.settings import TransitionSettings
 
 POPULARITY_SHARES = {HISTOGRAM: 1.0}
 HISTOGRAM_SHARE = 0.03
+USERS = 200  # few: the head does not depend on their number
 
 
 def all_shares(settings: TransitionSettings | None = None) -> dict[str, float]:
@@ -26,10 +27,10 @@ def fit_popularity(asker: Asker, items: int) -> Popularity:
 def fit_all(asker: Asker, items: int, settings: TransitionSettings | None = None) -> TransitionScorer:
     """Preset `transitions`."""
     histogram = asker.ask(Histogram(items))
-    return fit_transitions(asker, histogram, histogram.noise_std * math.sqrt(HISTOGRAM_SHARE), settings)
+    return fit_transitions(asker, histogram, histogram.noise_std * math.sqrt(HISTOGRAM_SHARE), USERS, settings)
 
 
 def measure_all(asker: Asker, items: int, settings: TransitionSettings) -> Measured:
     """What preset `transitions` measures."""
     histogram = asker.ask(Histogram(items))
-    return measure(asker, histogram, settings, histogram.noise_std * math.sqrt(HISTOGRAM_SHARE))
+    return measure(asker, histogram, settings, histogram.noise_std * math.sqrt(HISTOGRAM_SHARE), USERS)

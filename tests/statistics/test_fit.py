@@ -84,7 +84,7 @@ def test_what_was_not_planned_is_refused(tmp_path):
     curator = curate(tmp_path / "2")
     exact = Asking(people(walks()), 1.0, POPULARITY_SHARES).ask(Histogram(ITEMS))
     with pytest.raises(PrivacyError, match="not the next"):
-        fit_transitions(curator, exact, 1.0, SETTINGS)
+        fit_transitions(curator, exact, 1.0, 200, SETTINGS)
     assert not curator.ledger.account().entries
 
 

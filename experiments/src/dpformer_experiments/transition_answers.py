@@ -17,7 +17,7 @@ def transition_shares(settings: TransitionSettings) -> dict[str, float]:
     return {HISTOGRAM: HISTOGRAM_SHARE, **settings.shares(1 - HISTOGRAM_SHARE)}
 
 
-def measure_transitions(asker: Asker, items: int, settings: TransitionSettings) -> Measured:
+def measure_transitions(asker: Asker, items: int, users: int, settings: TransitionSettings) -> Measured:
     """Ask for the histogram, then for the transitions over its head."""
     histogram = asker.ask(Histogram(items, settings.last))
-    return measure(asker, histogram, settings, sigma=histogram.noise_std * math.sqrt(HISTOGRAM_SHARE))
+    return measure(asker, histogram, settings, sigma=histogram.noise_std * math.sqrt(HISTOGRAM_SHARE), users=users)

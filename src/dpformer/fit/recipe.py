@@ -66,7 +66,7 @@ class NetworkSettings(Settings):
     vocabulary: int | None = Field(
         None,
         ge=1,
-        description="Learn only so many items, the most frequent of the histogram, with log popularity as output bias.",
+        description="Learn only so many of the most frequent items (`distil`: at least the head), with log popularity as bias.",
     )
     tied: bool = Field(True, description="Share the embedding between input and output.")
     reattention: Literal["logits", "literal", "none", "accumulated", "off"] = Field(

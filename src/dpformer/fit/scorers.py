@@ -16,11 +16,11 @@ from dpformer.statistics.settings import TransitionSettings
 
 
 def fit_transitions(
-    asker: Asker, histogram: Answer, sigma: float, settings: TransitionSettings | None = None
+    asker: Asker, histogram: Answer, sigma: float, users: int, settings: TransitionSettings | None = None
 ) -> TransitionScorer:
-    """Ask for the transitions over the head of a histogram. sigma: of all answers together; see `head_size`."""
+    """Ask for the transitions over the head of a histogram. sigma, users: of the whole plan; see `head_size`."""
     settings = settings or TransitionSettings()
-    return to_scorer(measure(asker, histogram, settings, sigma), settings)
+    return to_scorer(measure(asker, histogram, settings, sigma, users), settings)
 
 
 def to_scorer(measured: Measured, settings: TransitionSettings, features: np.ndarray | None = None) -> TransitionScorer:

@@ -119,11 +119,14 @@ class Progress:
     warning: str = ""
 
 
-def new_network(setup: Setup, frequencies: Tensor | None = None) -> Network:
+def new_network(setup: Setup, frequencies: Tensor | None = None, least_vocabulary: int = 0) -> Network:
     """A network with initial weights from the setup's seed. frequencies: released ones, which it keeps, `[items + 1]`."""
     assert setup.recipe.network is not None
+    spec = setup.recipe.network.spec(setup.items, frequencies is not None)
+    if spec.vocabulary is not None and spec.vocabulary < least_vocabulary:
+        spec = spec.model_copy(update={"vocabulary": least_vocabulary})
     torch.manual_seed(setup.seed)  # initial weights; never the noise
-    network = cast(Network, build(setup.recipe.network.spec(setup.items, frequencies is not None)))
+    network = cast(Network, build(spec))
     if network.frequencies is not None and frequencies is not None:
         network.frequencies.copy_(frequencies)
     return network

@@ -78,7 +78,7 @@ def ask_transitions(setup: Setup, histogram: Answer, asker: Asker) -> Measured:
     whole = histogram.noise_std * shares.share**0.5  # of the whole budget
     # The noise multiplier of the transitions if they were one answer beside a histogram of the usual share.
     sigma = whole / (own.share / USUAL_SHARE) ** 0.5
-    answers = measure(asker, histogram, TransitionSettings(), sigma)
+    answers = measure(asker, histogram, TransitionSettings(), sigma, setup.plan.users)
     return answers if setup.prior is None else setup.prior.with_counts(answers, setup.plan.users)
 
 
@@ -89,7 +89,12 @@ def _distil(setup: Setup, before: Outputs, asker: Asker) -> Running:
     assert settings is not None
     assert statistics is not None
     # A network that is released alone answers empty histories by frequencies; beside transitions it does not.
-    network = new_network(setup, None if statistics.weight else before.frequencies(setup.plan.users))
+    # Items of the head outside of the vocabulary would stand below all others, whatever the transitions say of them.
+    network = new_network(
+        setup,
+        None if statistics.weight else before.frequencies(setup.plan.users),
+        least_vocabulary=before.transitions.spec.head,
+    )
     for step in distil(network, before.transitions, settings.steps):
         yield Progress("distil", step, settings.steps, setup.plan)
     transitions = before.transitions

@@ -39,8 +39,8 @@ class Measured:
     scales: tuple[float, ...]
 
 
-def measure(asker: Asker, histogram: Answer, settings: TransitionSettings, sigma: float) -> Measured:
-    """Ask for the transitions over the head of a histogram, and put the answers on one scale. sigma: see `head_size`.
+def measure(asker: Asker, histogram: Answer, settings: TransitionSettings, sigma: float, users: int) -> Measured:
+    """Ask for the transitions over the head of a histogram, and put the answers on one scale. sigma, users: see `head_size`.
 
     Stage s has cell weights A_s and noise std_s, and is taken to say Y_s = r_s A_s C + std_s N(0, 1), where C are the expected
     counts of the first stage, r_1 = 1, and r_s is the regression of Y_s on A_s E[C | Y_1]: users whose weak cells are left
@@ -50,7 +50,7 @@ def measure(asker: Asker, histogram: Answer, settings: TransitionSettings, sigma
     """
     noisy = histogram_of(histogram)
     items = len(noisy) - 1
-    size = min(settings.head_size(sigma), items)
+    size = min(settings.head_size(sigma, users), items)
     head = 1 + np.argsort(-noisy[1:], kind="stable")[:size]
     # Below the noise a count says nothing: the floor keeps weights and logarithms sane.
     h = np.maximum(noisy[head], 0.3 * histogram.noise_std + 0.5)

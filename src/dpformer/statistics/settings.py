@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from dpformer.errors import PrivacyError
 
 HEAD_AT_1, LARGEST_HEAD = 1060, 3000
+# Up to so many people the size of the head does not depend on their number; measured on 6,000 to 600,000 (docs/statistics.md).
+FEW_USERS = 60_000
 
 
 @dataclass(frozen=True)
@@ -79,15 +81,16 @@ class TransitionSettings:
         """A single transition release: simpler, and a little less accurate."""
         return cls(stage_shares=(0.97,), thresholds=())
 
-    def head_size(self, noise_multiplier: float) -> int:
-        """How many items have transitions: `head`, or else 1,060 / sqrt(noise multiplier), 3,000 at most.
+    def head_size(self, noise_multiplier: float, users: int) -> int:
+        """How many items have transitions: `head`, or else 1,060 sqrt(max(1, users / 60,000) / noise multiplier), 3,000 at most.
 
-        With less noise, transitions of rarer items stand out from it. The noise is public, so the number reveals nothing.
-        The bound limits memory: matrices have this many rows and columns.
+        With less noise, or more people, transitions of rarer items stand out from it. Both are public, so the number reveals
+        nothing. The bound limits memory: matrices have this many rows and columns.
         """
         if self.head is not None:
             return self.head
-        return min(max(1, round(HEAD_AT_1 / math.sqrt(noise_multiplier))), LARGEST_HEAD)
+        size = HEAD_AT_1 * math.sqrt(max(1.0, users / FEW_USERS) / noise_multiplier)
+        return min(max(1, round(size)), LARGEST_HEAD)
 
     def shares(self, share: float) -> dict[str, float]:
         """The name and the part of the budget of each transition answer, in this order, if all of them have `share`.

@@ -102,17 +102,17 @@ def measure_set(
             for seed in range(1, seeds + 1):
                 say(f"{name}: {model}, epsilon {epsilon:g}, seed {seed}")
                 with seeded_curator(people, plan, seed) as curator:
-                    private = _fit(curator, item_count, settings)
+                    private = _fit(curator, item_count, len(people), settings)
                 evaluations.append(evaluate(private, held, item_count))
             rows.append(_row(name, model, epsilon, gaussian_multiplier(epsilon, DELTA), evaluations))
     return {"protocol": exact.protocol.line(), "rows": rows}
 
 
-def _fit(asker: Asker, items: int, settings: TransitionSettings | None) -> Recommender:
+def _fit(asker: Asker, items: int, users: int, settings: TransitionSettings | None) -> Recommender:
     """DP transitions; without settings, DP popularity."""
     if settings is None:
         return popularity_of(asker.ask(Histogram(items)))
-    return to_scorer(measure_transitions(asker, items, settings), settings)
+    return to_scorer(measure_transitions(asker, items, users, settings), settings)
 
 
 def _row(

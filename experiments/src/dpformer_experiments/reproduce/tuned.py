@@ -101,7 +101,7 @@ def tuned_transitions(cell: Cell, data: Path, folder: Path, should_stop: ShouldS
 
     def fit(curator: Curator[Sequences], trial: int) -> TransitionScorer:
         settings = TransitionSettings(**GRID[drawn[trial]])
-        return to_scorer(measure_transitions(AskEarlier(curator), items, settings), settings)
+        return to_scorer(measure_transitions(AskEarlier(curator), items, len(people), settings), settings)
 
     def curator_of(trial: int) -> Any:
         shares = transition_shares(TransitionSettings(**GRID[drawn[trial]]))
