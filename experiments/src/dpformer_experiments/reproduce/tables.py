@@ -158,6 +158,31 @@ def _pair(row: dict[str, Any], prefix: str, form: str = ".2f") -> str:
     return "" if None in values else " / ".join(f"{value:{form}}" for value in values)
 
 
+def _line(
+    label: str, names: Sequence[str], colour: str, marker: str = "o"
+) -> tuple[str, tuple[str, ...], dict[str, Any]]:
+    """A line of the figure of accuracy: its label, the methods whose rows are its points, and how it is drawn."""
+    return label, tuple(names), {"color": colour, "marker": marker, "markersize": 5}
+
+
+def _ours(preset: str, method: str) -> tuple[str, tuple[str, ...], dict[str, Any]]:
+    """A preset: epsilon 1 to 3 with one seed, 5 to 10 with three."""
+    colours = {"default": "C0", "dpformer": "C1", "distilled": "C2"}
+    return _line(f"preset {preset}", [f"{method}, small budget", f"{method}, all but the test item"], colours[preset])
+
+
+# The table has all rows; a figure of all of them cannot be read.
+POPULAR = "popularity, not private"
+DRAWN = (
+    _ours("default", "DPFormer with a private prior"),
+    _ours("dpformer", "DPFormer, pure"),
+    _ours("distilled", "DP transitions and the distilled Transformer"),
+    _line("Transformer, common recipe", ["Transformer, common recipe"], "C4", "^"),
+    _line("GRU, common recipe", ["GRU, common recipe"], "C5", "v"),
+    _line("DPFormer, the paper's shape repaired", ["DPFormer, repaired"], "C3", "D"),
+)
+
+
 def draw(figures: dict[str, Any]) -> Figure:
     """Draw accuracy against epsilon."""
     figure, axes = new_figure(size=(7.2, 4.6))
@@ -166,31 +191,24 @@ def draw(figures: dict[str, Any]) -> Figure:
 
 
 def draw_accuracy(axes: Any, figures: dict[str, Any]) -> None:
-    """Draw NDCG@10 against epsilon: ours with spreads, the paper's dashed, non-private figures as levels."""
-    from matplotlib import colormaps
-
-    rows = [row for row in figures["rows"] if row["ndcg@10"] is not None]
-    # A line is of one version.
-    today = {row["method"] for row in rows if row["version"] == "this"}
-    rows = [row for row in rows if row["version"] == "this" or row["method"] not in today]
-    axes.set_prop_cycle(color=colormaps["tab20"](range(20)))
-    for name in dict.fromkeys(row["method"] for row in rows):
-        mine = [row for row in rows if row["method"] == name and row["epsilon"] != "inf"]
+    """Draw NDCG@10 against epsilon of the rows in `DRAWN`: ours with spreads, the paper's dashed, popularity as a level."""
+    rows = [row for row in figures["rows"] if row["ndcg@10"] is not None and row["version"] == "this"]
+    for label, methods, style in DRAWN:
+        mine = sorted(
+            (row for row in rows if row["method"] in methods and row["epsilon"] != "inf"),
+            key=lambda row: float(row["epsilon"]),
+        )
         if mine:
-            x, y = [row["epsilon"] for row in mine], [row["ndcg@10"] for row in mine]
-            axes.errorbar(
-                x, y, yerr=[row["ndcg@10 std"] or 0.0 for row in mine], marker="o", capsize=3, label=shown(name)
-            )
-    for row in rows:
-        if row["epsilon"] == "inf":
-            label = f"{shown(row['method']).removesuffix(', not private')}, not private"
-            axes.axhline(row["ndcg@10"], linewidth=1, linestyle=":", color="grey")
-            place = {"xy": (0.01, row["ndcg@10"]), "xycoords": ("axes fraction", "data")}
-            axes.annotate(label, **place, fontsize=7, va="bottom", color="grey")
-    for name in (paper.VANILLA, paper.DPFORMER):
+            x, y = [float(row["epsilon"]) for row in mine], [row["ndcg@10"] for row in mine]
+            axes.errorbar(x, y, yerr=[row["ndcg@10 std"] or 0.0 for row in mine], capsize=3, label=label, **style)
+    for name, colour in ((paper.DPFORMER, "black"), (paper.VANILLA, "grey")):
         if figures["dataset"] in paper.TABLES:
             values = [value[0] for value in paper.TABLES[figures["dataset"]][name]]
-            axes.plot(paper.EPSILONS, values, "--", marker="s", markersize=4, label=f"paper: {name.split(' (')[0]}")
+            label = f"the paper's {name.split(' (')[0]}, as reported"
+            axes.plot(paper.EPSILONS, values, "--", marker="s", markersize=4, color=colour, label=label)
+    for row in rows:
+        if row["method"] == POPULAR:
+            axes.axhline(row["ndcg@10"], linewidth=1, linestyle=":", color="grey", label=POPULAR)
     axes.set(xlabel="epsilon", ylabel="NDCG@10 (%), test item, seen masked", title=figures["dataset"])
     axes.set_ylim(bottom=0)
-    axes.legend(frameon=False, fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
