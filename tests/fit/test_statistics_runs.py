@@ -196,3 +196,13 @@ def test_a_distilled_network_knows_the_whole_head(data, tmp_path):
     head = model.transitions.head
     assert len(head) > 40
     assert model.network.vocabulary()[head].all()
+
+
+def test_the_command_line_warns_of_a_histogram_of_noise_even_when_quiet(dpformer, data, tmp_path):
+    for epsilon, warned in ((0.1, True), (8, False)):
+        done = dpformer(
+            *("fit", data, "--run", tmp_path / f"run-{epsilon}", "--preset", "transitions"),
+            *("--epsilon", epsilon, "--delta", "1e-4", "--quiet"),
+        )
+        assert done.code == 0, done
+        assert ("warning: only" in done.err) == warned

@@ -22,8 +22,8 @@ from dpformer.statistics.settings import TransitionSettings
 Running = Generator[Progress, None, Outputs]
 # Of the budget, for the transitions where there are no steps: the size of the head was chosen for it.
 USUAL_SHARE = 0.97
-# With fewer items than this above the noise of the histogram, all presets ranked simulated people worse than exact popularity
-# (docs/results/people.md: like Amazon Games, 6,000 people, epsilon 1 and 2).
+# With fewer items than this above the noise of the histogram, presets ranked worse than exact popularity, or hardly better
+# (docs/results/people.md: like Amazon Games, 6,000 people, epsilon 1, 2 and 4).
 CLEAR_ITEMS = 10
 
 
