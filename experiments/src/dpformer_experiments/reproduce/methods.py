@@ -119,6 +119,9 @@ def row_name(name: str, family: str) -> str:
     return f"{name.partition(' (')[0]}, {family}"
 
 
+POPULAR = "popularity, not private"
+
+
 def shown(method: str) -> str:
     """The name of a method on a page. Records keep the earlier names of the presets."""
     for name, preset in PRESET_NAMES.items():
@@ -197,7 +200,7 @@ METHODS: tuple[Method, ...] = (
     _small("DPFormer with a private prior", "default"),
     _small("DPFormer, pure", "pure"),
     _small("DP transitions and the distilled Transformer", "distilled"),
-    Method("popularity, not private", work="popularity", epsilons=(INF,)),
+    Method(POPULAR, work="popularity", epsilons=(INF,)),
     Method("DP popularity", preset="popularity"),
     Method("DP transitions", preset="transitions", compare=paper.DPFORMER, first=2),
     Method("DPFormer, pure", preset="pure", compare=paper.DPFORMER, ceiling={}, first=2),

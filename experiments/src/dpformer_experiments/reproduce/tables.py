@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from dpformer.errors import DPFormerError
 from dpformer_experiments.reproduce import paper
 from dpformer_experiments.reproduce.cells import Cell
-from dpformer_experiments.reproduce.methods import DELTA, FAMILIES, METHODS, Method, in_order, shown
+from dpformer_experiments.reproduce.methods import DELTA, FAMILIES, METHODS, POPULAR, Method, in_order, shown
 from dpformer_experiments.reproduce.page import Page, Part, new_figure
 from dpformer_experiments.reproduce.runner import CellResult, Running, run_cells
 from dpformer_experiments.reproduce.summary import (
@@ -172,7 +172,6 @@ def _ours(preset: str, method: str) -> tuple[str, tuple[str, ...], dict[str, Any
 
 
 # The table has all rows; a figure of all of them cannot be read.
-POPULAR = "popularity, not private"
 DRAWN = (
     _ours("default", "DPFormer with a private prior"),
     _ours("dpformer", "DPFormer, pure"),

@@ -21,6 +21,7 @@ from dpformer.data.named import MIN_EVENTS
 from dpformer.data.store import MANIFEST
 from dpformer_experiments.reproduce import ceiling
 from dpformer_experiments.reproduce.cells import Cell
+from dpformer_experiments.reproduce.methods import POPULAR
 from dpformer_experiments.reproduce.page import Page
 from dpformer_experiments.reproduce.refit import file_with_times, read_events
 from dpformer_experiments.reproduce.runner import CellResult, Running, run_cells
@@ -41,7 +42,7 @@ PRESETS = {
 def cells(seeds: int = SEEDS) -> list[Cell]:
     """The cells of both splits, the cheap ones first; training sees all but the test item, or all before the date."""
     sets = (BY_TIME, WHOLE)
-    popularity = [Cell(dataset, "popularity, not private", math.inf, 1, "popularity") for dataset in sets]
+    popularity = [Cell(dataset, POPULAR, math.inf, 1, "popularity") for dataset in sets]
     private = [
         Cell(dataset, method, EPSILON, seed, preset=preset, options={"hold_out": "test"})
         for method, (preset, most) in PRESETS.items()
